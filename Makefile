@@ -1,0 +1,56 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-long check format proto setup-all clean help
+
+help:            ## show this
+	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
+
+demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several workers
+	@$(BIN)/quorate train examples/digits.yaml --workers 2
+
+test: .venv/.stamp-dev        ## run the tests
+	@$(BIN)/python scripts/proto.py --check
+	@rm -f .coverage .coverage.*
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long" --cov --cov-report=term --cov-fail-under=90
+
+test-long: .venv/.stamp-dev   ## run the tests that take minutes
+	$(BIN)/pytest -m long
+
+check: .venv/.stamp-dev       ## linters, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.stamp-dev      ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: .venv/.stamp-dev       ## generate the protobuf stubs again
+	$(BIN)/python scripts/proto.py
+
+setup-all: .venv/.stamp-examples .venv/.stamp-dev   ## install every extra
+
+clean:           ## remove what was built, but not the runs
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+# setuptools is installed first, so that building the package itself needs nothing from outside the constraints.
+.venv/.stamp-core: .venv/bin/pip pyproject.toml constraints.txt
+	@echo "Installing Quorate into .venv (the first time takes a minute or two) ..."
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/.stamp-examples: .venv/.stamp-core
+	@$(PIP) --no-build-isolation --editable '.[examples]'
+	@touch $@
+
+.venv/.stamp-dev: .venv/.stamp-core
+	@$(PIP) --no-build-isolation --editable '.[dev,examples]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Save, verify, restore and keep a job's state."""

@@ -1,0 +1,143 @@
+"""The coordinator's process: ``python -m quorate.coordinator``.
+
+It is told its job by one line of JSON on standard input, since a command line can be read by every user of the
+machine and the line holds the token. It answers with one line on standard output, logs to standard error, and ends
+when standard input does: the launcher holds the other end, and a launcher that dies lets go of it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.records import Terms
+from quorate.coordinator.server import CoordinatorServer
+from quorate.coordinator.service import CoordinatorService
+from quorate.core.errors import QuorateError, RequestError
+from quorate.core.timing import Timing
+from quorate.observe.jsonl import JsonlSink
+from quorate.storage.run_folder import RunFolder
+
+_STDIN = 0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the launcher tells its coordinator."""
+
+    run: str
+    lanes: int
+    workers: int
+    failure_timeout: float
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    log_level: str = "info"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> "Assignment":
+        """The assignment that a line tells."""
+        try:
+            return cls(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"the coordinator was given no assignment on standard input: {error}") from None
+
+
+def main() -> int:
+    """Serve one job; the exit code."""
+    # Ctrl-C goes to the whole process group. The launcher decides when to end, and a coordinator that is gone
+    # could not relay the stop that leads to a checkpoint.
+    for interruption in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(interruption, signal.SIG_IGN)
+    try:
+        assignment = Assignment.from_json(_read_line())
+        logging.basicConfig(
+            level=assignment.log_level.upper(),
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        asyncio.run(_serve(assignment))
+    except QuorateError as error:
+        _answer({"error": error.message})
+        return error.exit_code
+    return 0
+
+
+async def _serve(assignment: Assignment) -> None:
+    run = RunFolder(Path(assignment.run))
+    timing = Timing(assignment.failure_timeout)
+    # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
+    terms = Terms(run.next_incarnation(), assignment.lanes, assignment.workers, timing)
+    with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
+        service = CoordinatorService(terms, chronicle)
+        server = CoordinatorServer(service, assignment.token, assignment.host, assignment.port)
+        await server.start()
+        run.write_address(server.address, assignment.token)
+        try:
+            _answer({"address": server.address})
+            await _until_over(service, timing)
+        finally:
+            run.remove_address()
+            await server.stop(grace=timing.heartbeat_every)
+
+
+async def _until_over(service: CoordinatorService, timing: Timing) -> None:
+    launcher_gone = _watch_launcher()
+    async with asyncio.TaskGroup() as group:
+        time_keeping = group.create_task(service.keep_time())
+        told = group.create_task(_told_everyone(service, timing))
+        gone = group.create_task(launcher_gone.wait())
+        await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            service.launcher_gone()
+        for task in (time_keeping, told, gone):
+            task.cancel()
+
+
+async def _told_everyone(service: CoordinatorService, timing: Timing) -> None:
+    """The job is over, its outcome was fetched, and the workers had time to hear of it."""
+    await service.ended.wait()
+    await service.outcome_fetched.wait()
+    await asyncio.sleep(timing.failure_timeout)
+
+
+def _watch_launcher() -> asyncio.Event:
+    """An event that is set when standard input ends. A thread reads it: asyncio can wait for pipes only."""
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait_for_end() -> None:
+        while os.read(_STDIN, 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(gone.set)
+
+    threading.Thread(target=wait_for_end, name="launcher-watch", daemon=True).start()
+    return gone
+
+
+def _read_line() -> bytes:
+    """The first line of standard input, byte by byte: a buffered read would hold back its end from the watch."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        character = os.read(_STDIN, 1)
+        if not character:
+            break
+        line += character
+    return bytes(line)
+
+
+def _answer(fields: dict[str, Any]) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Every death, silence and broken link in one sentence: who, where, at which step, doing what, and what happened."""
+
+import signal
+from collections.abc import Sequence
+
+from quorate.coordinator.records import Enrolled, ExitReported, Place, Suspicion, Terms
+from quorate.core.failure import Failure
+
+WORKER_LOST = "WorkerLost"
+LAUNCHER_GONE = "LauncherGone"
+
+_LIKELY_CAUSES = {
+    signal.SIGKILL: " Nobody else kills like this but the kernel when memory runs out: see `dmesg`; fewer workers or"
+    " a smaller batch_size need less.",
+    signal.SIGSEGV: " That is a crash in native code: an extension module, or a library built for another machine.",
+    signal.SIGBUS: " That is a mapped file that was cut short, or shared memory that ran out.",
+    signal.SIGILL: " That is a library built for another processor.",
+}
+
+
+def name_worker(worker: int, pid: int, host: str) -> str:
+    """A worker as a sentence names it."""
+    return f"worker {worker} (pid {pid}{f' on host {host}' if host else ''})"
+
+
+def name_enrolled(known: Enrolled) -> str:
+    """A registered worker as a sentence names it."""
+    return name_worker(known.worker, known.registration.pid, known.registration.host)
+
+
+def most_advanced(left: Place, right: Place) -> Place:
+    """The place that is further on; of two at the same step the second, which is the later word."""
+    return max(right, left, key=_progress)
+
+
+def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None) -> Failure:
+    """Why a process that is gone counts as a failure."""
+    place = most_advanced(known.place, exit_report.place) if known else exit_report.place
+    host = exit_report.host or (known.registration.host if known else "")
+    who = name_worker(exit_report.worker, exit_report.pid, host)
+    where = _where(place) if known else f"{_where(place)} before it had joined the job"
+    what, hint = _what_happened(exit_report)
+    return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, place)
+
+
+def autopsy_of_silence(known: Enrolled, now: float, terms: Terms) -> Failure:
+    """Why a worker that says nothing counts as lost."""
+    timeout = terms.timing.failure_timeout
+    last_word = ", ".join(_words(known.place)) or "its registration"
+    message = (
+        f"{name_enrolled(known)} has not been heard for {now - known.heard:.1f} s (failure_timeout: {timeout});"
+        f" its last word was {last_word}."
+    )
+    return _lost(message, known.worker, known.place)
+
+
+def autopsy_of_link(suspicion: Suspicion, known: Enrolled | None, now: float, terms: Terms) -> Failure:
+    """What to say of a broken link when no process was found dead at either end of it."""
+    failure = suspicion.failure
+    who = name_enrolled(known) if known else "a worker"
+    place = Place(failure.step, failure.phase)
+    message = (
+        f"{who} lost a link{_where(place)}, and in {now - suspicion.since:.1f} s (failure_timeout:"
+        f" {terms.timing.failure_timeout}) no process was found dead: {failure.message.rstrip('.')}."
+    )
+    return failure.at(message=message)
+
+
+def autopsy_of_absence(missing: Sequence[int], terms: Terms) -> Failure:
+    """Why a job that never formed is given up."""
+    names = f"worker {missing[0]}" if len(missing) == 1 else f"workers {', '.join(map(str, missing))}"
+    message = (
+        f"{names} did not register within {terms.registration_limit:.0f} s of the start"
+        f" ({terms.workers - len(missing)} of {terms.workers} did); the logs folder of the run tells how far they came."
+    )
+    return _lost(message, missing[0], Place())
+
+
+def autopsy_of_launcher() -> Failure:
+    """What to say when nobody is left to look after the workers."""
+    return Failure(
+        LAUNCHER_GONE,
+        "the launcher of the job has ended without stopping it; `quorate resume` goes on from the newest checkpoint.",
+    )
+
+
+def _progress(place: Place) -> tuple[int, bool]:
+    return -1 if place.step is None else place.step, bool(place.phase)
+
+
+def _lost(message: str, worker: int, place: Place) -> Failure:
+    return Failure(WORKER_LOST, message, worker=worker, step=place.step, phase=place.phase)
+
+
+def _what_happened(exit_report: ExitReported) -> tuple[str, str]:
+    if exit_report.signal is not None:
+        return f"was killed by {_signal_name(exit_report.signal)}", _likely_cause(exit_report.signal)
+    if exit_report.exit_code == 0:
+        return "exited before the job was complete (code 0)", " Does the task call sys.exit()?"
+    return f"exited with code {exit_report.exit_code}", " Its log in the run folder may say why."
+
+
+def _likely_cause(number: int) -> str:
+    return next((hint for known, hint in _LIKELY_CAUSES.items() if known == number), "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _where(place: Place) -> str:
+    at = f" at step {place.step}" if place.step is not None else ""
+    return f"{at} while in {place.phase}" if place.phase else at
+
+
+def _words(place: Place) -> list[str]:
+    step = [f"step {place.step}"] if place.step is not None else []
+    return [*step, place.phase] if place.phase else step

@@ -1,0 +1,70 @@
+"""The job's events, each written once."""
+
+import logging
+from typing import Any
+
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation
+from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
+
+log = logging.getLogger(__name__)
+
+# Every worker passes through these, and a step that is redone is told again.
+_TOLD_ONCE = frozenset({"step", "evaluation", "checkpoint"})
+_PAGE = 4096
+
+
+class Chronicle:
+    """Writes what workers tell and what the coordinator decides to the run's `events.jsonl`."""
+
+    def __init__(self, sink: JsonlSink) -> None:
+        self._sink = sink
+        # One bit a step: a set of ten million steps would take a gigabyte.
+        self._told: dict[tuple[str, int], int] = {}
+
+    def record(self, lines: tuple[str, ...]) -> None:
+        """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""
+        for line in lines:
+            try:
+                self.write(Event.from_json(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("a worker told something that is no event (%r): %.200s", error, line)
+
+    def write(self, event: Event) -> None:
+        """Write an event, unless it has been told before."""
+        if event.kind not in _TOLD_ONCE or self._is_new(event):
+            self._sink.write(event)
+
+    def generation_formed(self, generation: Generation) -> None:
+        """Who hosts which lanes from now on."""
+        members = [
+            {"worker": member.worker, "address": member.address, "lanes": list(member.lanes)}
+            for member in generation.members
+        ]
+        fields = {"generation": str(generation.id), "lanes": generation.lanes, "members": members}
+        self.write(Event("generation", fields=fields))
+
+    def stop_requested(self, reason: str) -> None:
+        """Somebody stopped the job."""
+        self.write(Event("stop", fields={"reason": reason}))
+
+    def job_failed(self, failure: Failure) -> None:
+        """Why the job ended. The kind of failure is told as its cause: `kind` is the event's own."""
+        fields: dict[str, Any] = {**failure.to_dict(), "cause": failure.kind}
+        del fields["kind"], fields["step"]
+        self.write(Event("failure", failure.step, fields))
+
+    def job_finished(self, digest: str, result: dict[str, Any]) -> None:
+        """The job is complete."""
+        self.write(Event("finished", fields={"weights_digest": digest, "result": result}))
+
+    def close(self) -> None:
+        """Write no more."""
+        self._sink.close()
+
+    def _is_new(self, event: Event) -> bool:
+        page, bit = divmod(-1 if event.step is None else event.step, _PAGE)
+        told = self._told.get((event.kind, page), 0)
+        self._told[event.kind, page] = told | 1 << bit
+        return not told >> bit & 1

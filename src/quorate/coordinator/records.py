@@ -1,0 +1,266 @@
+"""The values of the coordinator: what happens to it, what it knows, and what it wants done.
+
+::
+
+    events    Registered HeartbeatReceived FailureReported ExitReported Completed StopRequested LauncherGone Tick
+    states    Forming ──all registered──▶ Training ──all completed──▶ Ended
+                 └──────────────a failure────┴────────────────────────▶ Ended
+    actions   Welcome Refuse GrantLease RecordEvents DeclareGeneration RelayStop EndJob
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quorate.core.cursor import Cursor
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId
+from quorate.core.timing import Timing
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a job's coordinator is told when it starts."""
+
+    incarnation: int
+    lanes: int
+    workers: int
+    timing: Timing
+
+    @property
+    def registration_limit(self) -> float:
+        """Seconds from the start within which every worker registers. Building a big model takes its time."""
+        return max(60.0, 10 * self.timing.failure_timeout)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a worker was last known to be, and what it was doing."""
+
+    step: int | None = None
+    phase: str = ""
+
+
+# --- events: what happens to a coordinator
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A worker asks for its place."""
+
+    worker: int
+    pid: int
+    host: str
+    address: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    cursor: Cursor = field(default_factory=Cursor)
+
+    @property
+    def process(self) -> tuple[int, str, str]:
+        """What tells one process from another that asks for the same place."""
+        return self.pid, self.host, self.address
+
+
+@dataclass(frozen=True)
+class HeartbeatReceived:
+    """A worker is alive, and tells where it is and what happened meanwhile."""
+
+    worker: int
+    generation: GenerationId
+    sequence: int
+    place: Place
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FailureReported:
+    """A worker tells why it stops. The worker is None when it has not been registered."""
+
+    worker: int | None
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class ExitReported:
+    """The supervisor has reaped a process; exactly one of code and signal is known."""
+
+    worker: int
+    pid: int
+    host: str
+    exit_code: int | None
+    signal: int | None
+    place: Place
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A worker is done."""
+
+    worker: int
+    digest: str
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Somebody wants the job to stop at the next step boundary, with a checkpoint."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LauncherGone:
+    """The process that started the coordinator, and that looks after the workers, has ended."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+MembershipEvent = (
+    Registered | HeartbeatReceived | FailureReported | ExitReported | Completed | StopRequested | LauncherGone | Tick
+)
+
+
+# --- states: what a coordinator knows
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A registered worker, when it was last heard, and its last word."""
+
+    registration: Registered
+    heard: float
+    sequence: int = 0
+    place: Place = Place()
+
+    @property
+    def worker(self) -> int:
+        """Its id."""
+        return self.registration.worker
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A link failed: somebody may be dead, and the proof may be on its way."""
+
+    failure: Failure
+    since: float
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What is known of the workers, whatever the state."""
+
+    terms: Terms
+    ticked: float
+    # In order of registration: everyone is compared with the first.
+    enrolled: tuple[Enrolled, ...] = ()
+    # Workers that stop because of something else: neither their silence nor their exit is a cause.
+    excused: frozenset[int] = frozenset()
+    suspicion: Suspicion | None = None
+    stop: str | None = None
+
+    def find(self, worker: int | None) -> Enrolled | None:
+        """The worker of that id, if it is registered."""
+        return next((known for known in self.enrolled if known.worker == worker), None)
+
+
+@dataclass(frozen=True)
+class Forming:
+    """Waiting for every expected worker to register."""
+
+    crew: Crew
+    since: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """A generation is at work; those who are done wait for the others."""
+
+    crew: Crew
+    generation: Generation
+    completed: tuple[Completed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job is over, for good: with a failure, or with a result."""
+
+    failure: Failure | None
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+Active = Forming | Training
+State = Forming | Training | Ended
+
+
+# --- actions: what a coordinator wants done
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Tell a worker that its place is its own."""
+
+    worker: int
+    lease: float
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Tell a worker that it is not wanted, and why."""
+
+    worker: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class GrantLease:
+    """Tell a worker for how long it may act, from the sending of its heartbeat."""
+
+    worker: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RecordEvents:
+    """Write down what a worker tells, in its order."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeclareGeneration:
+    """Tell every worker who hosts which lanes."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class RelayStop:
+    """Tell every worker to stop at the next step boundary."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """Tell everybody that the job is over."""
+
+    failure: Failure | None
+    digest: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = Welcome | Refuse | GrantLease | RecordEvents | DeclareGeneration | RelayStop | EndJob
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The state that follows, what to do about it, and why in words."""
+
+    state: State
+    actions: tuple[Action, ...]
+    reason: str

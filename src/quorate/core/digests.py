@@ -1,0 +1,50 @@
+"""Digests of named bytes: sha-256 for what a person compares, xxh3 for what a machine checks."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import xxhash
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class NamedBytes:
+    """A tensor's content as any process can describe it without torch."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: Buffer
+
+    @property
+    def label(self) -> bytes:
+        """Name, type and shape: equal bytes of another shape are another tensor."""
+        return f"{self.name}|{self.dtype}|{self.shape}\n".encode()
+
+
+def weights_digest(tensors: Iterable[NamedBytes]) -> str:
+    """Sha-256 over tensors in name order: the digest that a run prints."""
+    digest = hashlib.sha256()
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        digest.update(tensor.label)
+        digest.update(tensor.content)
+    return digest.hexdigest()
+
+
+def tensor_digest(tensor: NamedBytes) -> str:
+    """Xxh3-128 of one tensor, for comparing replicas."""
+    digest = xxhash.xxh3_128(tensor.label)
+    digest.update(tensor.content)
+    return digest.hexdigest()
+
+
+def content_digest(content: Buffer) -> str:
+    """Xxh3-128 of bytes, for files and buffers."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def first_difference(left: dict[str, str], right: dict[str, str]) -> str | None:
+    """The first name, in order, at which two sets of digests differ."""
+    return next((name for name in sorted({*left, *right}) if left.get(name) != right.get(name)), None)

@@ -1,0 +1,132 @@
+"""Everything that Quorate raises, in one tree.
+
+::
+
+    QuorateError
+    ├── RequestError            the request was wrong; nothing was started and nothing is lost (exit code 2)
+    │   ├── JobFileError        one or more mistakes in a job file, all told at once
+    │   ├── TaskError           the task cannot be found, is not a Task, or has other parameters
+    │   └── RunError            a run that does not exist, is complete, is in use, or has no checkpoint
+    └── JobError                the job failed (exit code 1)
+        ├── JobFailed           a whole job ended with a Failure: what `quorate.train` raises
+        ├── UserCodeError       an exception in the task, with the user's own traceback
+        ├── LossError           a loss that is not finite, not a scalar, or not a loss
+        ├── UnsupportedModelError
+        │                       a kind of gradient, buffer or optimizer that cannot keep the promise
+        ├── DivergedError       replicas, machines or code that should be equal are not
+        ├── CheckpointError     a checkpoint that cannot be written or read
+        └── LinkError           trouble between two processes
+            ├── PeerLost        the other end is gone
+            ├── FrameError      the other end speaks of another job, generation or place
+            └── LeaseExpired    the coordinator has not been heard for too long
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class QuorateError(Exception):
+    """The root of the tree. Its text is one message for a person."""
+
+    exit_code = 1
+
+    @property
+    def message(self) -> str:
+        """The text of the error."""
+        return str(self)
+
+
+class RequestError(QuorateError):
+    """The request was wrong; nothing was started and nothing is lost."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a job file: where it is, what is wrong there, and what to write instead."""
+
+    path: str
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        hint = f" {self.hint}" if self.hint else ""
+        return f"{self.path}: {self.text}.{hint}"
+
+
+class JobFileError(RequestError):
+    """One or more mistakes in a job file, all told at once."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = f"{len(self.problems)} mistakes" if len(self.problems) != 1 else "a mistake"
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{source} has {count}:{lines}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.source, self.problems)
+
+
+class TaskError(RequestError):
+    """The task cannot be found, is not a Task, or has other parameters."""
+
+
+class RunError(RequestError):
+    """A run that does not exist, is complete, is in use, or has no checkpoint."""
+
+
+class JobError(QuorateError):
+    """The job failed."""
+
+
+class UserCodeError(JobError):
+    """An exception in the task, with the user's own traceback."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        self.traceback = traceback
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.traceback)
+
+
+class LossError(JobError):
+    """A loss that is not finite, not a scalar, or not a loss."""
+
+
+class UnsupportedModelError(JobError):
+    """A kind of gradient, buffer or optimizer that cannot keep the promise."""
+
+
+class DivergedError(JobError):
+    """Replicas, machines or code that should be equal are not."""
+
+
+class CheckpointError(JobError):
+    """A checkpoint that cannot be written or read."""
+
+
+class LinkError(JobError):
+    """Trouble between two processes."""
+
+
+class PeerLost(LinkError):  # noqa: N818 (a happening, not a mistake)
+    """The other end is gone."""
+
+    def __init__(self, peer: str, detail: str) -> None:
+        self.peer = peer
+        self.detail = detail
+        super().__init__(f"{peer} is gone: {detail}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.peer, self.detail)
+
+
+class FrameError(LinkError):
+    """The other end speaks of another job, generation or place."""
+
+
+class LeaseExpired(LinkError):  # noqa: N818
+    """The coordinator has not been heard for too long."""

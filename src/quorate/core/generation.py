@@ -1,0 +1,44 @@
+"""A numbered membership: an ordered list of workers, their addresses, and the lanes each hosts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class GenerationId:
+    """Which membership a message belongs to. A restarted coordinator has a higher incarnation, so its ids are higher."""
+
+    incarnation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.number}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker's place in a generation."""
+
+    worker: int
+    address: str
+    lanes: range
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Members stand in lane order: the next on the ring is the next in the list."""
+
+    id: GenerationId
+    members: tuple[Member, ...]
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes the job has."""
+        return sum(len(member.lanes) for member in self.members)
+
+    def position(self, worker: int) -> int:
+        """Where a worker stands on the ring."""
+        return next(i for i, member in enumerate(self.members) if member.worker == worker)
+
+    def member_hosting(self, lane: int) -> Member:
+        """Who hosts a lane."""
+        return next(member for member in self.members if lane in member.lanes)

@@ -1,0 +1,91 @@
+"""Which samples each lane reads at each step: a pure function of the job, never of who reads."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy
+import torch
+
+from quorate.core.errors import JobError
+from quorate.core.seeds import derive_seed
+from quorate.lanes.chunks import cut
+from quorate.spec.job import JobSpec
+
+Indices = numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]
+Order = Callable[[int, torch.Generator], Sequence[int] | None]
+
+
+class Curriculum:
+    """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
+
+    Steps count from 1, epochs from 0. `order(epoch, generator)` may return None for an ordinary shuffle.
+    """
+
+    def __init__(self, spec: JobSpec, samples: int, order: Order) -> None:
+        self._spec = spec
+        self._samples = samples
+        self._order = order
+        self._epoch = lru_cache(maxsize=2)(self._epoch_order)
+        self.epoch_length = len(self._epoch(0))
+        if self.steps_per_epoch == 0:
+            raise JobError(
+                f"The training set has {self.epoch_length} samples, less than one batch "
+                f"(batch_size: {spec.batch_size}), and `last_batch: drop` drops what does not fill a batch. "
+                "Use a smaller batch_size, or `last_batch: keep`."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
+        whole, rest = divmod(self.epoch_length, self._spec.batch_size)
+        return whole + (1 if rest and self._spec.last_batch == "keep" else 0)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the whole job."""
+        if self._spec.steps is not None:
+            return self._spec.steps
+        return (self._spec.epochs or 0) * self.steps_per_epoch
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to."""
+        return (step - 1) // self.steps_per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is complete after this step."""
+        return step % self.steps_per_epoch == 0
+
+    def batch(self, step: int) -> Indices:
+        """Indices of the whole batch of a step, in order."""
+        start = (step - 1) % self.steps_per_epoch * self._spec.batch_size
+        return self._epoch(self.epoch_of(step))[start : start + self._spec.batch_size]
+
+    def micro_batches(self, step: int, lane: int) -> tuple[tuple[int, ...], ...]:
+        """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
+        batch = self.batch(step)
+        share = batch[cut(len(batch), self._spec.lanes)[lane]]
+        parts = (tuple(share[part].tolist()) for part in cut(len(share), self._spec.accumulate))
+        return tuple(part for part in parts if part)
+
+    def _epoch_order(self, epoch: int) -> Indices:
+        generator = torch.Generator().manual_seed(derive_seed(self._spec.seed, "order", epoch))
+        chosen = self._order(epoch, generator)
+        if chosen is None:
+            return torch.randperm(self._samples, generator=generator).numpy()
+        order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
+        self._check_chosen(epoch, order)
+        return order
+
+    def _check_chosen(self, epoch: int, order: Indices) -> None:
+        expected = getattr(self, "epoch_length", len(order))
+        if len(order) != expected:
+            raise JobError(
+                f"order() gave {len(order)} samples for epoch {epoch} and {expected} for epoch 0. "
+                "Every epoch of a job must have the same length."
+            )
+        outside = order[(order < 0) | (order >= self._samples)]
+        if len(outside):
+            raise JobError(
+                f"order() names sample {outside[0]} in epoch {epoch}, "
+                f"but the training set has samples 0 to {self._samples - 1}."
+            )

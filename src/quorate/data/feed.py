@@ -1,0 +1,74 @@
+"""The stream of batches that a worker reads, fetched ahead in loader processes or, with none, just in time."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from quorate.core.errors import UserCodeError
+from quorate.core.processes import die_with_parent
+from quorate.data.reading import Request
+from quorate.data.samples import Fetched, FetchTrouble, Samples
+
+
+class _Requests(Sampler[Request]):
+    def __init__(self, requests: Iterator[Request]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._requests
+
+
+class Feed:
+    """Batches in the order of a reading plan.
+
+    Never a thread: a thread that draws from a global generator would race with the lane that is computing.
+    """
+
+    def __init__(self, samples: Samples, requests: Iterator[Request], loader_workers: int, threads: int) -> None:
+        loader: DataLoader[Any] = DataLoader(
+            samples,  # type: ignore[arg-type]
+            sampler=_Requests(requests),
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=loader_workers,
+            multiprocessing_context="fork" if loader_workers else None,
+            worker_init_fn=_begin_loader,
+        )
+        self._batches = iter(loader)
+        # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
+        self._threads = threads if loader_workers == 0 and threads > 1 else None
+
+    def next(self, expected: Request) -> Any:
+        """The batch that answers `expected`, which must be the next request of the plan."""
+        answer = self._fetch()
+        if answer.request != expected:
+            raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
+        if isinstance(answer, FetchTrouble):
+            where = "collate()" if answer.index is None else f"sample {answer.index} of the {expected.source.value} set"
+            raise UserCodeError(f"{answer.message} (in {where})", answer.traceback)
+        return answer.batch
+
+    def _fetch(self) -> Fetched | FetchTrouble:
+        if self._threads is None:
+            return next(self._batches)  # type: ignore[no-any-return]
+        torch.set_num_threads(1)
+        try:
+            return next(self._batches)  # type: ignore[no-any-return]
+        finally:
+            torch.set_num_threads(self._threads)
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._batches = iter(())
+
+
+def _as_it_is(fetched: Any) -> Any:
+    return fetched
+
+
+def _begin_loader(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()

@@ -1,0 +1,46 @@
+"""A digest of what a dataset holds, to find two workers that read different data."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+
+from quorate.data.reading import Request, Source
+from quorate.data.samples import Fetched, Samples
+
+
+def fingerprint(samples: Samples) -> str:
+    """Lengths and the first and last sample of each dataset: cheap, and it catches another version of the data."""
+    digest = xxhash.xxh3_128()
+    for source, dataset in samples.datasets.items():
+        length = len(dataset)
+        digest.update(f"{source.value}:{length}".encode())
+        for index in (0, length - 1):
+            answer = samples[Request(source, 0, (index,))]
+            for part in _parts(answer.batch if isinstance(answer, Fetched) else answer.message):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        yield from _parts(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, numpy.ndarray):
+        yield numpy.ascontiguousarray(value).tobytes()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield str(key).encode()
+            yield from _parts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _parts(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in dataclasses.fields(value):
+            yield from _parts(getattr(value, item.name))
+    elif isinstance(value, str | bytes | int | float | bool | None):
+        yield repr(value).encode()
+    else:
+        yield type(value).__qualname__.encode()

@@ -1,0 +1,72 @@
+"""What one worker will read, in the order in which it will: known in advance, so it can be fetched in advance."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from quorate.core.cursor import Cursor, Phase
+from quorate.data.curriculum import Curriculum
+
+
+class Source(Enum):
+    """Which of the task's datasets."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Samples that are fetched and collated together."""
+
+    source: Source
+    epoch: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The batches of an evaluation, fixed by the job; batch i is evaluated by whoever hosts lane i mod lanes."""
+
+    samples: int
+    batch_size: int
+    lanes: int
+    every: int | str
+
+    @property
+    def batches(self) -> int:
+        """How many batches an evaluation has."""
+        return -(-self.samples // self.batch_size)
+
+    def request(self, batch: int) -> Request:
+        """What one batch reads."""
+        start = batch * self.batch_size
+        return Request(Source.VALIDATION, 0, tuple(range(start, min(start + self.batch_size, self.samples))))
+
+    def hosted_batches(self, hosted: range) -> Iterator[int]:
+        """The batches that the host of these lanes evaluates."""
+        return (batch for batch in range(self.batches) if batch % self.lanes in hosted)
+
+    def is_due(self, step: int, curriculum: Curriculum) -> bool:
+        """Whether the job evaluates after this step; it always does after the last one."""
+        if self.samples == 0 or step == 0:
+            return False
+        if step == curriculum.total_steps:
+            return True
+        if self.every == "epoch":
+            return curriculum.ends_epoch(step)
+        return isinstance(self.every, int) and step % self.every == 0
+
+
+def reading_plan(
+    curriculum: Curriculum, evaluation: EvaluationPlan, hosted: range, cursor: Cursor
+) -> Iterator[Request]:
+    """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
+    if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, curriculum):
+        yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    for step in range(cursor.step + 1, curriculum.total_steps + 1):
+        for lane in hosted:
+            for indices in curriculum.micro_batches(step, lane):
+                yield Request(Source.TRAINING, curriculum.epoch_of(step), indices)
+        if evaluation.is_due(step, curriculum):
+            yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

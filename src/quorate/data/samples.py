@@ -1,0 +1,73 @@
+"""The task's datasets, addressed by request: each sample has a random stream of its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quorate.core.errors import TaskError
+from quorate.core.seeds import derive_seed
+from quorate.core.user_code import describe, user_traceback
+from quorate.data.reading import Request, Source
+from quorate.data.streams import seed_generators
+
+
+class Dataset(Protocol):
+    """Anything with `len()` and `[]`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A collated batch and the request that it answers."""
+
+    request: Request
+    batch: Any
+
+
+@dataclass(frozen=True)
+class FetchTrouble:
+    """User code raised while fetching. A value, because exceptions lose their traceback between processes."""
+
+    request: Request
+    index: int | None
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a loader reads from; it may live in another process than the worker."""
+
+    datasets: dict[Source, Dataset]
+    collate: Callable[[Sequence[Any]], Any]
+    seed: int
+
+    def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
+        index: int | None = None
+        try:
+            dataset = self.datasets[request.source]
+            fetched = []
+            for index in request.indices:
+                seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
+                fetched.append(dataset[index])
+            index = None
+            return Fetched(request, self.collate(fetched))
+        except Exception as error:
+            return FetchTrouble(request, index, describe(error), user_traceback(error))
+
+
+def check_dataset(dataset: Any, which: str) -> Dataset:
+    """Refuse what cannot be read by index, with the remedy."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise TaskError(
+            f"datasets() gave a {type(dataset).__name__} as the {which} set, which has no "
+            f"{'length' if hasattr(dataset, '__getitem__') else '[]'}. Samples are read by index, so that any number of "
+            "workers reads each exactly once: give anything with len() and [], such as a list or a torch Dataset "
+            "(an IterableDataset can be turned into one with list(...))."
+        )
+    if len(dataset) == 0:
+        raise TaskError(f"The {which} set that datasets() gave is empty.")
+    return dataset  # type: ignore[no-any-return]

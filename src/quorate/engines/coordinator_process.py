@@ -1,0 +1,57 @@
+"""The coordinator's process, as its launcher holds it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import JobError, RequestError
+
+
+class CoordinatorProcess:
+    """Starts at once, beside everything else; ends with the launcher, whose end of the pipe closes."""
+
+    def __init__(self, log_file: Path, assignment: dict[str, Any]) -> None:
+        self._log_file = log_file
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "quorate.coordinator"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(assignment).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def address(self) -> str:
+        """Where it listens; waits until it does."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise JobError(f"The coordinator ended before it listened (exit code {self._process.wait()}); see {self._log_file}.")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RequestError(answer["error"])
+        return str(answer["address"])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def close(self, patience: float) -> None:
+        """Let it go: it ends by itself when its standard input does."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()

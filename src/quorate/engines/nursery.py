@@ -1,0 +1,174 @@
+"""The nursery: a process that has imported torch and the task once, and forks workers that need not do it again.
+
+Importing torch is most of everybody's start-up time. The nursery runs with one OpenMP and BLAS thread and forks only
+while it has a single thread: a fork after an operation on two threads leaves the child waiting for a thread that does
+not exist. Otherwise workers are spawned, and the log says why.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import QuorateError
+from quorate.core.failure import Failure
+from quorate.core.processes import die_with_parent
+from quorate.core.user_code import describe, user_traceback
+from quorate.engines.messages import EXITED, FAILED, KILL, PREPARE, READY, START, STARTED, Messages
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class _Child:
+    slot: int
+    pid: int
+
+
+class Nursery:
+    """Serves the launcher until the launcher closes the conversation or dies, which is the same to the nursery."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Child] = {}
+        self._task_type: Any = None
+        self._search_path: list[str] = []
+
+    def serve(self) -> None:
+        """Until the launcher is gone; then nothing of ours is left."""
+        self._selector.register(self._messages, selectors.EVENT_READ)
+        try:
+            while not self._messages.closed:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._messages:
+                        self._answer()
+                    else:
+                        self._reap(key.fd)
+        finally:
+            self._kill()
+
+    def _answer(self) -> None:
+        for message in self._messages.read():
+            what = message["what"]
+            if what == PREPARE:
+                self._prepare(message)
+            elif what == START:
+                self._start(Assignment.from_json(message["assignment"]))
+            elif what == KILL:
+                self._kill()
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        try:
+            # Everything that a worker will import, so that no worker has to.
+            from quorate.training.machine import machine_facts, pin_machine
+            from quorate.training.params import configure
+            from quorate.training.source import load_task_type, source_digest
+            from quorate.worker import process  # noqa: F401
+
+            self._search_path = message["search_path"]
+            sys.path[:] = [*self._search_path, *(entry for entry in sys.path if entry not in self._search_path)]
+            pin_machine(1, message["deterministic"])
+            self._task_type = load_task_type(message["task"])
+            configure(self._task_type, message["params"], message["job_source"])
+            facts = machine_facts(message["threads"], message["deterministic"])
+            self._messages.send(READY, facts=facts | {"task source": source_digest(self._task_type)})
+        except QuorateError as error:
+            self._messages.send(FAILED, failure=Failure.of(error).to_dict())
+        except Exception as error:
+            traceback.print_exc()
+            failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error))
+            self._messages.send(FAILED, failure=failure.to_dict())
+
+    def _start(self, assignment: Assignment) -> None:
+        threads = len(os.listdir("/proc/self/task"))
+        if threads == 1:
+            pid, how, reason = self._fork(assignment), "forked", ""
+        else:
+            pid, how = self._spawn(assignment), "spawned"
+            reason = f"importing the task started {threads - 1} more threads, and a fork would lose them"
+        descriptor = os.pidfd_open(pid)
+        self._children[descriptor] = _Child(assignment.slot, pid)
+        self._selector.register(descriptor, selectors.EVENT_READ)
+        self._messages.send(STARTED, slot=assignment.slot, pid=pid, how=how, reason=reason)
+
+    def _fork(self, assignment: Assignment) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            self._messages.close()
+            self._selector.close()
+            for descriptor in self._children:
+                os.close(descriptor)
+            die_with_parent(nursery)
+            code = become_worker(assignment, self._task_type)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _spawn(self, assignment: Assignment) -> int:
+        path = os.pathsep.join(self._search_path)
+        with _open_log(assignment) as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "quorate.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        assert child.stdin is not None
+        child.stdin.write(assignment.to_json().encode() + b"\n")
+        child.stdin.close()
+        child.returncode = 0  # reaped here by its pid; Popen must not complain that it was not waited for
+        return child.pid
+
+    def _reap(self, descriptor: int) -> None:
+        child = self._children.pop(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(child.pid, 0)
+        self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+        for descriptor in list(self._children):
+            self._reap(descriptor)
+
+
+def become_worker(assignment: Assignment, task_type: Any) -> int:
+    """What a forked child does with its life; its exit code."""
+    from quorate.worker.process import Worker
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _open_log(assignment) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    return Worker(assignment, task_type).live()
+
+
+def _open_log(assignment: Assignment) -> Any:
+    return (RunFolder(Path(assignment.run)).logs / f"worker-{assignment.slot}.log").open("ab")
+
+
+def main() -> None:
+    """Serve the launcher at the other end of the socket whose number is the only argument."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Nursery(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The nursery's process, as its launcher holds it."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import JobError
+from quorate.core.failure import Failure
+from quorate.engines.messages import FAILED, KILL, PREPARE, READY, START, Messages
+from quorate.worker.assignment import Assignment
+
+# The same for every worker, on every machine: the bits depend on how many threads a kernel uses, and a hash seed
+# decides the order of sets.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_DYNAMIC": "FALSE",
+    "MKL_DYNAMIC": "FALSE",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONHASHSEED": "0",
+    "GRPC_ENABLE_FORK_SUPPORT": "false",
+}
+
+
+PATIENCE = 0.1
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What the nursery imports and checks before the first worker."""
+
+    task: str
+    params: dict[str, Any]
+    job_source: str
+    search_path: list[str]
+    threads: int
+    deterministic: bool
+
+
+class NurseryProcess:
+    """Starts at once, beside everything else; ends with the launcher, and all workers with it."""
+
+    def __init__(self, log_file: Path, preparation: Preparation) -> None:
+        self._log_file = log_file
+        ours, theirs = socket.socketpair()
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
+        with log_file.open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "quorate.engines.nursery", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        self._messages = Messages(ours)
+        self._messages.send(PREPARE, **vars(preparation))
+
+    def await_ready(self, give_up: Callable[[], bool]) -> dict[str, str] | None:
+        """Facts about the machine and the task, once torch and the task are imported; None when given up."""
+        while not self._messages.closed:
+            if give_up():
+                return None
+            ready, _, _ = select.select([self._messages], [], [], PATIENCE)
+            for message in self._messages.read() if ready else ():
+                if message["what"] == READY:
+                    facts: dict[str, str] = message["facts"]
+                    return facts
+                if message["what"] == FAILED:
+                    raise Failure.from_dict(message["failure"]).error()
+        raise JobError(f"{self._ending()} while it imported the task; its log is {self._log_file}.")
+
+    def start(self, assignment: Assignment) -> None:
+        """Ask for a worker; a message will tell of its start and one of its end."""
+        self._messages.send(START, assignment=assignment.to_json())
+
+    def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """What has happened to workers; waits that long for something to happen."""
+        ready, _, _ = select.select([self._messages], [], [], seconds)
+        if not ready:
+            return
+        yield from self._messages.read()
+        if self._messages.closed:
+            raise JobError(f"{self._ending()}, and the workers with it; its log is {self._log_file}.")
+
+    def kill_workers(self) -> None:
+        """End all workers at once."""
+        self._messages.send(KILL)
+
+    def close(self) -> None:
+        """End the nursery and whatever it still has, and wait until they are gone."""
+        self._messages.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            # User code that is being imported does not listen; the kernel ends the workers with it.
+            self._process.kill()
+            self._process.wait()
+
+    def _ending(self) -> str:
+        code = self._process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        return f"The nursery process {how}"

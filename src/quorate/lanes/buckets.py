@@ -1,0 +1,68 @@
+"""Which tensors are exchanged together. Another cut gives other bits, so buckets depend on shapes and a key alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """What a plan needs to know of a tensor."""
+
+    name: str
+    dtype: str
+    itemsize: int
+    numel: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.itemsize * self.numel
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lies in its bucket; `index` is its place in the sequence that was planned."""
+
+    name: str
+    index: int
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors of one type that share a flat buffer of `numel` elements."""
+
+    dtype: str
+    slots: tuple[Slot, ...]
+    numel: int
+
+
+def plan_buckets(tensors: Sequence[TensorShape], bucket_mb: float) -> tuple[Bucket, ...]:
+    """Buckets of at most `bucket_mb` MiB in reverse registration order: the order in which gradients become ready.
+
+    A new one begins where the type changes; a tensor larger than a bucket has its own.
+    """
+    if not bucket_mb > 0:
+        raise ValueError(f"bucket_mb is {bucket_mb}: it must be above 0")
+    groups: list[list[int]] = []
+    room = 0.0
+    for index in reversed(range(len(tensors))):
+        tensor = tensors[index]
+        if not groups or tensors[groups[-1][-1]].dtype != tensor.dtype or tensor.nbytes > room:
+            groups.append([])
+            room = bucket_mb * MEBIBYTE
+        groups[-1].append(index)
+        room -= tensor.nbytes
+    return tuple(_bucket(tensors, group) for group in groups)
+
+
+def _bucket(tensors: Sequence[TensorShape], indices: Sequence[int]) -> Bucket:
+    slots: list[Slot] = []
+    offset = 0
+    for index in indices:
+        slots.append(Slot(tensors[index].name, index, offset, tensors[index].numel))
+        offset += tensors[index].numel
+    return Bucket(tensors[indices[0]].dtype, tuple(slots), offset)

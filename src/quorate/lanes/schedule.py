@@ -1,0 +1,83 @@
+"""Who adds, sends and receives what in an exchange: a pure function of the hosting.
+
+A chunk walks the ring of workers one position a round. At each visit the worker adds the lanes it hosts whose turn it
+is; the visit that adds the last lane finishes the sum, and the finished chunk walks on until every worker has it.
+A chunk that began at position s is at position s + r in round r, so what one worker sends in a round is, in the same
+order, what the next one receives in the round after: a link carries frames in exactly one order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from quorate.lanes.order import summation_order
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One chunk at one worker: receive it, add lanes in this order, send it on."""
+
+    round: int
+    chunk: int
+    adds: tuple[int, ...]
+    receives: bool
+    finished: bool
+    sends: bool
+
+
+def plan_exchange(hosting: Sequence[range]) -> tuple[tuple[Visit, ...], ...]:
+    """For each ring position its visits, in the order in which the worker there carries them out."""
+    lanes = sum(len(hosted) for hosted in hosting)
+    visits: list[list[Visit]] = [[] for _ in hosting]
+    for chunk in range(lanes):
+        for position, visit in _walk(chunk, lanes, hosting):
+            visits[position].append(visit)
+    return tuple(tuple(sorted(at, key=lambda visit: (visit.round, visit.chunk))) for at in visits)
+
+
+def hops_to_sum(plan: Sequence[Sequence[Visit]]) -> tuple[int, ...]:
+    """For each chunk, how often its partial sum is sent before it is finished."""
+    chunks = 1 + max(visit.chunk for visits in plan for visit in visits)
+    hops = [0] * chunks
+    for visits in plan:
+        for visit in visits:
+            hops[visit.chunk] += visit.sends and not visit.finished
+    return tuple(hops)
+
+
+def chunks_sent(plan: Sequence[Sequence[Visit]]) -> tuple[int, ...]:
+    """For each ring position, how many chunks it sends, partial and finished."""
+    return tuple(sum(visit.sends for visit in visits) for visits in plan)
+
+
+def _walk(chunk: int, lanes: int, hosting: Sequence[range]) -> list[tuple[int, Visit]]:
+    """A chunk's visits, each with its ring position."""
+    stops = _stops(chunk, lanes, hosting)
+    summing = len(stops)
+    stops += [((stops[-1][0] + distance) % len(hosting), ()) for distance in range(1, len(hosting))]
+    return [
+        (
+            position,
+            Visit(
+                round=round_,
+                chunk=chunk,
+                adds=adds,
+                receives=round_ > 0,
+                finished=round_ >= summing - 1,
+                sends=round_ < len(stops) - 1,
+            ),
+        )
+        for round_, (position, adds) in enumerate(stops)
+    ]
+
+
+def _stops(chunk: int, lanes: int, hosting: Sequence[range]) -> list[tuple[int, tuple[int, ...]]]:
+    """The positions at which a chunk is summed, one after the other on the ring, and the lanes added at each."""
+    host = {lane: position for position, hosted in enumerate(hosting) for lane in hosted}
+    stops: list[tuple[int, tuple[int, ...]]] = []
+    for position, adds in groupby(summation_order(chunk, lanes), key=host.__getitem__):
+        # Links lead to the next worker only: another order of lanes costs detours, but never skips a link.
+        while stops and (stops[-1][0] + 1) % len(hosting) != position:
+            stops.append(((stops[-1][0] + 1) % len(hosting), ()))
+        stops.append((position, tuple(adds)))
+    return stops

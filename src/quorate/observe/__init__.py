@@ -1,0 +1,1 @@
+"""Events, and the sinks that turn them into files and screens."""

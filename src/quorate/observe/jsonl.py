@@ -1,0 +1,67 @@
+"""Events as lines of a file."""
+
+import contextlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+from quorate.observe.event import Event
+from quorate.storage.atomic import write_fully
+
+log = logging.getLogger(__name__)
+
+
+class JsonlSink:
+    """Appends each event to a file as one line of JSON. Trouble with the file is told once and never ends a job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.dropped = 0
+        self._descriptor: int | None = None
+        self._torn = False
+        self._closed = False
+        self._turn = threading.Lock()
+
+    def write(self, event: Event) -> None:
+        """Append an event; it is in the file when this returns, unless the file could not be written."""
+        line = event.to_json().encode() + b"\n"
+        with self._turn:
+            try:
+                self._append(line)
+            except OSError as error:
+                self._drop(error)
+
+    def close(self) -> None:
+        """Write no more; what is written later is dropped."""
+        with self._turn:
+            self._closed = True
+            self._release()
+
+    def _append(self, line: bytes) -> None:
+        if self._closed:
+            raise OSError("the file is closed")
+        if self._descriptor is None:
+            self._open()
+        assert self._descriptor is not None
+        # A line that was cut short, here or by a crash, is ended first: it costs one event instead of two.
+        start = b"\n" if self._torn else b""
+        self._torn = True
+        write_fully(self._descriptor, start + line)
+        self._torn = False
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def _drop(self, error: OSError) -> None:
+        if not self.dropped:
+            log.warning("cannot write to %s: %s. Training goes on; events are dropped meanwhile.", self.path, error)
+        self.dropped += 1
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None

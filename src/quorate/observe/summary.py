@@ -1,0 +1,49 @@
+"""How a job ended, in a few lines for a person."""
+
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from quorate.observe.quantities import count, duration, measure
+from quorate.observe.screen import Screen
+
+COLOURS = {"complete": "green", "completed": "green", "finished": "green", "failed": "red"}
+NARROWEST_LABEL = 10
+
+
+def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = False, width: int | None = None) -> None:
+    """Print a result: how it ended, its metrics, its speed, its weights and where it is kept."""
+    screen = Screen(stream, is_terminal, width)
+    rows = [*_metrics(result), *_work(result), *_place(result)]
+    column = max(NARROWEST_LABEL, *(len(label) for label, _ in rows)) + 2 if rows else 0
+    screen.print(_title(result), soft_wrap=True)
+    for label, value in rows:
+        # Never broken by us: a digest or path that is copied must be in one piece.
+        screen.print(Text.assemble((f"  {label:<{column}}", "dim"), value), soft_wrap=True)
+
+
+def _title(result: dict[str, Any]) -> Text:
+    status = str(result.get("status", "ended"))
+    return Text.assemble((str(result.get("run", "run")), "bold"), "  ", (status, COLOURS.get(status, "yellow")))
+
+
+def _metrics(result: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, measure(value)) for name, value in (result.get("final_metrics") or {}).items()]
+
+
+def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if result.get("steps") is not None:
+        seconds = result.get("wall_seconds")
+        spent = "" if seconds is None else f" in {duration(seconds)}"
+        rows.append(("steps", f"{result['steps']:,}{spent}"))
+    if result.get("samples_per_second") is not None:
+        rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
+    if result.get("recoveries"):
+        rows.append(("recoveries", str(len(result["recoveries"]))))
+    return rows
+
+
+def _place(result: dict[str, Any]) -> list[tuple[str, str]]:
+    named = {"weights": result.get("weights_digest"), "folder": result.get("folder")}
+    return [(label, str(value)) for label, value in named.items() if value]

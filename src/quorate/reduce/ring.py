@@ -1,0 +1,182 @@
+"""The ring of workers: sums over lanes whose bits do not depend on who hosts them."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+
+from quorate.core.digests import Buffer
+from quorate.core.generation import Generation
+from quorate.lanes.chunks import cut
+from quorate.lanes.schedule import Visit, plan_exchange
+from quorate.reduce.sender import Sender
+from quorate.reduce.tensor_bytes import tensor_bytes
+from quorate.wire.frame import Tag
+from quorate.wire.link import Deadline, Link
+
+REDUCE_CHANNEL = 1
+GATHER_CHANNEL = 2
+
+
+class Ring:
+    """One worker's place on the ring of a generation. It owns its links: any failure closes both.
+
+    Closing both is what carries bad news round the ring, so that no worker waits for one that has given up.
+    A worker that is alone needs no links.
+    """
+
+    def __init__(
+        self, generation: Generation, worker: int, previous: Link | None, next: Link | None, deadline: Deadline
+    ) -> None:
+        hosting = [member.lanes for member in generation.members]
+        if len(hosting) > 1 and (previous is None or next is None):
+            raise ValueError(
+                f"worker {worker} is one of {len(hosting)} on the ring: it needs a link to both neighbours"
+            )
+        plan = plan_exchange(hosting)
+        self._generation = generation
+        self._position = generation.position(worker)
+        self._lanes = hosting[self._position]
+        self._visits = plan[self._position]
+        self._rounds = 1 + max(visit.round for visits in plan for visit in visits)
+        self._links = [link for link in (previous, next) if link is not None]
+        self._previous = previous
+        self._deadline = deadline
+        self._error: BaseException | None = None
+        self._error_lock = threading.Lock()
+        self._sender = Sender(next, deadline, self._fail) if next is not None else None
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
+
+        `lane_values` has one flat tensor for each hosted lane, in lane order. `index` tells apart what is summed in
+        one step, and all workers call with the same ones in the same order.
+        """
+        self._check(lane_values, total)
+        content = tensor_bytes(total)
+        chunks = cut(total.numel(), self._generation.lanes)
+        with self._exchange():
+            for visit in self._visits:
+                chunk = chunks[visit.chunk]
+                if chunk.start < chunk.stop:
+                    self._carry_out(
+                        visit,
+                        (step, index),
+                        [lane_values[lane - self._lanes.start][chunk] for lane in visit.adds],
+                        total[chunk],
+                        content[chunk.start * total.itemsize : chunk.stop * total.itemsize],
+                    )
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        """Everyone's payload, in the order of ring positions."""
+        workers = len(self._generation.members)
+        payloads = [payload] * workers
+        with self._exchange():
+            # Each round passes on what the round before brought, until it has come to the last that lacks it.
+            passing = [(self._position - distance) % workers for distance in range(workers)]
+            for ours, theirs in pairwise(passing):
+                self._send(self._gather_tag(step, index, ours), payloads[ours])
+                payloads[theirs] = self._receive(self._gather_tag(step, index, theirs))
+        return tuple(payloads)
+
+    def close(self) -> None:
+        """Close both links and end the sending thread. Any thread may call it, any number of times."""
+        self._close_links()
+        if self._sender is not None:
+            self._sender.stop()
+
+    def _carry_out(
+        self,
+        visit: Visit,
+        exchange: tuple[int, int],
+        terms: list[torch.Tensor],
+        total: torch.Tensor,
+        content: memoryview,
+    ) -> None:
+        # The sum is formed in its final place. A chunk that comes by again finds that place free: it could only come
+        # back after the next worker had taken all of what was sent from there.
+        if visit.receives:
+            self._receive_into(self._chunk_tag(*exchange, visit.round, visit.chunk), content)
+        else:
+            # From a copy, not from zeros: 0.0 + -0.0 is 0.0, and the sign is part of the bits.
+            total.copy_(terms.pop(0))
+        for term in terms:
+            total.add_(term)
+        if visit.sends:
+            self._send(self._chunk_tag(*exchange, visit.round + 1, visit.chunk), content)
+
+    def _chunk_tag(self, step: int, index: int, hop: int, chunk: int) -> Tag:
+        """Unlike for every chunk and hop: a frame that is early or late is refused, not added."""
+        place = (index * self._rounds + hop) * self._generation.lanes + chunk
+        return Tag(self._generation.id, step, REDUCE_CHANNEL, place)
+
+    def _gather_tag(self, step: int, index: int, position: int) -> Tag:
+        return Tag(self._generation.id, step, GATHER_CHANNEL, index * len(self._generation.members) + position)
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Let the first failure of either thread surface, with nothing left running on the caller's tensors."""
+        try:
+            self._raise_failure()
+            yield
+            if self._sender is not None:
+                # The caller is free to change `total` once it has it, so nothing may be unsent by then.
+                self._sender.flush()
+            self._raise_failure()
+        except BaseException as error:
+            self._fail(error)
+            self.close()
+            if self._error is not error and self._error is not None:
+                raise self._error from None
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is the reason; closing the links makes the other thread fail too, as a consequence."""
+        with self._error_lock:
+            if self._error is None:
+                self._error = error
+        self._close_links()
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _close_links(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def _send(self, tag: Tag, payload: Buffer) -> None:
+        assert self._sender is not None, "a worker that is alone sends nothing"
+        self._sender.send(tag, payload)
+
+    def _receive(self, tag: Tag) -> bytes:
+        assert self._previous is not None, "a worker that is alone receives nothing"
+        return bytes(self._previous.receive(tag, self._deadline))
+
+    def _receive_into(self, tag: Tag, content: memoryview) -> None:
+        assert self._previous is not None, "a worker that is alone receives nothing"
+        self._previous.receive_into(tag, content, self._deadline)
+
+    def _check(self, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        if len(lane_values) != len(self._lanes):
+            raise ValueError(f"{len(lane_values)} lane values for {len(self._lanes)} hosted lanes: give one for each")
+        wanted = (total.dtype, total.numel())
+        for lane, value in zip(self._lanes, lane_values, strict=True):
+            if (value.dtype, value.numel()) != wanted:
+                given = f"{value.numel()} elements of {value.dtype}"
+                raise ValueError(f"lane {lane} has {given}, the total has {total.numel()} of {total.dtype}")
+            if _overlap(value, total):
+                raise ValueError(f"lane {lane} shares memory with the total, which is written while lanes are read")
+        for tensor in (*lane_values, total):
+            if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+                shape = f"shape {tuple(tensor.shape)}, strides {tensor.stride()} on {tensor.device}"
+                raise ValueError(f"a tensor has {shape}: the ring takes flat, contiguous tensors in CPU memory")
+
+
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two flat tensors have a byte in common."""
+    left_end = left.data_ptr() + left.numel() * left.itemsize
+    right_end = right.data_ptr() + right.numel() * right.itemsize
+    return left.data_ptr() < right_end and right.data_ptr() < left_end

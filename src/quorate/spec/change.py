@@ -1,0 +1,55 @@
+"""What differs between two jobs, and what of it a resumed run cannot take."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quorate.spec.absent import Absent
+from quorate.spec.job import JobSpec, key_marks
+from quorate.spec.marks import Mark
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key (dotted) with its two values."""
+
+    key: str
+    before: Any
+    after: Any
+    mark: Mark
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} → {self.after}"
+
+
+def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
+    """Every key that differs, in the order of the job file's keys."""
+    marks = key_marks()
+    found = _differences("", before.model_dump(), after.model_dump())
+    return tuple(Change(key, old, new, marks[key.split(".")[0]]) for key, old, new in found)
+
+
+def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
+    """The changes that would make a resumed run produce something else."""
+    return tuple(change for change in changes(before, after) if change.mark is Mark.MEANING and not _extends(change))
+
+
+def _extends(change: Change) -> bool:
+    """Training longer passes through all that was trained before, so it is no other job."""
+    both_given = change.before is not None and change.after is not None
+    return change.key in {"epochs", "steps"} and both_given and bool(change.after > change.before)
+
+
+def _differences(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(inner, before.get(key, Absent.NOT_GIVEN), after.get(key, Absent.NOT_GIVEN))
+    elif _spelled(before) != _spelled(after):
+        yield path, before, after
+
+
+def _spelled(value: Any) -> str:
+    """Python holds 1, 1.0 and True for equal; a task may not."""
+    return json.dumps(value, sort_keys=True, default=repr)

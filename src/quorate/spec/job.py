@@ -1,0 +1,153 @@
+"""The keys of a job file: what each takes, its default, and whether it changes the bits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from quorate.core.errors import JobFileError
+from quorate.spec.marks import Allowed, Mark
+from quorate.spec.rules import broken_rules
+from quorate.spec.task_reference import TaskReference
+
+Count = Annotated[int, Field(ge=1), Allowed("a whole number of at least 1")]
+CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number of at least 0")]
+OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at least 1, or null")]
+Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
+OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
+MetricName = Annotated[str, Field(min_length=1), Allowed("the name of a metric")]
+
+
+def _checked_reference(text: str) -> str:
+    TaskReference.parse(text)
+    return text
+
+
+def _whole_number(value: Any) -> Any:
+    # Literal[1] alone takes true and 1.0 as well: Python holds them for equal.
+    if type(value) is not int:
+        raise ValueError("Write version: 1.")
+    return value
+
+
+def _spelled_out(strategy: Any) -> Any:
+    return {"kind": strategy} if isinstance(strategy, str) else strategy
+
+
+class Section(BaseModel):
+    """A mapping of known keys, whose values are taken as they are written: no "3" for 3, no true for 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ScheduleSpec(Section):
+    """How the learning rate moves: up during `warmup` steps, then towards `final` times the base rate."""
+
+    kind: Literal["constant", "linear", "cosine"]
+    warmup: CountOrZero = 0
+    final: Annotated[float, Field(ge=0, le=1), Allowed("a fraction from 0 to 1")] = 0.0
+
+
+class EvaluateSpec(Section):
+    """When to evaluate, and which metric says that a model is the best so far."""
+
+    every: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["epoch", "end"],
+        Allowed("a whole number of steps of at least 1, epoch or end"),
+    ] = "epoch"
+    batch_size: OptionalCount = None
+    metric: MetricName | None = None
+    mode: Literal["min", "max"] = "min"
+
+
+class EarlyStopSpec(Section):
+    """Stop after `patience` evaluations without a better `metric`."""
+
+    metric: MetricName
+    mode: Literal["min", "max"] = "min"
+    patience: Count
+
+
+class StrategySpec(Section):
+    """How gradients become an update."""
+
+    kind: Annotated[Literal["ring"], Allowed("ring, the only strategy of this Quorate")] = "ring"
+
+
+class CheckpointSpec(Section):
+    """How often to save (in steps; null means at the end only) and how many checkpoints to keep."""
+
+    every: OptionalCount = None
+    keep: Count = 3
+
+
+class JobSpec(Section):
+    """A whole job. Keys marked meaning change the bits, keys marked manner do not."""
+
+    version: Annotated[
+        Literal[1],
+        Mark.LABEL,
+        BeforeValidator(_whole_number),
+        Allowed("1, the only version of the job file that this Quorate reads"),
+    ] = 1
+    name: Annotated[
+        str,
+        Mark.LABEL,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
+        Allowed("a name of letters, digits, dots, dashes and underscores, led by a letter or digit (100 at most)"),
+    ] = "job"
+    task: Annotated[
+        str, Mark.MEANING, AfterValidator(_checked_reference), Allowed("file.py:Class or package.module:Class")
+    ]
+    params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
+    lanes: Annotated[Count, Mark.MEANING] = 8
+    threads: Annotated[Count, Mark.MEANING] = 1
+    batch_size: Annotated[Count, Mark.MEANING]
+    epochs: Annotated[OptionalCount, Mark.MEANING] = None
+    steps: Annotated[OptionalCount, Mark.MEANING] = None
+    seed: Annotated[
+        int, Mark.MEANING, Field(ge=0, lt=2**63), Allowed("a whole number of at least 0 and below 2**63")
+    ] = 0
+    accumulate: Annotated[Count, Mark.MEANING] = 1
+    clip_norm: Annotated[OptionalPositive, Mark.MEANING] = None
+    schedule: Annotated[ScheduleSpec | None, Mark.MEANING] = None
+    last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
+    evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
+    early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
+    deterministic: Annotated[bool, Mark.MEANING] = True
+    bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
+    strategy: Annotated[
+        StrategySpec, Mark.MEANING, BeforeValidator(_spelled_out), Allowed("ring, or a mapping with kind")
+    ] = StrategySpec()
+
+    workers: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"],
+        Mark.MANNER,
+        Allowed("a whole number of at least 1, or auto"),
+    ] = "auto"
+    failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
+    runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
+    checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
+    loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
+    port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
+
+    @model_validator(mode="after")
+    def _keeps_the_rules(self) -> "JobSpec":
+        problems = broken_rules(dict(self))
+        if problems:
+            raise JobFileError("the job", problems)
+        return self
+
+    def worker_count(self, cores: int) -> int:
+        """How many workers to start on a machine with so many cores."""
+        if self.workers != "auto":
+            return self.workers
+        return max(1, min(self.lanes, cores // self.threads))
+
+
+def key_marks() -> dict[str, Mark]:
+    """The mark of every top-level key; what stands inside a section has the section's mark."""
+    return {
+        name: next(note for note in field.metadata if isinstance(note, Mark))
+        for name, field in JobSpec.model_fields.items()
+    }

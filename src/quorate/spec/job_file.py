@@ -1,0 +1,46 @@
+"""Reading a job file from disk: what can be wrong before its keys are looked at."""
+
+from pathlib import Path
+
+from quorate.core.errors import JobFileError, Problem, RequestError
+from quorate.spec.yaml_document import Document, read_yaml
+
+_NEEDED = "A job needs at least task, batch_size, and epochs or steps."
+
+
+def read_job_file(path: Path) -> Document:
+    """The mapping in a file. Mistakes that leave a mapping to look at are kept in it; all others are raised."""
+    document = read_yaml(_text_of(path))
+    if document.value is None and not document.problems:
+        document.problems.append(Problem("file", "it is empty", _NEEDED))
+    elif not isinstance(document.value, dict) and not document.problems:
+        kind = "a list" if isinstance(document.value, list) else f"the single value {document.value!r}"
+        document.problems.append(Problem("file", f"it holds {kind} instead of a mapping of keys to values", _NEEDED))
+    if not isinstance(document.value, dict):
+        raise JobFileError(str(path), document.problems)
+    return document
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise RequestError(f"there is no job file {path}.{_job_files_in(path.parent)}") from None
+    except IsADirectoryError:
+        raise RequestError(f"{path} is a folder, not a job file.{_job_files_in(path)}") from None
+    except UnicodeDecodeError as error:
+        problem = Problem(
+            "file", f"it is not UTF-8 text: the byte at offset {error.start} is {error.object[error.start]:#04x}"
+        )
+        raise JobFileError(str(path), [problem]) from None
+    except OSError as error:
+        raise RequestError(f"the job file {path} cannot be read: {error.strerror}.") from None
+
+
+def _job_files_in(folder: Path) -> str:
+    if not folder.is_dir():
+        return f" There is no folder {folder} either."
+    names = sorted(file.name for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
+    if not names:
+        return f" The folder {folder.resolve()} holds no *.yaml file."
+    return f" The folder {folder.resolve()} holds: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."

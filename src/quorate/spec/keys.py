@@ -1,0 +1,111 @@
+"""The keys of a model as a table, by dotted path: what each takes, and which is nearest to a misspelt one."""
+
+import difflib
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from quorate.spec.marks import Allowed
+
+_PLAIN_TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    tuple: "a list",
+    dict: "a mapping",
+    NoneType: "null",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key and what it takes.
+
+    `allowed` says it in words, and `complete` whether those words cover its limits and its content too; `alternatives`
+    counts the types to choose from, and `choices` are the words to choose from.
+    """
+
+    path: str
+    allowed: str
+    complete: bool
+    alternatives: int
+    choices: tuple[str, ...]
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+    """Every key of a model and of the sections in it."""
+    keys = {}
+    for name, field in model.model_fields.items():
+        path = f"{prefix}.{name}" if prefix else name
+        notes = [note.text for note in field.metadata if isinstance(note, Allowed)]
+        allowed = notes[0] if notes else _in_words(field.annotation)
+        keys[path] = Key(path, allowed, bool(notes), _alternatives(field.annotation), tuple(_choices(field.annotation)))
+        for section in _sections(field.annotation):
+            keys |= keys_of(section, path)
+    return keys
+
+
+def one_of(words: list[str]) -> str:
+    """A list in English: a, b or c."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def nearest(word: str, words: list[str]) -> list[str]:
+    """The word that was probably meant, if one is near enough."""
+    return difflib.get_close_matches(word, words, n=1)
+
+
+def suggestions(path: str, keys: dict[str, Key]) -> list[str]:
+    """The paths that were probably meant by an unknown one: the same key in another place, or the nearest word."""
+    parent, _, name = path.rpartition(".")
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == name]
+    if elsewhere:
+        return elsewhere
+    if beside := nearest(name, beside_names(parent, keys)):
+        return [f"{parent}.{beside[0]}" if parent else beside[0]]
+    anywhere = nearest(name, [known.rpartition(".")[2] for known in keys])
+    return [known for known in keys if known.rpartition(".")[2] in anywhere]
+
+
+def beside_names(parent: str, keys: dict[str, Key]) -> list[str]:
+    """The names of the keys directly under a path."""
+    return [known.rpartition(".")[2] for known in keys if known.rpartition(".")[0] == parent]
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The members of a union, or the type itself, without notes."""
+    if get_origin(annotation) is Annotated:
+        return _parts(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [part for member in get_args(annotation) for part in _parts(member)]
+    return [annotation]
+
+
+def _in_words(annotation: Any) -> str:
+    return one_of([words for part in _parts(annotation) for words in _part_in_words(part)])
+
+
+def _part_in_words(part: Any) -> list[str]:
+    if get_origin(part) is Literal:
+        return [str(choice) for choice in get_args(part)]
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        return [f"a mapping of {', '.join(part.model_fields)}"]
+    kind = get_origin(part) or part
+    return [_PLAIN_TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")]
+
+
+def _alternatives(annotation: Any) -> int:
+    return len([part for part in _parts(annotation) if part is not NoneType])
+
+
+def _choices(annotation: Any) -> list[str]:
+    literals = [part for part in _parts(annotation) if get_origin(part) is Literal]
+    return [choice for literal in literals for choice in get_args(literal) if isinstance(choice, str)]
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    return [part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]

@@ -1,0 +1,116 @@
+"""From a job file, a recorded job or a call to a checked job: read, layer, check, and tell every mistake at once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from quorate.core.errors import JobFileError, Problem
+from quorate.spec.job import JobSpec
+from quorate.spec.job_file import read_job_file
+from quorate.spec.keys import keys_of, nearest
+from quorate.spec.layers import Layers
+from quorate.spec.override import Override, environment_overrides
+from quorate.spec.plain import plain_copy, plain_problems
+from quorate.spec.problems import describe_errors, misspelt
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import broken_rules
+from quorate.spec.task_reference import TaskReference
+
+RECORDED = "recorded"
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """Where a task's file is looked for, and whether it has to be there already."""
+
+    path: Path
+    must_exist: bool
+
+
+def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
+    """The job of a file, with the environment over it and the overrides over that."""
+    document = read_job_file(path)
+    origins = {key: f"{path.name} line {place.line}" for key, place in document.places.items()}
+    layers = Layers({"name": _name_from(path), **document.value}, origins)
+    folder = TaskFolder(path.parent, must_exist=True)
+    return _resolve(layers, str(path), environment, overrides, folder=folder, problems=document.problems)
+
+
+def resolve_mapping(
+    mapping: Mapping[str, Any], source: str, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> ResolvedJob:
+    """The job that a mapping describes, as if it stood in a file; a task's file is relative to the working folder."""
+    layers = Layers(plain_copy(mapping), {str(key): source for key in mapping})
+    return _resolve(layers, source, environment, overrides, folder=TaskFolder(Path.cwd(), must_exist=False))
+
+
+def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
+    """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown."""
+    document = read_job_file(path)
+    origins = {key: place.comment or RECORDED for key, place in document.places.items()}
+    layers = Layers(document.value, origins)
+    folder = TaskFolder(Path.cwd(), must_exist=False)
+    return _resolve(layers, str(path), environment, overrides, folder=folder, problems=document.problems)
+
+
+def _resolve(
+    layers: Layers,
+    source: str,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    folder: TaskFolder,
+    problems: Sequence[Problem] = (),
+) -> ResolvedJob:
+    from_environment, unreadable = environment_overrides(environment)
+    layers, task_problems = _with_task_placed(layers.under(from_environment).under(overrides), folder)
+    spec, mistakes = _checked(layers)
+    found = [*problems, *unreadable, *mistakes, *task_problems]
+    if spec is None or found:
+        raise JobFileError(source, found)
+    return ResolvedJob(spec, layers.origins_of(spec.model_dump()), source)
+
+
+def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
+    odd = list(plain_problems(layers.values, "", layers.origin))
+    try:
+        return JobSpec.model_validate(layers.values), odd
+    except JobFileError as error:
+        return None, [*error.problems, *odd]
+    except ValidationError as error:
+        problems = describe_errors(error, JobSpec, origin=layers.origin)
+        told = {problem.path for problem in problems}
+        odd = [problem for problem in odd if problem.path not in told]
+        return None, [*problems, *_rules_still_broken(layers.values, problems), *odd]
+
+
+def _rules_still_broken(values: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+    """A rule is judged although other keys are wrong, if its own are right: one reading tells everything."""
+    keys = keys_of(JobSpec)
+    paths = [problem.path for problem in problems]
+    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys))}
+    defaults = {name: field.default for name, field in JobSpec.model_fields.items()}
+    return broken_rules({**defaults, **values}, doubtful)
+
+
+def _with_task_placed(layers: Layers, folder: TaskFolder) -> tuple[Layers, list[Problem]]:
+    """The task's file made absolute, and what is wrong with it."""
+    try:
+        reference = TaskReference.parse(layers.values["task"]).within(folder.path)
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return layers, []  # a missing or malformed task is told with the other keys
+    placed = replace(layers, values={**layers.values, "task": str(reference)})
+    file = reference.file
+    if not folder.must_exist or file is None or file.is_file():
+        return placed, []
+    meant = nearest(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
+    hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
+    return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
+
+
+def _name_from(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or "job"

@@ -1,0 +1,141 @@
+"""How mistakes are worded: what was given, where, what is allowed, and what was probably meant."""
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from quorate.core.errors import Problem
+from quorate.spec.keys import Key, beside_names, keys_of, nearest, one_of, suggestions
+from quorate.spec.override import PREFIX, variable_name
+
+Origin = Callable[[str], str]
+
+
+def nowhere(path: str) -> str:  # noqa: ARG001 (an Origin)
+    """The origin of values that came from no file, variable or flag."""
+    return ""
+
+
+def describe_errors(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", origin: Origin = nowhere
+) -> list[Problem]:
+    """One problem for each key that pydantic complains about; `origin` tells where a key's value was written."""
+    keys = keys_of(model, prefix)
+    located = [(_path(details, keys, prefix), details) for details in error.errors(include_url=False)]
+    meant = misspelt([path for path, _ in located], keys)
+    problems = []
+    # A union complains once for each of its members: they are one mistake.
+    for path, group in groupby(located, key=lambda pair: pair[0]):
+        details = next(group)[1]
+        if details["type"] == "extra_forbidden":
+            problems.append(_unknown_key(path, keys, origin(path)))
+        elif details["type"] != "missing":
+            problems.append(_wrong_value(path, keys, details, origin(path)))
+        elif path not in meant:
+            problems.append(_missing_key(path, keys))
+    return problems
+
+
+def misspelt(paths: list[str], keys: dict[str, Key]) -> set[str]:
+    """The keys that were probably meant by unknown paths: they are not missing as well."""
+    return {meant for path in paths if path not in keys for meant in suggestions(path, keys)}
+
+
+def describe(value: Any) -> str:
+    """A value as it was read, so that text that looks like a number is told from a number."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, str):
+        return f'the text "{_shortened(value)}"'
+    if type(value) in (int, float):
+        return _shortened(repr(value))
+    if isinstance(value, list | tuple | dict):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"the {kind} {_shortened(repr(value))}"
+    return f"{_shortened(repr(value))} (a {type(value).__name__})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _path(details: ErrorDetails, keys: dict[str, Key], prefix: str) -> str:
+    """The key that an error is about, and the place inside its value; pydantic names the member of a union as well."""
+    path = prefix
+    for index, part in enumerate(details["loc"]):
+        inner = f"{path}.{part}" if path else str(part)
+        if inner not in keys and details["type"] != "extra_forbidden":
+            return _path_inside(path, keys.get(path), details["loc"][index:])
+        path = inner
+    return path
+
+
+def _path_inside(path: str, key: Key | None, rest: tuple[int | str, ...]) -> str:
+    if key is None:
+        return str(rest[0])
+    if key.complete or key.alternatives > 1:
+        return path
+    return path + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+
+
+def _missing_key(path: str, keys: dict[str, Key]) -> Problem:
+    what = f": give {keys[path].allowed}" if path in keys else ""
+    return Problem(path, f"it is missing, and it has no default{what}")
+
+
+def _wrong_value(path: str, keys: dict[str, Key], details: ErrorDetails, origin: str) -> Problem:
+    value, kind = details["input"], details["type"]
+    key = keys.get(path)
+    if key and (key.complete or kind.endswith(("_type", "literal_error"))):
+        text = f"{describe(value)} is not {key.allowed}"
+    else:
+        text = f"{describe(value)} is refused: {details['msg'][0].lower()}{details['msg'][1:]}"
+    return Problem(path, text + in_brackets(origin), _value_hint(details, key.choices if key else ()))
+
+
+def _value_hint(details: ErrorDetails, choices: tuple[str, ...]) -> str:
+    value, kind = details["input"], details["type"]
+    if kind == "value_error":
+        return str(details.get("ctx", {}).get("error", ""))
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return f'If text is meant, write it in quotes: "{str(value).lower()}".'
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"A number with a dot or an exponent is not read as a whole one: write {int(value)}."
+    if isinstance(value, str):
+        return _text_hint(value, kind, choices)
+    return ""
+
+
+def _text_hint(value: str, kind: str, choices: tuple[str, ...]) -> str:
+    if kind == "bool_type" and value.lower() in {"yes", "on", "no", "off"}:
+        return f"Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
+    if meant := nearest(value, list(choices)):
+        return f"Did you mean {meant[0]}?"
+    if kind in {"int_type", "float_type"} and _is_number(value):
+        return f"Write {value.strip()} without quotes."
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().lstrip("+-").replace(".", "", 1).isdecimal()
+
+
+def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
+    parent = path.rpartition(".")[0]
+    meant = suggestions(path, keys)
+    if meant and origin.startswith(f"environment {PREFIX}"):
+        meant = [variable_name(key) for key in meant]
+    hint = f"Did you mean {one_of(meant)}?" if meant else f"The keys here: {', '.join(beside_names(parent, keys))}."
+    if not parent and not meant:
+        hint += " The task's own parameters stand under params."
+    return Problem(path, f"there is no such key{in_brackets(origin)}", hint)
+
+
+def in_brackets(origin: str) -> str:
+    """An origin behind a text, if there is one."""
+    return f" ({origin})" if origin else ""

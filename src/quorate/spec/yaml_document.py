@@ -1,0 +1,123 @@
+"""A YAML text as a value with the line of every key, and everything that is wrong with the text."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from quorate.core.errors import Problem
+from quorate.spec.yaml_dialect import PLAIN_TAGS, TEXT_TAG, JobLoader
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a key stands, and the comment behind its value."""
+
+    line: int
+    comment: str
+
+
+@dataclass
+class Document:
+    """A value with the place of each dotted key in it, and everything that is wrong with its text."""
+
+    value: Any = None
+    places: dict[str, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_yaml(text: str) -> Document:
+    """Read a text; never raises for what stands in it, and never builds anything but plain values."""
+    document = Document()
+    try:
+        loader = JobLoader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            document.value = _Builder(loader, text.splitlines(), document).build(node, "")
+    except yaml.YAMLError as error:
+        document.problems.append(_syntax_problem(error))
+    except RecursionError:
+        document.problems.append(Problem("file", "it is nested too deeply to be read"))
+    return document
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Turns nodes into values and notes what it sees on the way."""
+
+    loader: JobLoader
+    lines: list[str]
+    document: Document
+
+    def build(self, node: yaml.Node, path: str) -> Any:
+        if node.tag not in PLAIN_TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self._complain(path, node, f"the tag {tag} is not read in a job file", "Write a plain value.")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node, path)
+            if key is None:
+                continue
+            inner = f"{path}.{key}" if path else key
+            line = _line(key_node)
+            if key in values:
+                text = f"it is given twice, on line {first_lines[key]} and on line {line}"
+                self.document.problems.append(Problem(inner, text, "Keep one of them."))
+                continue
+            first_lines[key] = line
+            self.document.places[inner] = Place(line, self._comment_behind(value_node))
+            values[key] = self.build(value_node, inner)
+        return values
+
+    def _key(self, node: yaml.Node, path: str) -> str | None:
+        if isinstance(node, yaml.ScalarNode) and node.tag == TEXT_TAG:
+            return str(node.value)
+        shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
+        self._complain(path, node, f"a key must be text, not {shown or 'empty'}", "Write it in quotes if it is text.")
+        return None
+
+    def _scalar(self, node: yaml.Node, path: str) -> Any:
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, LookupError, yaml.YAMLError) as error:
+            self._complain(path, node, f"{str(node.value)[:40]!r} cannot be read: {error}", "")
+            return None
+
+    def _complain(self, path: str, node: yaml.Node, text: str, hint: str) -> None:
+        self.document.problems.append(Problem(path or "file", f"{text} (line {_line(node)})", hint))
+
+    def _comment_behind(self, node: yaml.Node) -> str:
+        end = node.end_mark
+        rest = self.lines[end.line][end.column :].strip() if end.line < len(self.lines) else ""
+        return rest[1:].strip() if rest.startswith("#") else ""
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _syntax_problem(error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
+    parts = [getattr(error, "problem", None) or str(error).splitlines()[0], getattr(error, "context", None)]
+    text = " ".join(part for part in parts if part)
+    return Problem(place, text, _syntax_hint(text))
+
+
+def _syntax_hint(text: str) -> str:
+    if "'\\t'" in text:
+        return "YAML is indented with spaces, not with tabs."
+    if "mapping values are not allowed" in text:
+        return "A key is misplaced here, or a value holds a colon with a space behind it: then write it in quotes."
+    if "aliases" in text:
+        return "Write the value out, or quote text that begins with a star."
+    return ""

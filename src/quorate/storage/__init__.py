@@ -1,0 +1,1 @@
+"""Folders and files that survive a crash."""

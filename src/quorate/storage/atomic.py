@@ -1,0 +1,71 @@
+"""Files and folders that appear whole or not at all, also when the process or the machine dies half way."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+
+def write_atomically(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Replace a file by another content: a reader sees the old or the new one, never a part."""
+    content = data.encode() if isinstance(data, str) else data
+    # Every writer has a temporary of its own: two of them on one name would rename each other's half-written file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        write_new_file(temporary, [content], mode)
+        move_into_place(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_new_file(path: Path, chunks: Iterable[Buffer], mode: int = 0o644) -> int:
+    """Write a file that does not exist yet, through to the disk; returns its size."""
+    # The mode is given at creation: a secret must not be readable for the moment before a chmod.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        size = sum(write_fully(descriptor, chunk) for chunk in chunks)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size
+
+
+def write_fully(descriptor: int, chunk: Buffer) -> int:
+    """Write all of a buffer: a single write may stop short, at 2 GiB or on a disk that is almost full."""
+    view = memoryview(chunk)
+    size = view.nbytes
+    # A view without elements cannot be cast, and has nothing to write.
+    rest = view.cast("B") if size else memoryview(b"")
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    return size
+
+
+def move_into_place(temporary: Path, final: Path) -> None:
+    """Give a file or folder, already on the disk, its final name, and make the name survive a power cut."""
+    os.rename(temporary, final)  # noqa: PTH104 (one seam for every call that changes the disk)
+    sync_folder(final.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's list of names through to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder or file as far as possible; what cannot be removed now is left for the next sweep."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

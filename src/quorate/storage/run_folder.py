@@ -1,0 +1,158 @@
+"""A run's folder: what it holds, how it is made, found and locked."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import RunError
+from quorate.storage.atomic import write_atomically
+from quorate.storage.incarnation import take_next
+from quorate.storage.lock import FolderInUse, hold
+from quorate.storage.run_search import find_run
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a running job's coordinator listens, and the secret that it asks for."""
+
+    address: str
+    token: str
+
+
+class RunFolder:
+    """One run on the disk; it explains itself to a person who opens it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.job_file = path / "job.yaml"
+        self.events_file = path / "events.jsonl"
+        self.result_file = path / "result.json"
+        self.environment_file = path / "environment.json"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self._address_file = path / "coordinator.json"
+
+    @classmethod
+    def create(cls, runs: Path, name: str) -> "RunFolder":
+        """Make the folder of a new run: ``name-0001``, or the number after the highest there is."""
+        with _explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
+            runs.mkdir(parents=True, exist_ok=True)
+            run = cls(_claim(runs, name))
+            try:
+                run.logs.mkdir()
+                run.checkpoints.mkdir()
+                write_atomically(run.path / "created", f"{datetime.now(UTC).isoformat()}\n")
+            except BaseException:
+                run._take_back()
+                raise
+            return run
+
+    @classmethod
+    def find(cls, runs: Path, reference: str) -> "RunFolder":
+        """The run that a person means by a name, a unique prefix of one, a path, or ``last``."""
+        return cls(find_run(runs, reference))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other launcher out of this run, for as long as this process lives at most."""
+        with contextlib.ExitStack() as stack:
+            try:
+                with _explaining(f"cannot lock run {self.name} in {self.path.parent}"):
+                    stack.enter_context(hold(self.path / "lock"))
+            except FolderInUse as in_use:
+                raise RunError(
+                    f"run {self.name} is in use by {in_use}; wait for it to end, or stop it with Ctrl-C or SIGTERM"
+                ) from None
+            yield
+
+    def next_incarnation(self) -> int:
+        """A number higher than any coordinator of this run had before; on the disk before it is returned."""
+        with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
+            return take_next(self.path / "incarnations")
+
+    def write_address(self, address: str, token: str) -> None:
+        """Say where the coordinator listens, to the owner of the run only."""
+        self._write(self._address_file, asdict(Address(address, token)), mode=0o600)
+
+    def read_address(self) -> Address | None:
+        """Where the coordinator listens, if it does."""
+        fields = self._read(self._address_file)
+        return None if fields is None else Address(**fields)
+
+    def remove_address(self) -> None:
+        """The coordinator listens no longer."""
+        with _explaining(f"cannot remove {self._address_file}"):
+            self._address_file.unlink(missing_ok=True)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """How the run ended."""
+        self._write(self.result_file, result)
+
+    def read_result(self) -> dict[str, Any] | None:
+        """How the run ended, if it did."""
+        return self._read(self.result_file)
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """What the run's bits depend on besides its job: versions, device, digests of code and data."""
+        self._write(self.environment_file, environment)
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What the run's bits depend on, if it has been written."""
+        return self._read(self.environment_file)
+
+    def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
+        with _explaining(f"cannot write {file}"):
+            write_atomically(file, json.dumps(fields, indent=2) + "\n", mode)
+
+    def _read(self, file: Path) -> dict[str, Any] | None:
+        with _explaining(f"cannot read {file}"):
+            try:
+                text = file.read_text()
+            except FileNotFoundError:
+                return None
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise RunError(f"{file} is not JSON ({error}); it was edited or damaged after the run wrote it") from None
+        if not isinstance(fields, dict):
+            raise RunError(f"{file} holds a {type(fields).__name__} where an object is expected; it was edited")
+        return fields
+
+    def _take_back(self) -> None:
+        """Leave no half-made run behind: it would be found as the last one."""
+        with contextlib.suppress(OSError):
+            for child in self.path.iterdir():
+                child.rmdir() if child.is_dir() else child.unlink()
+            self.path.rmdir()
+
+
+def _claim(runs: Path, name: str) -> Path:
+    """Make the numbered folder. Making it is the claim: of two launchers only one can."""
+    pattern = re.compile(re.escape(name) + r"-(\d{4,})")
+    taken = [int(match[1]) for entry in runs.iterdir() if (match := pattern.fullmatch(entry.name))]
+    number = max(taken, default=0)
+    while True:
+        number += 1
+        path = runs / f"{name}-{number:04d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+
+
+@contextlib.contextmanager
+def _explaining(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into one that names the folder, the reason and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        place = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
+        raise RunError(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error

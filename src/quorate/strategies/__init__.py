@@ -1,0 +1,1 @@
+"""How the lanes' gradients become one update."""

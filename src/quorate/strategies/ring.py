@@ -1,0 +1,91 @@
+"""The `ring` strategy: synchronous, and the same bits on any number of workers."""
+
+from collections.abc import Sequence
+
+from quorate.core.errors import LossError
+from quorate.core.generation import Generation
+from quorate.reduce.ring import Ring
+from quorate.strategies.buffer_exchange import BufferExchange
+from quorate.strategies.notes import LaneNote, decode, encode, note_of
+from quorate.training.buffers import Buffers
+from quorate.training.gradients import Gradients
+from quorate.training.lane import LaneResult, LossSum, not_finite
+from quorate.training.strategy import Agreement
+
+NOTES_INDEX = 0
+SHARE_INDEX = 2
+
+
+class RingStrategy:
+    """Sums the lanes' gradients around the ring, in the order that the job fixes."""
+
+    def __init__(self, ring: Ring, generation: Generation, worker: int, gradients: Gradients, buffers: Buffers) -> None:
+        self._ring = ring
+        self._member = generation.members[generation.position(worker)]
+        self._gradients = gradients
+        self._buffer_exchange = BufferExchange(ring, generation, buffers, first_index=len(gradients.plan))
+
+    @property
+    def hosted(self) -> range:
+        """The lanes that this worker hosts."""
+        return self._member.lanes
+
+    def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
+        """Notes first, since they can end the step; then gradients, bucket by bucket; then buffers."""
+        own = [note_of(result) for result in results]
+        everyone = [decode(payload) for payload in self._ring.gather(step, NOTES_INDEX, encode(own, stop))]
+        notes = [note for told, _ in everyone for note in told]
+        _check_losses(step, notes)
+        for index, total in enumerate(self._gradients.total.buckets):
+            lanes = [self._gradients.lanes[lane].buckets[index] for lane in self.hosted]
+            self._ring.all_reduce(step, index, lanes, total)
+        return Agreement(
+            samples=sum(note.samples for note in notes),
+            present=_union(notes),
+            losses=_total_losses(notes),
+            log=_mean_log(notes),
+            buffers=self._buffer_exchange.agree(step, results, notes),
+            stop=next((wish for _, wish in everyone if wish is not None), None),
+        )
+
+    def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        """Everyone's payload, in lane order."""
+        return self._ring.gather(step, SHARE_INDEX, payload)
+
+    def close(self) -> None:
+        """Close the links to the neighbours."""
+        self._ring.close()
+
+
+def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:
+    for note in notes:
+        trouble = not_finite(note.losses)
+        if trouble is not None:
+            raise LossError(
+                f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}. No weight was changed by "
+                "this step. Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample "
+                "holds a value that is not a number."
+            )
+
+
+def _union(notes: Sequence[LaneNote]) -> int:
+    present = 0
+    for note in notes:
+        present |= note.present
+    return present
+
+
+def _total_losses(notes: Sequence[LaneNote]) -> dict[str, LossSum]:
+    totals: dict[str, LossSum] = {}
+    for note in notes:
+        for name, loss in note.losses.items():
+            totals.setdefault(name, LossSum()).add(loss)
+    return totals
+
+
+def _mean_log(notes: Sequence[LaneNote]) -> dict[str, float]:
+    sums: dict[str, LossSum] = {}
+    for note in notes:
+        for name, value in note.log.items():
+            sums.setdefault(name, LossSum()).add(LossSum(value * note.samples, note.samples))
+    return {name: total.mean for name, total in sums.items()}

@@ -1,0 +1,1 @@
+"""A task becomes a replica, a lane's gradient, a step, and the loop."""

@@ -1,0 +1,96 @@
+"""Buffers that training may change, such as running statistics: committed values, and each lane's scratch copies.
+
+Every lane starts a step from the committed buffers; what the lanes make of them is agreed on in the exchange and
+becomes the committed value at apply. A redone step therefore starts from the same buffers as the first try.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from quorate.core.errors import TaskError
+from quorate.training.tensors import same_bits
+
+MEAN = "mean"
+LANE_0 = "lane 0"
+
+
+@dataclass
+class _Buffer:
+    owner: torch.nn.Module
+    attribute: str
+    committed: torch.Tensor
+    home: torch.Tensor
+
+    @property
+    def live(self) -> torch.Tensor:
+        value = self.owner._buffers[self.attribute]
+        return self.home if value is None else value
+
+    @property
+    def changed(self) -> bool:
+        # By its bits: batch-norm kernels write running statistics without raising the tensor's version counter.
+        return not same_bits(self.live, self.committed)
+
+
+class Buffers:
+    """All buffers of a model, by name."""
+
+    def __init__(self, model: torch.nn.Module, rules: Mapping[str, str]) -> None:
+        self._buffers: dict[str, _Buffer] = {}
+        self.rules: dict[str, str] = {}
+        for name, value in model.named_buffers():
+            owner_name, _, attribute = name.rpartition(".")
+            owner = model.get_submodule(owner_name)
+            self._buffers[name] = _Buffer(owner, attribute, value.detach().clone(), value)
+            if isinstance(owner, _NormBase) and attribute in ("running_mean", "running_var"):
+                self.rules[name] = MEAN
+        self._name_rules(rules)
+
+    def _name_rules(self, rules: Mapping[str, str]) -> None:
+        for pattern, rule in rules.items():
+            if rule not in (MEAN, LANE_0):
+                raise TaskError(f'buffer_rules: {pattern!r} has the rule {rule!r}; the rules are "{MEAN}" and "{LANE_0}".')
+            names = [name for name in self._buffers if fnmatchcase(name, pattern)]
+            if not names:
+                known = ", ".join(self._buffers) or "none"
+                raise TaskError(f"buffer_rules: {pattern!r} names no buffer of the model. Its buffers: {known}.")
+            self.rules.update(dict.fromkeys(names, rule))
+
+    def committed(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and committed values."""
+        return ((name, buffer.committed) for name, buffer in self._buffers.items())
+
+    def get(self, name: str) -> torch.Tensor:
+        """One committed value."""
+        return self._buffers[name].committed
+
+    def restore(self) -> None:
+        """Put the committed values into the model again."""
+        for buffer in self._buffers.values():
+            if buffer.live is not buffer.home or buffer.changed:
+                self._put(buffer)
+
+    def take_changes(self) -> dict[str, torch.Tensor]:
+        """Copies of what was changed since the last restore, by name."""
+        return {name: b.live.detach().clone() for name, b in self._buffers.items() if b.changed}
+
+    def commit(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Make these the committed values, in the model too."""
+        for name, value in values.items():
+            buffer = self._buffers[name]
+            if value.shape == buffer.committed.shape and value.dtype == buffer.committed.dtype:
+                buffer.committed.copy_(value)
+            else:
+                buffer.committed = value.clone()
+                buffer.home = value.clone()
+            self._put(buffer)
+        self.restore()
+
+    def _put(self, buffer: _Buffer) -> None:
+        with torch.no_grad():
+            buffer.home.copy_(buffer.committed)
+        buffer.owner._buffers[buffer.attribute] = buffer.home

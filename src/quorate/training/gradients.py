@@ -1,0 +1,142 @@
+"""Gradients in flat buffers: one set per hosted lane, and one for their sum."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
+
+
+@dataclass(frozen=True)
+class FlatTensors:
+    """Buckets of memory, and a view into them for each parameter."""
+
+    buckets: tuple[torch.Tensor, ...]
+    views: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def like(cls, parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]) -> "FlatTensors":
+        """Memory for these parameters, laid out by the plan."""
+        views: dict[int, torch.Tensor] = {}
+        buckets = []
+        for bucket in plan:
+            first = parameters[bucket.slots[0].index]
+            flat = torch.zeros(bucket.numel, dtype=first.dtype)
+            buckets.append(flat)
+            for slot in bucket.slots:
+                part = flat[slot.offset : slot.offset + slot.numel]
+                views[slot.index] = part.view(parameters[slot.index].shape)
+        return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
+
+
+class Gradients:
+    """Collects each lane's gradient while its backward pass runs, and hands the sum to the optimizer.
+
+    Before a lane's first backward pass every `.grad` is None, as in plain PyTorch, so that the first gradient is
+    taken as it is (adding it to zeros would turn −0.0 into 0.0) and a parameter that gets none keeps None. A hook
+    then moves it into the lane's buffer, where later micro-batches add to it.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]], lanes: range, bucket_mb: float) -> None:
+        self.names = tuple(name for name, _ in parameters)
+        self.parameters = tuple(parameter for _, parameter in parameters)
+        self.plan = plan_buckets(_shapes(parameters), bucket_mb)
+        self.lanes = {lane: FlatTensors.like(self.parameters, self.plan) for lane in lanes}
+        self.total = FlatTensors.like(self.parameters, self.plan)
+        self._current = self.total
+        self._touched: set[int] = set()
+        self._in_backward = False
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._adopt(index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+
+    def begin(self, lane: int) -> None:
+        """Collect for this lane from now on."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._current = self.lanes[lane]
+        self._touched = set()
+
+    def backward(self, loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] | None, retain: bool) -> None:
+        """One weighted backward pass; with `inputs`, only they get gradients."""
+        self._in_backward = True
+        try:
+            # The weight enters as the loss's own gradient: each addition on the ring is then a plain sum.
+            loss.backward(torch.full_like(loss, weight), retain_graph=retain, inputs=inputs)
+        finally:
+            self._in_backward = False
+
+    def finish(self) -> int:
+        """End of the lane; which parameters have a gradient, as bits."""
+        bits = 0
+        for index, view in enumerate(self._current.views):
+            if index not in self._touched:
+                view.zero_()
+                continue
+            bits |= 1 << index
+            if self.parameters[index].grad is not view:
+                raise self._detached(index)
+        return bits
+
+    def clear(self, lane: int) -> None:
+        """A lane without samples counts as zeros."""
+        for bucket in self.lanes[lane].buckets:
+            bucket.zero_()
+
+    def install(self, present: int) -> None:
+        """Give the sum to the parameters; those without a gradient in any lane keep None."""
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = self.total.views[index] if present >> index & 1 else None
+
+    def close(self) -> None:
+        """Let the parameters go."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _adopt(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            gradient, view = parameter.grad, self._current.views[index]
+            if gradient is view:
+                return
+            if gradient is None or index in self._touched:
+                raise self._detached(index)
+            self._check(index, gradient)
+            view.copy_(gradient)
+            parameter.grad = view
+            self._touched.add(index)
+
+        return hook
+
+    def _check(self, index: int, gradient: torch.Tensor) -> None:
+        name = self.names[index]
+        if not self._in_backward:
+            raise UnsupportedModelError(
+                f"The gradient of '{name}' was computed inside loss(): loss() must not call backward() itself. "
+                "Return the loss (or a dict of losses by optimizer), and use torch.autograd.grad for gradients within it."
+            )
+        if gradient.layout is not torch.strided:
+            raise UnsupportedModelError(
+                f"The gradient of '{name}' is sparse ({gradient.layout}), which the ring does not sum. "
+                "Build the layer with sparse=False."
+            )
+        if gradient.requires_grad:
+            raise UnsupportedModelError(
+                f"The gradient of '{name}' carries a graph of its own (create_graph), which detaches it from its buffer. "
+                "Use torch.autograd.grad(..., create_graph=True) for gradients within loss()."
+            )
+
+    def _detached(self, index: int) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"The gradient of '{self.names[index]}' was detached from its buffer between two backward passes of a lane: "
+            "loss() or the model replaced its `.grad` (zero_grad() does). Leave `.grad` to Quorate, which clears it."
+        )
+
+
+def _shapes(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[TensorShape]:
+    return [
+        TensorShape(name, str(parameter.dtype), parameter.element_size(), parameter.numel())
+        for name, parameter in parameters
+    ]

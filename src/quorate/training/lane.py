@@ -1,0 +1,127 @@
+"""One lane's part of a step: forward and backward over its micro-batches, from the committed buffers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quorate.core.errors import LossError
+from quorate.core.seeds import derive_seed
+from quorate.core.user_code import user_code
+from quorate.data.streams import seed_generators
+from quorate.training.gradients import Gradients
+from quorate.training.optimizers import SOLE
+from quorate.training.replica import Replica
+from quorate.training.task import Task, take_log
+
+
+@dataclass
+class LossSum:
+    """A loss on the way to its mean. `per_item`: the count is of something other than samples, so the gradient is
+    that of the sum and is divided once all lanes' counts are known."""
+
+    total: float = 0.0
+    count: float = 0.0
+    per_item: bool = False
+
+    def add(self, other: "LossSum") -> None:
+        """Add another part of the batch."""
+        self.total += other.total
+        self.count += other.count
+        self.per_item = other.per_item
+
+    @property
+    def mean(self) -> float:
+        """The mean so far."""
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass
+class LaneResult:
+    """What a lane contributes besides its gradient."""
+
+    lane: int
+    samples: int
+    present: int = 0
+    losses: dict[str, LossSum] = field(default_factory=dict)
+    log: dict[str, float] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class LaneRunner:
+    """Runs lanes one after another on the worker's replica."""
+
+    def __init__(self, task: Task, replica: Replica, gradients: Gradients, seed: int) -> None:
+        self._task = task
+        self._replica = replica
+        self._gradients = gradients
+        self._seed = seed
+
+    def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
+        """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
+        result = LaneResult(lane, sum(samples for samples, _ in batches))
+        if not batches:
+            self._gradients.clear(lane)
+            return result
+        self._replica.buffers.restore()
+        seed_generators(derive_seed(self._seed, "lane", step, lane))
+        self._gradients.begin(lane)
+        for samples, batch in batches:
+            with user_code("loss()"):
+                loss = self._task.loss(self._replica.model, batch)
+            for name, part in self._backward(loss, samples, batch_samples).items():
+                result.losses.setdefault(name, LossSum()).add(part)
+        result.present = self._gradients.finish()
+        result.log = take_log(self._task)
+        result.buffers = self._replica.buffers.take_changes()
+        return result
+
+    def _backward(self, loss: Any, samples: int, batch_samples: int) -> dict[str, LossSum]:
+        by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}
+        expected = self._replica.optimizers.by_name
+        if by_name.keys() != expected.keys():
+            raise LossError(
+                f"loss() gave {_names(by_name)} and optimizer() {_names(expected)}: both must have the same names."
+            )
+        sums = {}
+        for position, (name, given) in enumerate(by_name.items()):
+            tensor, count, per_item = _scalar(given, samples)
+            weight = 1.0 if per_item else samples / batch_samples
+            # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
+            inputs = None if name == SOLE else self._replica.optimizers.parameters(name)
+            with user_code("backward()"):
+                self._gradients.backward(tensor, weight, inputs, retain=position < len(by_name) - 1)
+            value = tensor.item()
+            sums[name] = LossSum(value if per_item else value * samples, count, per_item)
+        return sums
+
+
+def not_finite(losses: Mapping[str, LossSum]) -> tuple[str, float] | None:
+    """The first loss that is not a number any more: what to call it, and its value."""
+    for name, loss in losses.items():
+        if not math.isfinite(loss.total):
+            return (f"loss '{name}'" if name else "loss"), loss.total
+    return None
+
+
+def _scalar(given: Any, samples: int) -> tuple[torch.Tensor, float, bool]:
+    tensor, count, per_item = given, float(samples), False
+    if isinstance(given, tuple) and len(given) == 2:
+        tensor, count, per_item = given[0], float(given[1]), True
+    if not isinstance(tensor, torch.Tensor):
+        raise LossError(f"loss() gave a {type(tensor).__name__}; it must return a tensor with one element.")
+    if tensor.numel() != 1:
+        raise LossError(
+            f"loss() gave a tensor of shape {tuple(tensor.shape)}; it must be a scalar: "
+            "the mean over the samples of the batch (for instance loss.mean()), or (sum, count)."
+        )
+    if not tensor.requires_grad:
+        raise LossError("loss() gave a tensor that does not depend on the parameters (it has no gradient function).")
+    return tensor, count, per_item
+
+
+def _names(mapping: Mapping[str, Any]) -> str:
+    names = ", ".join(f"'{name}'" for name in mapping if name != SOLE)
+    return f"a dict with {names}" if names else "a single one"

@@ -1,0 +1,142 @@
+"""The loop: step, evaluate, save, until the job is done or asked to stop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from quorate.core.cursor import Phase
+from quorate.core.errors import LossError
+from quorate.data.curriculum import Curriculum
+from quorate.data.feed import Feed
+from quorate.data.reading import EvaluationPlan, Request, Source
+from quorate.observe.event import Event
+from quorate.spec.job import JobSpec
+from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, Activity
+from quorate.training.evaluation import Evaluator
+from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.optimizers import SOLE
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.saver import Saver
+from quorate.training.strategy import Agreement, Strategy
+from quorate.training.update import Update
+
+
+@dataclass
+class Loop:
+    """Everything that a worker trains with; `run` reads as the list of what it does."""
+
+    spec: JobSpec
+    curriculum: Curriculum
+    evaluation: EvaluationPlan
+    replica: Replica
+    feed: Feed
+    lanes: LaneRunner
+    strategy: Strategy
+    update: Update
+    evaluator: Evaluator
+    saver: Saver
+    activity: Activity
+    progress: Progress
+    publish: Callable[[Event], None]
+    check_lease: Callable[[], None]
+    stop_requested: Callable[[], str | None]
+    _step_ended: float = field(default_factory=perf_counter)
+
+    def run(self) -> str:
+        """Train to the end; "complete", "early stop", or why it was asked to stop."""
+        self._evaluate_if_due()
+        while not self._is_over():
+            stop = self._step()
+            if stop is not None:
+                self._save()
+                return stop
+            self._evaluate_if_due()
+            if self._save_is_due():
+                self._save()
+        self._save()
+        return "early stop" if self.progress.early_stopped else "complete"
+
+    def _is_over(self) -> bool:
+        return self.progress.early_stopped or self.progress.cursor.step >= self.curriculum.total_steps
+
+    def _step(self) -> str | None:
+        step = self.progress.cursor.step + 1
+        self.activity.begin_step(step)
+        batch_samples = len(self.curriculum.batch(step))
+        results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
+        self.replica.check_trainable()
+        with self.activity.during(EXCHANGE):
+            agreement = self.strategy.exchange(step, results, self.stop_requested())
+        self.check_lease()
+        with self.activity.during(APPLY):
+            norms = self.update.apply(step, agreement)
+        self.progress = self.progress.after_step(agreement.samples)
+        self._publish_step(step, agreement, norms)
+        return agreement.stop
+
+    def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
+        epoch = self.curriculum.epoch_of(step)
+        with self.activity.during(DATA, lane):
+            batches = [
+                (len(indices), self.feed.next(Request(Source.TRAINING, epoch, indices)))
+                for indices in self.curriculum.micro_batches(step, lane)
+            ]
+        with self.activity.during(COMPUTE, lane):
+            return self.lanes.run(step, lane, batches, batch_samples)
+
+    def _evaluate_if_due(self) -> None:
+        cursor = self.progress.cursor
+        if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.curriculum):
+            return
+        with self.activity.during(EVALUATION):
+            metrics = self.evaluator.run(cursor.step, self.strategy)
+        before = self.progress.best
+        self.progress = self.progress.after_evaluation(metrics, self.spec.evaluate, self.spec.early_stop)
+        self._react(metrics)
+        best = self.progress.best is not before
+        self.publish(Event("evaluation", cursor.step, {"metrics": metrics, "best": best}))
+
+    def _react(self, metrics: dict[str, float]) -> None:
+        if not self.replica.optimizers.reacts:
+            return
+        watched = self.spec.evaluate.metric or "loss"
+        if watched not in metrics:
+            raise LossError(
+                f"The learning rate waits for the metric '{watched}' (evaluate.metric), "
+                f"but metrics() gives {', '.join(metrics)}."
+            )
+        self.replica.optimizers.react(metrics[watched])
+
+    def _save_is_due(self) -> bool:
+        every = self.spec.checkpoint.every
+        return every is not None and self.progress.cursor.step % every == 0
+
+    def _save(self) -> None:
+        with self.activity.during(CHECKPOINT):
+            self.saver.save(self.replica, self.progress, self.strategy)
+
+    def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float]) -> None:
+        now = perf_counter()
+        elapsed, self._step_ended = now - self._step_ended, now
+        seconds = {f"{phase}_s": round(self.activity.seconds[phase], 6) for phase in (DATA, COMPUTE, EXCHANGE, APPLY)}
+        fields: dict[str, Any] = {
+            "epoch": self.curriculum.epoch_of(step),
+            **_by_optimizer("loss", {name: loss.mean for name, loss in agreement.losses.items()}),
+            **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
+            **_by_optimizer("gradient_norm", norms),
+            "samples": agreement.samples,
+            "samples_per_second": round(agreement.samples / elapsed, 1),
+            **seconds,
+        }
+        if agreement.log:
+            fields["log"] = agreement.log
+        self.publish(Event("step", step, fields))
+
+
+def _by_optimizer(name: str, values: dict[str, float]) -> dict[str, Any]:
+    """One number for one optimizer; with several, their sum is meaningless, so each has its name."""
+    if values.keys() == {SOLE}:
+        return {name: values[SOLE]}
+    return {f"{name}.{key}": value for key, value in values.items()}

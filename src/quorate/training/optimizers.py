@@ -1,0 +1,123 @@
+"""The task's optimizers and schedulers, by name; a task with just one has it under the empty name."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from quorate.core.errors import TaskError, UnsupportedModelError
+from quorate.core.user_code import user_code
+from quorate.spec.job import ScheduleSpec
+from quorate.training.schedule import rate_factor
+from quorate.training.task import Task
+
+SOLE = ""
+
+
+class Optimizers:
+    """Everything that turns a summed gradient into an update, and its state."""
+
+    def __init__(self, task: Task, model: torch.nn.Module, schedule: ScheduleSpec | None) -> None:
+        with user_code("optimizer()"):
+            given = task.optimizer(model)
+        self.by_name: dict[str, Optimizer] = dict(given) if isinstance(given, Mapping) else {SOLE: given}
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        self._check(names)
+        self._schedule = schedule
+        self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
+        self._schedulers = self._build_schedulers(task)
+
+    def parameters(self, name: str) -> list[torch.Tensor]:
+        """What one optimizer updates, in its own order."""
+        return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]
+
+    def prepare(self, step: int, total_steps: int) -> None:
+        """Set the learning rates of a step, if the job file schedules them."""
+        if self._schedule is None:
+            return
+        factor = rate_factor(self._schedule, step, total_steps)
+        for name, optimizer in self.by_name.items():
+            for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
+                group["lr"] = base * factor
+
+    def step(self) -> None:
+        """Update the parameters, then the task's own schedulers."""
+        with user_code("optimizer.step()"):
+            for optimizer in self.by_name.values():
+                optimizer.step()
+            for scheduler in self._schedulers.values():
+                if not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step()
+
+    def react(self, metric: float) -> None:
+        """Step the schedulers that look at an evaluation."""
+        with user_code("schedule().step()"):
+            for scheduler in self._schedulers.values():
+                if isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step(metric)
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The rate of each optimizer's first group."""
+        return {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self.by_name.items()}
+
+    @property
+    def reacts(self) -> bool:
+        """Whether a scheduler waits for evaluations."""
+        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers.values())
+
+    def state(self) -> dict[str, Any]:
+        """All that an update depends on besides the parameters."""
+        return {
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()},
+            "schedulers": {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up a saved state."""
+        for name, optimizer in self.by_name.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(state["schedulers"][name])
+
+    def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
+        schedulers = {}
+        for name, optimizer in self.by_name.items():
+            with user_code("schedule()"):
+                scheduler = task.schedule(optimizer)
+            if scheduler is not None:
+                schedulers[name] = scheduler
+        if schedulers and self._schedule is not None:
+            raise TaskError(
+                f"The learning rate is scheduled twice: by the job file (schedule: {self._schedule.kind}) and by the "
+                "task's schedule(). Keep one of them."
+            )
+        return schedulers
+
+    def _check(self, names: dict[torch.nn.Parameter, str]) -> None:
+        owner: dict[torch.Tensor, str] = {}
+        for name, optimizer in self.by_name.items():
+            if not isinstance(optimizer, Optimizer):
+                raise TaskError(f"optimizer() gave a {type(optimizer).__name__}, not a torch optimizer or a dict of them.")
+            closure = inspect.signature(optimizer.step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise UnsupportedModelError(
+                    f"{type(optimizer).__name__} evaluates the loss several times a step (its step() needs a closure), "
+                    "which is not supported: use an optimizer whose step() takes none, such as SGD or AdamW."
+                )
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                if parameter not in names:
+                    raise TaskError("optimizer() updates a tensor that is not a parameter of the model it was given.")
+                if owner.setdefault(parameter, name) != name:
+                    raise TaskError(
+                        f"'{names[parameter]}' belongs to two optimizers, '{owner[parameter]}' and '{name}'. "
+                        "Each parameter may have one."
+                    )
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    # A scheduler's state may point at itself by a bound method it patched in; only plain values are state.
+    return {key: value for key, value in state.items() if not callable(value)}

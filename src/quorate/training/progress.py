@@ -1,0 +1,76 @@
+"""How far a job has come and what its evaluations said: the part of the state that is not tensors."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from quorate.core.cursor import Cursor, Phase
+from quorate.core.errors import TaskError
+from quorate.spec.job import EarlyStopSpec, EvaluateSpec
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a metric so far, and when it was."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A value: each step and each evaluation makes the next one."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    patience_best: Best | None = None
+    waited: int = 0
+    early_stopped: bool = False
+
+    def after_step(self, samples: int) -> "Progress":
+        """One more step of so many samples."""
+        return replace(self, cursor=self.cursor.trained(), samples=self.samples + samples)
+
+    def after_evaluation(
+        self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None
+    ) -> "Progress":
+        """An evaluation, and what follows from it: best metric, patience, early stop."""
+        step = self.cursor.step
+        best = self.best
+        watched = evaluate.metric or ("loss" if "loss" in metrics else None)
+        if watched is not None:
+            best = _better(best, _metric(metrics, watched, "evaluate.metric"), step, evaluate.mode)
+        after = replace(self, cursor=self.cursor.evaluated(), metrics=metrics, best=best)
+        if early_stop is None:
+            return after
+        value = _metric(metrics, early_stop.metric, "early_stop.metric")
+        patience_best = _better(self.patience_best, value, step, early_stop.mode)
+        waited = 0 if patience_best is not self.patience_best else self.waited + 1
+        return replace(
+            after, patience_best=patience_best, waited=waited, early_stopped=waited >= early_stop.patience
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self) | {"cursor": [self.cursor.step, int(self.cursor.phase)]}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Progress":
+        """From a checkpoint."""
+        step, phase = fields["cursor"]
+        best, patience_best = (Best(**fields[key]) if fields[key] else None for key in ("best", "patience_best"))
+        return cls(**fields | {"cursor": Cursor(step, Phase(phase)), "best": best, "patience_best": patience_best})
+
+
+def _better(best: Best | None, value: float, step: int, mode: str) -> Best | None:
+    if best is None:
+        return None if value != value else Best(value, step)
+    improved = value < best.value if mode == "min" else value > best.value
+    return Best(value, step) if improved else best
+
+
+def _metric(metrics: dict[str, float], name: str, key: str) -> float:
+    if name not in metrics:
+        raise TaskError(f"{key}: there is no metric '{name}'; metrics() gives {', '.join(metrics) or 'none'}.")
+    return metrics[name]

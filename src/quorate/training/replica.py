@@ -1,0 +1,120 @@
+"""One worker's copy of everything that training changes: equal, bit for bit, in every worker."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from quorate.core.digests import weights_digest
+from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError
+from quorate.core.seeds import derive_seed
+from quorate.core.user_code import user_code
+from quorate.data.streams import seed_generators
+from quorate.spec.job import JobSpec
+from quorate.training.buffers import Buffers
+from quorate.training.optimizers import Optimizers
+from quorate.training.task import Task
+from quorate.training.tensors import digests, named_bytes
+
+
+class Replica:
+    """Model, buffers and optimizers of a task, built from the job's seed."""
+
+    def __init__(self, task: Task, spec: JobSpec) -> None:
+        self.model = build_model(task, spec.seed)
+        self.buffers = Buffers(self.model, task.buffer_rules)
+        self.optimizers = Optimizers(task, self.model, spec.schedule)
+        self.parameters = tuple(self.model.named_parameters())
+        self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
+        self._trained = tuple(p.requires_grad for _, p in self.parameters)
+
+    def check_trainable(self) -> None:
+        """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
+        for (name, parameter), trained in zip(self.parameters, self._trained, strict=True):
+            if parameter.requires_grad is not trained:
+                raise UnsupportedModelError(
+                    f"requires_grad of '{name}' was changed to {parameter.requires_grad} while training. "
+                    "Which parameters are trained is fixed when the job starts: set it in model()."
+                )
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and committed buffers, by name."""
+        yield from self.parameters
+        yield from self.buffers.committed()
+
+    def weights_digest(self) -> str:
+        """Sha-256 over parameters and buffers in name order."""
+        return weights_digest(named_bytes(name, tensor) for name, tensor in self.tensors())
+
+    def state_digests(self) -> dict[str, str]:
+        """A digest for each tensor of the state, optimizers included."""
+        named = dict(self.tensors())
+        for name, state in self.optimizers.state()["optimizers"].items():
+            for index, values in state["state"].items():
+                for key, value in values.items():
+                    if isinstance(value, torch.Tensor):
+                        named[f"optimizer {name} {index} {key}"] = value
+        return digests(named.items())
+
+    def layout(self) -> str:
+        """What must be equal before weights can be compared."""
+        return "; ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in self.tensors())
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint. Tied weights appear once, under their first name."""
+        return {"tensors": {name: tensor.detach() for name, tensor in self.tensors()}, **self.optimizers.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up a saved state, in place, so that ties and optimizers keep their tensors."""
+        saved = dict(state["tensors"])
+        self._check_names(saved)
+        with torch.no_grad():
+            for name, parameter in self.parameters:
+                parameter.copy_(saved.pop(name))
+        self.buffers.commit(saved)
+        self.optimizers.load(state)
+
+    def _check_names(self, saved: dict[str, torch.Tensor]) -> None:
+        own = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        different = next((name for name in sorted({*own, *theirs}) if own.get(name) != theirs.get(name)), None)
+        if different is not None:
+            raise DivergedError(
+                f"The checkpoint was saved by another model: '{different}' has shape {theirs.get(different)} there "
+                f"and {own.get(different)} in the model that the task builds now."
+            )
+
+
+def build_model(task: Task, seed: int) -> torch.nn.Module:
+    """The model with its initial weights, from the job's seed."""
+    seed_generators(derive_seed(seed, "build"))
+    with user_code("model()"):
+        model = task.model()
+    if not isinstance(model, torch.nn.Module):
+        raise TaskError(f"model() gave a {type(model).__name__}, not a torch.nn.Module.")
+    lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise UnsupportedModelError(
+            f"'{lazy}' is a lazy parameter, whose shape is known only after the first batch. "
+            "Give its layer the number of inputs, or run one batch through the model in model()."
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TaskError("model() has no parameter to train (none has requires_grad).")
+    with user_code("initial_weights()"):
+        weights = task.initial_weights()
+        if weights is not None:
+            model.load_state_dict(weights)
+    return model
+
+
+def check_repeatable(task: Task, spec: JobSpec, replica: Replica) -> None:
+    """Build the model a second time and compare: what differs was drawn from somewhere without a seed."""
+    again = build_model(task, spec.seed)
+    second = digests([*again.named_parameters(), *again.named_buffers()])
+    for name, digest in digests(replica.tensors()).items():
+        if second.get(name) != digest:
+            raise DivergedError(
+                f"model() gives other weights each time it is called with the same seed: the first difference is in "
+                f"'{name}'. Draw initial weights from torch's, NumPy's or Python's global generator, which Quorate seeds."
+            )

@@ -1,0 +1,82 @@
+"""Saving the state: every replica is compared, the worker that hosts lane 0 writes."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cursor import Cursor, Phase
+from quorate.core.digests import content_digest, first_difference
+from quorate.core.errors import DivergedError
+from quorate.observe.event import Event
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.strategy import Strategy
+
+
+class Saver:
+    """Writes checkpoints of a state that all workers hold."""
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        keep: int,
+        job: dict[str, Any],
+        environment: dict[str, str],
+        publish: Callable[[Event], None],
+        check_lease: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._job = job
+        self._environment = environment
+        self._publish = publish
+        self._check_lease = check_lease
+        self._saved: Progress | None = None
+
+    def save(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
+        """Save this state, unless it is saved already."""
+        if progress == self._saved:
+            return
+        check_equal(replica, progress, strategy)
+        self._saved = progress
+        if 0 not in strategy.hosted:
+            return
+        self._check_lease()
+        cursor = progress.cursor
+        saved = self._folder.save(
+            {"replica": replica.state(), "progress": progress.to_dict()},
+            step=cursor.step,
+            phase=int(cursor.phase),
+            weights_digest=replica.weights_digest(),
+            job=self._job,
+            environment=self._environment,
+            metrics=progress.metrics,
+        )
+        best = None if progress.best is None else Cursor(progress.best.step, Phase.EVALUATED)
+        self._folder.prune(self._keep, best)
+        self._publish(
+            Event(
+                "checkpoint",
+                cursor.step,
+                {"path": str(saved.path), "bytes": saved.bytes, "seconds": round(saved.seconds, 4)},
+            )
+        )
+
+
+def check_equal(replica: Replica, progress: Progress, strategy: Strategy) -> None:
+    """Refuse to go on when replicas differ; name the first tensor that does, and who holds which."""
+    step = progress.cursor.step
+    own = replica.state_digests() | {"progress": json.dumps(progress.to_dict(), sort_keys=True)}
+    brief = strategy.share(step, content_digest(json.dumps(own, sort_keys=True).encode()).encode())
+    if len(set(brief)) == 1:
+        return
+    everyone = [json.loads(payload) for payload in strategy.share(step, json.dumps(own).encode())]
+    usual = Counter(brief).most_common(1)[0][0]
+    odd = [position for position, digest in enumerate(brief) if digest != usual]
+    name = first_difference(everyone[odd[0]], everyone[brief.index(usual)])
+    raise DivergedError(
+        f"The replicas differ after step {step}: worker(s) {', '.join(map(str, odd))} hold other bits than the rest, "
+        f"first in '{name}'. The last checkpoint was saved before this and is sound."
+    )

@@ -1,0 +1,17 @@
+"""Learning rates: the job file's schedule, as a pure function of the step."""
+
+import math
+
+from quorate.spec.job import ScheduleSpec
+
+
+def rate_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
+    """What the base rate is multiplied by at a step (counted from 1): up over the warm-up, then down to `final`."""
+    if step <= schedule.warmup:
+        return step / schedule.warmup
+    if schedule.kind == "constant":
+        return 1.0
+    done = (step - schedule.warmup) / max(1, total_steps - schedule.warmup)
+    done = min(done, 1.0)
+    shape = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.final + (1.0 - schedule.final) * shape

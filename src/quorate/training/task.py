@@ -1,0 +1,89 @@
+"""What a user writes: model, data, loss, optimizer, evaluation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.data import default_collate
+
+Loss = torch.Tensor | tuple[torch.Tensor, Any]
+"""A mean over the samples of the batch, or (sum, count) for a mean over something else, such as tokens."""
+
+
+class Task:
+    """The user's side of a job. Subclass it, and write four methods of ordinary PyTorch.
+
+    ::
+
+        class Digits(quorate.Task):
+            learning_rate: float = 0.1            # filled from the job file's `params`, typed and checked
+
+            def model(self):
+                return nn.Linear(64, 10)
+
+            def datasets(self):
+                return training_set, validation_set       # anything with len() and []
+
+            def loss(self, model, batch):
+                images, labels = batch
+                return F.cross_entropy(model(images), labels)
+
+            def optimizer(self, model):
+                return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+    """
+
+    buffer_rules: ClassVar[Mapping[str, str]] = {}
+    """For buffers that training changes differently in each lane: name (or pattern) → "mean" or "lane 0"."""
+
+    def model(self) -> torch.nn.Module:
+        """Build the model. Random weights come from torch's global generator, which is seeded."""
+        raise NotImplementedError
+
+    def datasets(self) -> Any:
+        """Return the training set, or (training set, validation set): anything with len() and []."""
+        raise NotImplementedError
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Return the loss: a mean over the samples, (sum, count), or a dict by optimizer name."""
+        raise NotImplementedError
+
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        """Return an optimizer, or a dict of them by name."""
+        raise NotImplementedError
+
+    def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+        """Evaluate a batch: name → mean over its samples, or name → (sum, count). By default the loss."""
+        loss = self.loss(model, batch)
+        return loss if isinstance(loss, dict) else {"loss": loss}
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return a torch learning-rate scheduler, stepped per update; a plateau kind after each evaluation."""
+        return None
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """Turn a list of samples into a batch."""
+        return default_collate(list(samples))
+
+    def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:
+        """Return the indices of an epoch in order; None shuffles them all."""
+        return None
+
+    def initial_weights(self) -> Mapping[str, torch.Tensor] | None:
+        """Return a state dict to start from; None keeps what model() built."""
+        return None
+
+    def log(self, name: str, value: float | torch.Tensor) -> None:
+        """Note a number of one's own, from within loss(); a step reports its mean over the samples."""
+        self._noted().setdefault(name, []).append(float(value))
+
+    def _noted(self) -> dict[str, list[float]]:
+        noted: dict[str, list[float]] = self.__dict__.setdefault("_log", {})
+        return noted
+
+
+def take_log(task: Task) -> dict[str, float]:
+    """What was logged since the last call, averaged by name."""
+    noted = task._noted()
+    means = {name: sum(values) / len(values) for name, values in noted.items()}
+    noted.clear()
+    return means

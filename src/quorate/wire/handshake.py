@@ -1,0 +1,142 @@
+"""How two workers that connect prove that they belong together.
+
+Each tells who it is, whom it expects and a fresh nonce; then each proves that it holds the job's token by an HMAC over
+both tellings. The token never crosses the wire, and a proof is good for one connection, one direction only. The
+messages are fixed structures: nothing that comes from a socket is ever executed or unpickled.
+
+Both sides are written as generators of turns, so that sockets, deadlines and strangers are somebody else's concern.
+"""
+
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from quorate.core.errors import FrameError
+from quorate.core.generation import GenerationId
+
+_HELLO = struct.Struct("<4sHHqqQQ32s")
+_MAGIC = b"QRTH"
+_VERSION = 1
+_ACCEPTED = b"\x01"
+_REFUSED = b"\x00"
+_PROOF_SIZE = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Who a worker is, and what proves it."""
+
+    token: str = field(repr=False)
+    worker: int
+    generation: GenerationId
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Send these bytes, then hand over that many from the peer."""
+
+    send: bytes
+    expect: int
+
+
+Handshake = Generator[Turn, bytes, None]
+"""Ends when both sides are proven; raises FrameError when they do not belong together."""
+
+
+class _Role(IntEnum):
+    CONNECTS = 1
+    LISTENS = 2
+
+
+@dataclass(frozen=True)
+class _Hello:
+    role: int
+    worker: int
+    peer: int
+    generation: GenerationId
+    nonce: bytes
+
+    @classmethod
+    def of(cls, credentials: Credentials, peer: int, role: _Role) -> "_Hello":
+        return cls(role, credentials.worker, peer, credentials.generation, secrets.token_bytes(32))
+
+    def encode(self) -> bytes:
+        ids = (self.worker, self.peer, self.generation.incarnation, self.generation.number)
+        return _HELLO.pack(_MAGIC, _VERSION, self.role, *ids, self.nonce)
+
+
+def introduce(credentials: Credentials, peer: int) -> Handshake:
+    """The side that connects: it proves itself first."""
+    ours = _Hello.of(credentials, peer, _Role.CONNECTS)
+    theirs = _decode((yield Turn(ours.encode(), _HELLO.size)), _Role.LISTENS)
+    _check_match(ours, theirs)
+    verdict = yield Turn(_proof(credentials, ours, theirs, _Role.CONNECTS), 1 + _PROOF_SIZE)
+    if verdict[:1] != _ACCEPTED:
+        raise FrameError(
+            f"worker {peer} refused the proof of the job token that worker {credentials.worker} gave: "
+            "the two hold different tokens, so they belong to different runs"
+        )
+    _check_proof(_proof(credentials, ours, theirs, _Role.LISTENS), verdict[1:], peer)
+
+
+def receive_introduction(credentials: Credentials, peer: int) -> Handshake:
+    """The side that listens: it proves nothing to a stranger."""
+    theirs = _decode((yield Turn(b"", _HELLO.size)), _Role.CONNECTS)
+    ours = _Hello.of(credentials, peer, _Role.LISTENS)
+    # Told even where it does not match, so that the other side can say what differs.
+    given = yield Turn(ours.encode(), 0 if _mismatch(ours, theirs) else _PROOF_SIZE)
+    _check_match(ours, theirs)
+    try:
+        _check_proof(_proof(credentials, theirs, ours, _Role.CONNECTS), given, peer)
+    except FrameError:
+        yield Turn(_REFUSED + bytes(_PROOF_SIZE), 0)
+        raise
+    yield Turn(_ACCEPTED + _proof(credentials, theirs, ours, _Role.LISTENS), 0)
+
+
+def _decode(message: bytes, role: _Role) -> _Hello:
+    magic, version, given_role, worker, peer, incarnation, number, nonce = _HELLO.unpack(message)
+    if magic != _MAGIC:
+        raise FrameError(f"a stranger sent {magic!r} where a worker begins with {_MAGIC!r}")
+    if version != _VERSION:
+        raise FrameError(
+            f"worker {worker} speaks version {version} of the handshake, this one version {_VERSION}: "
+            "install the same release of Quorate on every machine"
+        )
+    if given_role != role:
+        # A connection to a dead worker's port on the same host can end at itself.
+        raise FrameError(f"the other end is in role {given_role} where {role.name.lower()} ({int(role)}) was expected")
+    return _Hello(given_role, worker, peer, GenerationId(incarnation, number), nonce)
+
+
+def _mismatch(ours: _Hello, theirs: _Hello) -> str:
+    """What does not fit, with both values; empty where all does."""
+    if theirs.generation != ours.generation:
+        return f"worker {theirs.worker} is in generation {theirs.generation}, worker {ours.worker} in {ours.generation}"
+    if theirs.worker != ours.peer:
+        return f"worker {theirs.worker} answered where worker {ours.worker} expected worker {ours.peer}"
+    if theirs.peer != ours.worker:
+        return f"worker {theirs.worker} expected worker {theirs.peer} and met worker {ours.worker}"
+    return ""
+
+
+def _check_match(ours: _Hello, theirs: _Hello) -> None:
+    if mismatch := _mismatch(ours, theirs):
+        raise FrameError(mismatch)
+
+
+def _proof(credentials: Credentials, connects: _Hello, listens: _Hello, role: _Role) -> bytes:
+    message = bytes([role]) + connects.encode() + listens.encode()
+    return hmac.digest(credentials.token.encode(), message, "sha256")
+
+
+def _check_proof(expected: bytes, given: bytes, peer: int) -> None:
+    if not hmac.compare_digest(expected, given):
+        raise FrameError(
+            f"worker {peer} gave a wrong proof of the job token ({given.hex()[:8]}…, expected {expected.hex()[:8]}…): "
+            "it holds another token, so it belongs to another run"
+        )

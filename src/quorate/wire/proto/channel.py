@@ -1,0 +1,41 @@
+"""How a coordinator is called: the channel to it, and the token that goes with every call."""
+
+import hmac
+from collections.abc import Sequence
+
+import grpc
+
+TOKEN_KEY = "quorate-token"
+
+# The digests of a model's tensors go in one message, and a model may have many.
+MESSAGE_LIMIT = 64 * 2**20
+MESSAGE_OPTIONS = (("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_send_message_length", MESSAGE_LIMIT))
+
+_CHANNEL_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    # A proxy from the environment cannot reach a private address, and must not see the token.
+    ("grpc.enable_http_proxy", 0),
+    # gRPC waits 1 s and then up to 2 minutes before it connects again; a lease would be over by then.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    # Channels to one address share a connection otherwise, and with it its backoff and its end.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A channel to a coordinator. It starts threads: open it after a fork, never before."""
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that proves a caller to belong to the job."""
+    return ((TOKEN_KEY, token),)
+
+
+def carries_token(metadata: Sequence[tuple[str, str | bytes]], token: str) -> bool:
+    """Whether the metadata of a call holds the job's token. The time it takes tells nothing about the token."""
+    given = next((value for key, value in metadata if key == TOKEN_KEY), "")
+    given_bytes = given if isinstance(given, bytes) else given.encode()
+    return hmac.compare_digest(given_bytes, token.encode())

@@ -1,0 +1,50 @@
+"""Values of the core as messages, and back."""
+
+import json
+
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId, Member
+from quorate.wire.proto import coordinator_pb2 as pb
+
+
+def encode_generation(generation: Generation) -> pb.Generation:
+    """A generation as its message."""
+    members = [
+        pb.Member(
+            worker=member.worker,
+            address=member.address,
+            first_lane=member.lanes.start,
+            lane_count=len(member.lanes),
+        )
+        for member in generation.members
+    ]
+    return pb.Generation(id=encode_id(generation.id), members=members)
+
+
+def decode_generation(message: pb.Generation) -> Generation:
+    """The generation that a message tells."""
+    members = tuple(
+        Member(member.worker, member.address, range(member.first_lane, member.first_lane + member.lane_count))
+        for member in message.members
+    )
+    return Generation(decode_id(message.id), members)
+
+
+def encode_id(generation: GenerationId) -> pb.GenerationId:
+    """The id of a generation as its message."""
+    return pb.GenerationId(incarnation=generation.incarnation, number=generation.number)
+
+
+def decode_id(message: pb.GenerationId) -> GenerationId:
+    """The id that a message tells; (0, 0) when it is absent."""
+    return GenerationId(message.incarnation, message.number)
+
+
+def encode_failure(failure: Failure | None) -> str:
+    """A failure as JSON text; none is empty."""
+    return "" if failure is None else json.dumps(failure.to_dict())
+
+
+def decode_failure(text: str) -> Failure | None:
+    """The failure that JSON text tells; empty is none."""
+    return Failure.from_dict(json.loads(text)) if text else None

@@ -1,0 +1,206 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Ack(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GenerationId(_message.Message):
+    __slots__ = ("incarnation", "number")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    number: int
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("worker", "address", "first_lane", "lane_count")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LANE_FIELD_NUMBER: _ClassVar[int]
+    LANE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    address: str
+    first_lane: int
+    lane_count: int
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("id", "members")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    id: GenerationId
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, id: _Optional[_Union[GenerationId, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Cursor(_message.Message):
+    __slots__ = ("step", "phase")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    phase: int
+    def __init__(self, step: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+
+class TensorDigest(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    pid: int
+    host: str
+    ring_address: str
+    facts: _containers.ScalarMap[str, str]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorDigest]
+    cursor: Cursor
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("worker", "lease", "refusal")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    lease: float
+    refusal: str
+    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    generation: GenerationId
+    sequence: int
+    step: int
+    phase: str
+    events: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("lease", "ended")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    lease: float
+    ended: bool
+    def __init__(self, lease: _Optional[float] = ..., ended: _Optional[bool] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    def __init__(self, worker: _Optional[int] = ...) -> None: ...
+
+class Directive(_message.Message):
+    __slots__ = ("formed", "stop", "end")
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    formed: Generation
+    stop: StopDirective
+    end: EndDirective
+    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ...) -> None: ...
+
+class StopDirective(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class EndDirective(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    def __init__(self, failure: _Optional[str] = ...) -> None: ...
+
+class FailureReport(_message.Message):
+    __slots__ = ("worker", "failure")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    failure: str
+    def __init__(self, worker: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class CompleteRequest(_message.Message):
+    __slots__ = ("worker", "weights_digest", "result")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    weights_digest: str
+    result: str
+    def __init__(self, worker: _Optional[int] = ..., weights_digest: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
+
+class CompleteReply(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    def __init__(self, failure: _Optional[str] = ...) -> None: ...
+
+class ExitReport(_message.Message):
+    __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    pid: int
+    host: str
+    exit_code: int
+    signal: int
+    step: int
+    phase: str
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class OutcomeRequest(_message.Message):
+    __slots__ = ("timeout",)
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    timeout: float
+    def __init__(self, timeout: _Optional[float] = ...) -> None: ...
+
+class OutcomeReply(_message.Message):
+    __slots__ = ("ended", "failure", "result")
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ended: bool
+    failure: str
+    result: str
+    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,134 @@
+"""A TCP connection whose waits have deadlines and can be ended from any thread."""
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from quorate.core.errors import PeerLost
+from quorate.wire.descriptors import close_in_children
+from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
+
+
+def wait_for(sock: socket.socket, events: int, deadline: Deadline) -> int:
+    """The events that came, or 0 when it is time to ask the deadline again; negative when the deadline is over."""
+    remaining = deadline()
+    if remaining <= 0:
+        return -1
+    poller = select.poll()
+    poller.register(sock, events)
+    return next((found for _, found in poller.poll(min(remaining, LONGEST_WAIT) * 1000)), 0)
+
+
+class Stream:
+    """Bytes to and from one peer. After any error it is closed."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(False)
+        # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        close_in_children(sock)
+        self.peer = peer
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
+        """Send parts one after the other, without first joining them."""
+        with self._use():
+            began = time.monotonic()
+            while parts:
+                try:
+                    sent = self._socket.sendmsg(parts)
+                except BlockingIOError:
+                    self._wait_to_send(deadline, began)
+                else:
+                    parts = _after(parts, sent)
+                    began = time.monotonic()
+
+    def fill(self, buffer: memoryview, deadline: Deadline) -> None:
+        """Receive until a buffer is full."""
+        with self._use():
+            began = time.monotonic()
+            filled = 0
+            while filled < buffer.nbytes:
+                try:
+                    received = self._socket.recv_into(buffer[filled:])
+                except BlockingIOError:
+                    self._wait(select.POLLIN, deadline, began)
+                else:
+                    if not received:
+                        raise self._lost(f"it closed the connection ({filled} of {buffer.nbytes} bytes came)")
+                    filled += received
+                    began = time.monotonic()
+
+    def close(self) -> None:
+        """End every wait on both ends. The descriptor itself lives until the last wait has left it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(OSError):
+                # Wakes the threads that poll it here, and ends the stream over there. The peer may have been faster.
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._release_if_unused()
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed or self._socket.fileno() < 0:
+                raise PeerLost(self.peer, CLOSED_HERE)
+            self._users += 1
+        try:
+            yield
+        except OSError as error:
+            lost = self._lost(error.strerror or str(error))
+            self.close()
+            raise lost from error
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closed:
+                self._release_if_unused()
+
+    def _lost(self, detail: str) -> PeerLost:
+        # What a socket says of its peer once it is closed on this side is not to be believed.
+        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
+
+    def _release_if_unused(self) -> None:
+        # Closed under a thread that polls it, the number could belong to another file by the time it is used.
+        if self._users == 0:
+            self._socket.close()
+
+    def _wait_to_send(self, deadline: Deadline, began: float) -> None:
+        found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
+        # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
+        if found & select.POLLRDHUP:
+            raise self._lost("it closed the connection")
+
+    def _wait(self, events: int, deadline: Deadline, began: float) -> int:
+        found = wait_for(self._socket, events, deadline)
+        if found < 0:
+            raise self._lost(f"no frame for {time.monotonic() - began:.1f} s")
+        return found
+
+
+def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of parts once so many bytes of them are sent."""
+    rest = []
+    for part in parts:
+        if sent >= part.nbytes:
+            sent -= part.nbytes
+        else:
+            rest.append(part[sent:])
+            sent = 0
+    return rest

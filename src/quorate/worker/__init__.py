@@ -1,0 +1,1 @@
+"""A worker process: join, train, recover, leave."""

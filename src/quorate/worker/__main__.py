@@ -1,0 +1,23 @@
+"""A spawned worker's process: ``python -m quorate.worker``, told its assignment by one line on standard input."""
+
+import signal
+import sys
+
+from quorate.core.processes import die_with_parent
+from quorate.training.machine import pin_machine
+from quorate.training.source import load_task_type
+from quorate.worker.assignment import Assignment
+from quorate.worker.process import Worker
+
+
+def main() -> int:
+    """Be a worker; the exit code."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assignment = Assignment.from_json(sys.stdin.readline())
+    pin_machine(1, assignment.job["deterministic"])
+    return Worker(assignment, load_task_type(assignment.task)).live()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

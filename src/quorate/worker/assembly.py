@@ -1,0 +1,110 @@
+"""Putting a worker's parts together for one generation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import TaskError
+from quorate.core.generation import Generation
+from quorate.core.user_code import user_code
+from quorate.data.curriculum import Curriculum
+from quorate.data.feed import Feed
+from quorate.data.reading import EvaluationPlan, Source, reading_plan
+from quorate.data.samples import Dataset, Samples, check_dataset
+from quorate.observe.event import Event
+from quorate.reduce.ring import Ring
+from quorate.spec.job import JobSpec
+from quorate.strategies.ring import RingStrategy
+from quorate.training.activity import Activity
+from quorate.training.evaluation import Evaluator
+from quorate.training.gradients import Gradients
+from quorate.training.lane import LaneRunner
+from quorate.training.loop import Loop
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.saver import Saver
+from quorate.training.task import Task
+from quorate.training.update import Update
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a worker builds once and keeps through all generations."""
+
+    spec: JobSpec
+    task: Task
+    replica: Replica
+    samples: Samples
+    environment: dict[str, str]
+    folder: CheckpointFolder
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How a worker's loop reaches the world outside."""
+
+    publish: Callable[[Event], None]
+    check_lease: Callable[[], None]
+    stop_requested: Callable[[], str | None]
+    activity: Activity
+
+
+def build_samples(task: Task, spec: JobSpec) -> Samples:
+    """The task's datasets, checked."""
+    with user_code("datasets()"):
+        given = task.datasets()
+    pair = given if isinstance(given, tuple) else (given,)
+    if len(pair) not in (1, 2):
+        raise TaskError(f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set).")
+    datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
+    if len(pair) == 2 and pair[1] is not None:
+        datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
+    return Samples(datasets, task.collate, spec.seed)
+
+
+def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
+    """By default an evaluation batch is as large as what one lane reads of a training batch."""
+    size = spec.evaluate.batch_size or -(-spec.batch_size // spec.lanes)
+    validation = samples.datasets.get(Source.VALIDATION, ())
+    return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every)
+
+
+def assemble(
+    ground: Ground, generation: Generation, worker: int, ring: Ring, progress: Progress, outside: Surroundings
+) -> Loop:
+    """The loop of one worker in one generation."""
+    spec, task, replica = ground.spec, ground.task, ground.replica
+    hosted = generation.members[generation.position(worker)].lanes
+    with user_code("order()"):
+        curriculum = Curriculum(spec, len(ground.samples.datasets[Source.TRAINING]), task.order)
+    evaluation = evaluation_plan(spec, ground.samples)
+    gradients = Gradients(replica.trainable, hosted, spec.bucket_mb)
+    requests = reading_plan(curriculum, evaluation, hosted, progress.cursor)
+    feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads)
+    publish = outside.publish if 0 in hosted else _keep_quiet
+    return Loop(
+        spec=spec,
+        curriculum=curriculum,
+        evaluation=evaluation,
+        replica=replica,
+        feed=feed,
+        lanes=LaneRunner(task, replica, gradients, spec.seed),
+        strategy=RingStrategy(ring, generation, worker, gradients, replica.buffers),
+        update=Update(spec, replica, gradients, curriculum.total_steps),
+        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
+        saver=Saver(ground.folder, spec.checkpoint.keep, _plain(spec), ground.environment, publish, outside.check_lease),
+        activity=outside.activity,
+        progress=progress,
+        publish=publish,
+        check_lease=outside.check_lease,
+        stop_requested=outside.stop_requested,
+    )
+
+
+def _keep_quiet(event: Event) -> None:
+    """Steps are told once: by the worker that hosts lane 0."""
+
+
+def _plain(spec: JobSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json")

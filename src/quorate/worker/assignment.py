@@ -1,0 +1,29 @@
+"""What a worker is told when it starts."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Everything that one worker process needs to know; it travels as JSON from the launcher."""
+
+    run: str
+    slot: int
+    workers: int
+    task: str
+    job: dict[str, Any]
+    job_source: str
+    coordinator: str
+    token: str
+    checkpoint: str | None = None
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Assignment":
+        """From that line."""
+        return cls(**json.loads(text))

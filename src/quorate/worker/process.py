@@ -1,0 +1,192 @@
+"""A worker's life: build, register, meet the neighbours, train, report, leave."""
+
+import logging
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.digests import content_digest
+from quorate.core.errors import LinkError, QuorateError
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation
+from quorate.core.timing import Timing
+from quorate.core.user_code import describe, user_traceback
+from quorate.data.fingerprint import fingerprint
+from quorate.reduce.ring import Ring
+from quorate.spec.job import JobSpec
+from quorate.storage.run_folder import RunFolder
+from quorate.training.activity import Activity
+from quorate.training.machine import canary, machine_facts, pin_machine
+from quorate.training.params import configure
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica, check_repeatable
+from quorate.training.source import source_digest
+from quorate.training.task import Task
+from quorate.training.tensors import digests
+from quorate.wire.handshake import Credentials
+from quorate.wire.link import Deadline
+from quorate.wire.tcp import Listener, connect
+from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
+from quorate.worker.assignment import Assignment
+from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.status import StatusPage, status_file
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+ENDED_WITH_THE_JOB = 3
+
+
+class Worker:
+    """One worker process, from its assignment to its exit code."""
+
+    def __init__(self, assignment: Assignment, task_type: type[Task]) -> None:
+        self._assignment = assignment
+        self._task_type = task_type
+        self._spec = JobSpec.model_validate(assignment.job)
+        self._run = RunFolder(Path(assignment.run))
+        self._page = StatusPage(status_file(self._run, assignment.slot))
+        self._activity = Activity(self._page.write)
+        self._timing = Timing(self._spec.failure_timeout)
+        self._membership = Membership(assignment.coordinator, assignment.token, self._timing, self._status)
+
+    def live(self) -> int:
+        """Train, and tell the coordinator how it ended; the exit code of the process."""
+        try:
+            self._train()
+            return 0
+        except JobEnded as ended:
+            log.info("the job has ended: %s", ended)
+            return ENDED_WITH_THE_JOB
+        except QuorateError as error:
+            if self._membership.ended and isinstance(error, LinkError):
+                log.info("the job has ended: %s", error)
+                return ENDED_WITH_THE_JOB
+            log.error("%s", error)
+            return self._report(Failure.of(error))
+        except Exception as error:
+            # Not the user's doing: the whole traceback is for us.
+            log.exception("unexpected error")
+            return self._report(Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error)))
+        finally:
+            self._membership.close()
+
+    def _report(self, failure: Failure) -> int:
+        activity = self._activity
+        step = activity.step or None
+        self._membership.report_failure(
+            failure.at(worker=self._assignment.slot, lane=activity.lane, step=step, phase=activity.phase)
+        )
+        return failure.exit_code
+
+    def _status(self) -> WorkerStatus:
+        status = self._page.status
+        return WorkerStatus(status.step, status.phase)
+
+    def _train(self) -> None:
+        ground, progress = self._build()
+        listener = Listener.bind(LOOPBACK)
+        try:
+            worker = self._membership.register(self._registration(ground, progress, listener.address))
+            generation = self._membership.await_generation(lambda: float("inf"))
+            ring = self._form_ring(generation, worker, listener)
+        finally:
+            listener.close()
+        self._membership.on_end(ring.close)
+        loop = assemble(ground, generation, worker, ring, progress, self._surroundings())
+        started, samples = time.perf_counter(), progress.samples
+        try:
+            ending = loop.run()
+            digest = ground.replica.weights_digest()
+            seconds = time.perf_counter() - started
+            self._membership.complete(digest, _result(ending, digest, loop.progress, loop.progress.samples - samples, seconds))
+        finally:
+            loop.feed.close()
+            ring.close()
+
+    def _build(self) -> tuple[Ground, Progress]:
+        spec = self._spec
+        self._page.write(0, "build")
+        self._activity.phase = "build"
+        pin_machine(spec.threads, spec.deterministic)
+        task = configure(self._task_type, spec.params, self._assignment.job_source)
+        replica = Replica(task, spec)
+        if self._assignment.workers == 1:
+            check_repeatable(task, spec, replica)
+        samples = build_samples(task, spec)
+        environment = machine_facts(spec.threads, spec.deterministic) | {
+            "canary": canary(),
+            "task source": source_digest(self._task_type),
+            "layout": content_digest(replica.layout().encode()),
+            "dataset": fingerprint(samples),
+        }
+        folder = CheckpointFolder(self._run.checkpoints)
+        ground = Ground(spec, task, replica, samples, environment, folder)
+        return ground, self._restore(ground)
+
+    def _restore(self, ground: Ground) -> Progress:
+        if self._assignment.checkpoint is None:
+            return Progress()
+        self._page.write(0, "restore")
+        path = Path(self._assignment.checkpoint)
+        folder = CheckpointFolder(path.parent)
+        loaded = folder.load(next(info for info in folder.list() if info.path == path))
+        ground.replica.load(loaded.state["replica"])
+        return Progress.from_dict(loaded.state["progress"])
+
+    def _registration(self, ground: Ground, progress: Progress, address: str) -> Registration:
+        return Registration(
+            slot=self._assignment.slot,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            ring_address=address,
+            facts=ground.environment,
+            tensors=digests(ground.replica.tensors()),
+            cursor=progress.cursor,
+        )
+
+    def _form_ring(self, generation: Generation, worker: int, listener: Listener) -> Ring:
+        self._page.write(0, "join")
+        members = generation.members
+        if len(members) == 1:
+            return Ring(generation, worker, None, None, self._membership.lease_remaining)
+        position = generation.position(worker)
+        following, preceding = members[(position + 1) % len(members)], members[position - 1]
+        credentials = Credentials(self._assignment.token, worker, generation.id)
+        deadline = _within(self._timing.connect)
+        # Both at once: a handshake needs the other side's answer, and everybody has a neighbour on both sides.
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            connecting = beside.submit(connect, following.address, credentials, following.worker, deadline)
+            preceding_link = listener.accept(credentials, preceding.worker, deadline)
+            following_link = connecting.result()
+        return Ring(generation, worker, preceding_link, following_link, self._membership.lease_remaining)
+
+    def _surroundings(self) -> Surroundings:
+        membership = self._membership
+        return Surroundings(
+            publish=membership.publish,
+            check_lease=membership.check_lease,
+            stop_requested=lambda: membership.stop_requested,
+            activity=self._activity,
+        )
+
+
+def _within(seconds: float) -> Deadline:
+    over = time.monotonic() + seconds
+    return lambda: over - time.monotonic()
+
+
+def _result(ending: str, digest: str, progress: Progress, samples: int, seconds: float) -> dict[str, Any]:
+    best = progress.best
+    return {
+        "ending": ending,
+        "steps": progress.cursor.step,
+        "weights_digest": digest,
+        "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
+        "final_metrics": progress.metrics,
+        "best": None if best is None else {"value": best.value, "step": best.step},
+    }

@@ -1,0 +1,395 @@
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
+
+from quorate.checkpoint.store import CheckpointFolder, Saved
+from quorate.core.cursor import Cursor, Phase
+from quorate.core.errors import CheckpointError
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"weight": torch.arange(64.0) * step, "bias": torch.full((3,), step)}, "epoch": step}
+
+
+def save(folder: CheckpointFolder, step: int, phase: Phase = Phase.TRAINED, **changed: Any) -> Saved:
+    told: dict[str, Any] = {
+        "weights_digest": f"weights of {step}",
+        "job": {"seed": 7},
+        "environment": {"torch": "2"},
+        "metrics": {"loss": 0.5},
+    }
+    return folder.save(state_of(step), step=step, phase=int(phase), **(told | changed))
+
+
+def assert_is_whole(folder: CheckpointFolder, cursor: Cursor) -> None:
+    info = next(info for info in folder.list() if info.cursor == cursor)
+    loaded = folder.load(info)
+    expected = state_of(cursor.step)
+    assert torch.equal(loaded.state["model"]["weight"], expected["model"]["weight"])
+    assert torch.equal(loaded.state["model"]["bias"], expected["model"]["bias"])
+    assert loaded.state["epoch"] == cursor.step
+
+
+def entries(folder: CheckpointFolder) -> list[str]:
+    return sorted(entry.name for entry in folder.folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints")
+
+
+class TestSave:
+    def test_comes_back_with_all_that_was_told(self, folder: CheckpointFolder) -> None:
+        saved = save(folder, 200)
+        info = folder.newest_whole()
+        assert info is not None
+        assert saved.path == info.path == folder.folder / "step-00000200"
+        assert saved.bytes == info.bytes > 64 * 4
+        manifest = folder.load(info).manifest
+        assert (manifest.step, manifest.phase, manifest.weights_digest) == (200, 0, "weights of 200")
+        assert (manifest.job, manifest.environment, manifest.metrics) == ({"seed": 7}, {"torch": "2"}, {"loss": 0.5})
+        assert_is_whole(folder, Cursor(200))
+
+    def test_both_phases_of_a_step_are_kept_and_the_evaluated_is_the_newer(self, folder: CheckpointFolder) -> None:
+        save(folder, 200, Phase.EVALUATED)
+        save(folder, 200)
+        save(folder, 3)
+        assert entries(folder) == ["step-00000003", "step-00000200", "step-00000200-evaluated"]
+        assert [info.cursor for info in folder.list()] == [Cursor(3), Cursor(200), Cursor(200, Phase.EVALUATED)]
+
+    def test_the_same_again_replaces_nothing(self, folder: CheckpointFolder) -> None:
+        first = save(folder, 1)
+        before = (first.path / "manifest.json").stat()
+        assert save(folder, 1, metrics={"loss": 0.7}).bytes == first.bytes
+        assert (first.path / "manifest.json").stat() == before
+
+    def test_other_weights_at_the_same_cursor_are_refused(self, folder: CheckpointFolder) -> None:
+        save(folder, 1)
+        with pytest.raises(CheckpointError, match=r"weights of 1.*other"):
+            save(folder, 1, weights_digest="other")
+        assert_is_whole(folder, Cursor(1))
+
+    def test_a_damaged_one_is_replaced(self, folder: CheckpointFolder) -> None:
+        (save(folder, 1).path / "state.safetensors").unlink()
+        save(folder, 1)
+        assert_is_whole(folder, Cursor(1))
+        assert entries(folder) == ["step-00000001"]
+
+    def test_a_file_in_its_place_is_replaced(self, folder: CheckpointFolder) -> None:
+        folder.folder.mkdir()
+        (folder.folder / "step-00000001").write_text("not a folder")
+        save(folder, 1)
+        assert_is_whole(folder, Cursor(1))
+        assert entries(folder) == ["step-00000001"]
+
+    def test_leftovers_are_no_checkpoints_and_are_removed(self, folder: CheckpointFolder) -> None:
+        whole = save(folder, 1).path
+        for leftover in (".writing-step-00000002-abcd", ".removing-step-00000001-abcd"):
+            shutil.copytree(whole, folder.folder / leftover)
+        (folder.folder / "step-00000002.old").mkdir()
+        (folder.folder / "step-000000001").mkdir()
+        assert [info.cursor for info in folder.list()] == [Cursor(1)]
+        save(folder, 2)
+        assert entries(folder) == ["step-000000001", "step-00000001", "step-00000002", "step-00000002.old"]
+
+    def test_what_cannot_be_saved_is_named_and_leaves_nothing(self, folder: CheckpointFolder) -> None:
+        with pytest.raises(CheckpointError, match=r"optimizer\.hook: cannot save a function"):
+            folder.save(
+                {"optimizer": {"hook": save}},
+                step=1,
+                phase=0,
+                weights_digest="",
+                job={},
+                environment={},
+                metrics={},
+            )
+        with pytest.raises(CheckpointError, match="cannot be written as JSON"):
+            save(folder, 1, metrics={"loss": torch.tensor(1.0)})
+        assert entries(folder) == []
+
+    def test_loaded_tensors_outlive_the_file(self, folder: CheckpointFolder) -> None:
+        path = save(folder, 1).path
+        state = folder.load(folder.list()[0]).state
+        with (path / "state.safetensors").open("r+b") as file:
+            file.truncate(0)
+        assert torch.equal(state["model"]["weight"], torch.arange(64.0))
+
+
+class TestTheWriterDies:
+    """At every call that changes the disk, by SIGKILL, before the call or in the middle of a write."""
+
+    @pytest.mark.parametrize("half_written", [False, True], ids=["before", "half-way"])
+    def test_while_it_saves_and_prunes(self, tmp_path: Path, half_written: bool) -> None:
+        def save_and_prune(folder: CheckpointFolder) -> None:
+            save(folder, 2)
+            folder.prune(keep=1)
+
+        moments = self._each_moment(tmp_path, save_and_prune, half_written, lambda folder: None)
+        newest = [folder.newest_whole() for folder in moments]
+        steps = [info.cursor.step for info in newest if info is not None]
+        assert len(steps) == len(newest)
+        assert steps == sorted(steps)
+        assert set(steps) == {1, 2}
+
+    def test_while_it_replaces_a_damaged_one(self, tmp_path: Path) -> None:
+        def damage(folder: CheckpointFolder) -> None:
+            (save(folder, 2).path / "state.safetensors").write_bytes(b"damaged")
+
+        moments = self._each_moment(tmp_path, lambda folder: save(folder, 2), False, damage)
+        newest = [folder.newest_whole() for folder in moments]
+        assert {info.cursor.step for info in newest if info is not None} == {1, 2}
+        assert None not in newest
+
+    def _each_moment(
+        self,
+        tmp_path: Path,
+        write: Callable[[CheckpointFolder], object],
+        half_written: bool,
+        prepare: Callable[[CheckpointFolder], object],
+    ) -> Iterator[CheckpointFolder]:
+        template = CheckpointFolder(tmp_path / "template")
+        save(template, 1)
+        prepare(template)
+        call = 0
+        while True:
+            folder = CheckpointFolder(tmp_path / f"killed-at-{call}")
+            shutil.copytree(template.folder, folder.folder)
+            if not killed(lambda folder=folder: write(folder), call, half_written):  # type: ignore[misc]
+                assert call > 10
+                return
+            self._only_whole_ones_are_used(folder)
+            yield folder
+            save(folder, 3)
+            assert not [name for name in entries(folder) if name.startswith(".")]
+            assert_is_whole(folder, Cursor(3))
+            call += 1
+
+    def _only_whole_ones_are_used(self, folder: CheckpointFolder) -> None:
+        search = folder.search()
+        assert search.newest is not None
+        assert_is_whole(folder, search.newest.cursor)
+
+
+class TestPowerIsCut:
+    def test_everything_is_on_the_disk_before_the_final_name(self, folder: CheckpointFolder) -> None:
+        synced: set[int] = set()
+        at_rename: list[set[int]] = []
+
+        def watch(name: str, arguments: tuple[Any, ...]) -> None:
+            if name == "fsync":
+                synced.add(os.fstat(arguments[0]).st_ino)
+            else:
+                place = Path(arguments[0])
+                at_rename.append({entry.stat().st_ino for entry in (place, *place.iterdir())} - synced)
+
+        class Watcher(Disk):
+            def _watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+                def call(*arguments: Any) -> Any:
+                    watch(name, arguments)
+                    self.calls.append(name)
+                    return real(*arguments)
+
+                return call
+
+        with Watcher().watched(("fsync", "rename")) as disk:
+            save(folder, 1)
+        assert at_rename == [set()]
+        assert disk.calls[-2:] == ["rename", "fsync"]
+        assert folder.folder.stat().st_ino in synced
+
+
+class TestTheDiskIsFull:
+    def test_at_any_call_it_is_told_and_the_space_given_back(self, tmp_path: Path) -> None:
+        with Disk().watched(NEEDING_SPACE) as undisturbed:
+            save(CheckpointFolder(tmp_path / "undisturbed"), 1)
+        failures = 0
+        for call in range(len(undisturbed.calls)):
+            folder = CheckpointFolder(tmp_path / f"full-at-{call}")
+            with Disk(call, full).watched(NEEDING_SPACE), pytest.raises(CheckpointError, match="No space left") as told:
+                save(folder, 1)
+            assert str(folder.folder) in str(told.value)
+            assert "bytes and" in str(told.value)
+            if folder.folder.exists():
+                assert not [name for name in entries(folder) if name.startswith(".")]
+            for info in folder.list():
+                assert_is_whole(folder, info.cursor)
+            save(folder, 1)
+            assert_is_whole(folder, Cursor(1))
+            failures += 1
+        assert failures > 6
+
+    def test_for_real(self, tmp_path: Path) -> None:
+        place = tmp_path / "small"
+        place.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if mounted.returncode:
+            pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+        try:
+            folder = CheckpointFolder(place / "checkpoints")
+            save(folder, 1)
+            free = shutil.disk_usage(place).free
+            large = {"model": torch.zeros(1_000_000)}
+            with pytest.raises(CheckpointError, match=rf"needs 4,000,\d+ bytes and {free:,} are free"):
+                folder.save(large, step=2, phase=0, weights_digest="", job={}, environment={}, metrics={})
+            assert shutil.disk_usage(place).free == free
+            assert entries(folder) == ["step-00000001"]
+            assert_is_whole(folder, Cursor(1))
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+    def test_a_folder_that_cannot_be_written_is_told(
+        self, folder: CheckpointFolder, number: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "mkdir", refuse)
+        with pytest.raises(CheckpointError, match=rf"{os.strerror(number)}.*writable.*`runs`"):
+            save(folder, 1)
+
+
+def flip(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 0x10
+    path.write_bytes(content)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+Damage = Callable[[Path], object]
+TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "part flipped at its start": (lambda p: flip(p / TENSORS, 0), "state.safetensors is damaged"),
+    "part flipped in the middle": (lambda p: flip(p / TENSORS, 0.5), "state.safetensors is damaged"),
+    "part flipped at its end": (lambda p: flip(p / TENSORS, 1), "state.safetensors is damaged"),
+    "part truncated": (lambda p: os.truncate(p / TENSORS, 100), "truncated: it has 100 bytes and the manifest says"),
+    "part emptied": (lambda p: os.truncate(p / TENSORS, 0), "truncated: it has 0 bytes"),
+    "part too long": (lambda p: os.truncate(p / TENSORS, 9999), "too long: it has 9,999 bytes"),
+    "part missing": (lambda p: (p / TENSORS).unlink(), "state.safetensors is missing"),
+    "part is a folder": (lambda p: make_folder(p / TENSORS), "cannot be read"),
+    "part of another": (lambda p: shutil.copy(p.parent / "step-00000001" / TENSORS, p), "of another checkpoint"),
+    "manifest of another": (
+        lambda p: shutil.copy(p.parent / "step-00000001" / MANIFEST, p),
+        "of another checkpoint, step-00000001",
+    ),
+    "manifest missing": (lambda p: (p / MANIFEST).unlink(), "cannot read manifest.json: No such file"),
+    "manifest torn": (lambda p: os.truncate(p / MANIFEST, 200), "not JSON"),
+    "manifest empty": (lambda p: os.truncate(p / MANIFEST, 0), "not JSON"),
+    "manifest edited": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed": 8'), "differs from its own digest"),
+    "manifest spaced": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed":  7'), "differs from its own digest"),
+    "manifest of a later format": (
+        lambda p: edit(p / MANIFEST, '"format": 1', '"format": 2'),
+        "format 2 and .* format 1",
+    ),
+    "manifest foreign": (lambda p: (p / MANIFEST).write_text('{"name": "other"}'), "format None"),
+    "manifest not an object": (lambda p: (p / MANIFEST).write_text("[1]"), "is a list"),
+    "manifest not text": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "cannot read manifest.json"),
+}
+
+
+class TestVerify:
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_finds_and_names(self, folder: CheckpointFolder, damage: str) -> None:
+        save(folder, 1)
+        path = save(folder, 2).path
+        newest = folder.newest_whole()
+        assert newest is not None
+        folder.verify(newest)
+        spoil, words = DAMAGES[damage]
+        spoil(path)
+        with pytest.raises(CheckpointError, match=words) as told:
+            folder.verify(newest)
+        assert str(path) in str(told.value)
+        with pytest.raises(CheckpointError, match=words):
+            folder.load(newest)
+
+        search = folder.search()
+        assert search.newest is not None
+        assert search.newest.cursor == Cursor(1)
+        assert [(skipped.path, skipped.reason) for skipped in search.skipped] == [(path, str(told.value))]
+        assert_is_whole(folder, Cursor(1))
+
+    def test_every_flipped_byte_is_found(self, folder: CheckpointFolder) -> None:
+        path = save(folder, 2).path
+        (info,) = folder.list()
+        for name in (TENSORS, MANIFEST):
+            whole = (path / name).read_bytes()
+            for at in range(len(whole)):
+                (path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+                with pytest.raises(CheckpointError):
+                    folder.verify(info)
+            (path / name).write_bytes(whole)
+        folder.verify(info)
+
+    def test_nothing_there(self, folder: CheckpointFolder) -> None:
+        assert folder.list() == ()
+        assert folder.newest_whole() is None
+        assert folder.prune(1) == ()
+
+    def test_needs_no_torch(self, folder: CheckpointFolder) -> None:
+        save(folder, 1)
+        script = (
+            "import sys; from pathlib import Path; from quorate.checkpoint.store import CheckpointFolder;"
+            "print(CheckpointFolder(Path(sys.argv[1])).newest_whole().cursor.step, 'torch' in sys.modules)"
+        )
+        command = [sys.executable, "-c", script, str(folder.folder)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1 False\n"
+
+
+class TestPrune:
+    def test_keeps_the_last_and_the_best(self, folder: CheckpointFolder) -> None:
+        for step in range(1, 6):
+            save(folder, step)
+        removed = folder.prune(keep=2, best=2)
+        assert [info.cursor.step for info in removed] == [1, 3]
+        assert [info.cursor.step for info in folder.list()] == [2, 4, 5]
+
+    def test_never_removes_the_only_whole_one(self, folder: CheckpointFolder) -> None:
+        for step in range(1, 5):
+            save(folder, step)
+        for step in (3, 4):
+            flip(folder.folder / f"step-{step:08d}" / TENSORS, 0.5)
+        assert [info.cursor.step for info in CheckpointFolder(folder.folder).prune(keep=1)] == [1, 3]
+        assert [info.cursor.step for info in folder.list()] == [2, 4]
+        assert_is_whole(folder, Cursor(2))
+
+    def test_one_that_cannot_be_removed_does_not_keep_the_others(
+        self, folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for step in range(1, 4):
+            save(folder, step)
+        real = os.rename
+
+        def refuse_the_first(source: Path, target: Path) -> None:
+            if source.name == "step-00000001":
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            real(source, target)
+
+        monkeypatch.setattr(os, "rename", refuse_the_first)
+        assert [info.cursor.step for info in folder.prune(keep=1)] == [2]
+        assert "step-00000001: Read-only file system" in caplog.text

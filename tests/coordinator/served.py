@@ -1,0 +1,71 @@
+"""A real coordinator, served by a thread of the test's own process."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.records import Terms
+from quorate.coordinator.server import CoordinatorServer
+from quorate.coordinator.service import CoordinatorService
+from quorate.core.timing import Timing
+from quorate.observe.jsonl import JsonlSink
+
+TOKEN = "a-token-of-this-test"
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where it listens, and what it wrote down."""
+
+    address: str
+    events_file: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        if not self.events_file.exists():
+            return []
+        return [json.loads(line) for line in self.events_file.read_text().splitlines()]
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.events()]
+
+
+@contextlib.contextmanager
+def serve(
+    folder: Path, *, workers: int, lanes: int = 4, failure_timeout: float = 5.0, incarnation: int = 1, port: int = 0
+) -> Iterator[Served]:
+    """Serve a coordinator for the length of a block."""
+    terms = Terms(incarnation, lanes, workers, Timing(failure_timeout))
+    events_file = folder / "events.jsonl"
+    ready: list[tuple[str, Callable[[], object]]] = []
+    started = threading.Event()
+
+    async def run() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        chronicle = Chronicle(JsonlSink(events_file))
+        service = CoordinatorService(terms, chronicle)
+        server = CoordinatorServer(service, TOKEN, "127.0.0.1", port)
+        await server.start()
+        time_keeping = asyncio.create_task(service.keep_time())
+        ready.append((server.address, lambda: loop.call_soon_threadsafe(stop.set)))
+        started.set()
+        await stop.wait()
+        time_keeping.cancel()
+        await server.stop(grace=0)
+        chronicle.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert started.wait(5)
+    ((address, stop_serving),) = ready
+    try:
+        yield Served(address, events_file)
+    finally:
+        stop_serving()
+        thread.join(5)
+        assert not thread.is_alive()

@@ -1,0 +1,146 @@
+"""The coordinator as a process: what it is told, what it answers, and when it ends."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.coordinator.client import SupervisorClient
+from quorate.storage.run_folder import RunFolder
+
+TOKEN = "secret-of-the-job"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "job")
+
+
+@contextmanager
+def coordinator(run: RunFolder, **changes: object) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    """A coordinator's process and its answer."""
+    assignment = {"run": str(run.path), "lanes": 2, "workers": 1, "failure_timeout": 0.2, "token": TOKEN, **changes}
+    command = [sys.executable, "-m", "quorate.coordinator"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(assignment) + "\n")
+        process.stdin.flush()
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def address_file(run: RunFolder) -> Path:
+    return next(file for file in run.path.iterdir() if file.is_file() and TOKEN in file.read_text())
+
+
+def test_the_token_is_for_its_owner_only(run: RunFolder) -> None:
+    with coordinator(run) as (process, answer):
+        written = run.read_address()
+        assert written is not None
+        assert (written.address, written.token) == (answer["address"], TOKEN)
+        assert address_file(run).stat().st_mode & 0o777 == 0o600
+        assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert TOKEN not in Path(f"/proc/{process.pid}/environ").read_text()
+        assert answer["address"].startswith("127.0.0.1:")
+
+
+def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
+    with coordinator(run) as (process, _):
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        _, log = process.communicate(timeout=10)
+        assert process.returncode == 0
+    assert run.read_address() is None
+    assert "the launcher of the job has ended" in log
+    assert TOKEN not in log
+    assert "Traceback" not in log
+    (event,) = (json.loads(line) for line in run.events_file.read_text().splitlines())
+    assert (event["kind"], event["cause"]) == ("failure", "LauncherGone")
+
+
+def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
+    with coordinator(run) as (process, answer):
+        client = SupervisorClient(answer["address"], TOKEN)
+        client.report_exit(0, 4711, signal=signal.SIGKILL)
+        outcome = client.outcome(5.0)
+        fetched = time.monotonic()
+        client.close()
+        assert process.wait(timeout=10) == 0
+        assert time.monotonic() - fetched >= 0.15
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert "was killed by SIGKILL" in outcome.failure.message
+    assert run.read_address() is None
+
+
+def test_ctrl_c_is_the_launchers_business(run: RunFolder) -> None:
+    with coordinator(run) as (process, answer):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        client = SupervisorClient(answer["address"], TOKEN)
+        client.stop("interrupted")
+        client.close()
+        assert process.poll() is None
+
+
+def test_a_port_in_use_is_told_with_the_remedy(run: RunFolder) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with coordinator(run, port=port) as (process, answer):
+            assert answer == {
+                "error": f"port {port} on 127.0.0.1 is in use; choose another with `port`, or 0 for any free one"
+            }
+            assert process.wait(timeout=10) == 2
+    assert run.read_address() is None
+
+
+def test_two_coordinators_never_share_a_port(run: RunFolder) -> None:
+    with coordinator(run) as (_, answer):
+        port = int(answer["address"].rpartition(":")[2])
+        with coordinator(run, port=port) as (_, refusal):
+            assert "is in use" in refusal["error"]
+
+
+def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> None:
+    with coordinator(run):
+        pass
+    assert run.next_incarnation() == 2
+
+
+@pytest.mark.parametrize("line", ["", "{}\n", "not json\n", "[]\n"])
+def test_a_missing_assignment_is_told(line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quorate.coordinator"], input=line, capture_output=True, text=True, timeout=10
+    )
+    assert done.returncode == 2
+    assert "no assignment on standard input" in json.loads(done.stdout)["error"]
+
+
+def test_a_run_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    gone = RunFolder(tmp_path / "gone")
+    with coordinator(gone) as (process, answer):
+        assert str(gone.path) in answer["error"]
+        assert process.wait(timeout=10) == 2
+
+
+def test_torch_is_not_loaded() -> None:
+    code = "import sys, quorate.coordinator.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

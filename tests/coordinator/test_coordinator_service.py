@@ -1,0 +1,136 @@
+"""Who may call the coordinator, and what its client says when a call fails."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from coordinator.served import TOKEN, serve
+
+from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.server import TokenGuard, explain_refusal, join_address
+from quorate.core.errors import LinkError
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
+from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+
+Stub = Any
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Iterator[Stub]:
+    with serve(tmp_path, workers=1) as served:
+        channel = open_channel(served.address)
+        yield CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        channel.close()
+
+
+CALLS: dict[str, Callable[[Stub, Any], object]] = {
+    "Register": lambda stub, token: stub.Register(pb.RegisterRequest(), metadata=token, timeout=5),
+    "Heartbeat": lambda stub, token: stub.Heartbeat(pb.HeartbeatRequest(), metadata=token, timeout=5),
+    "Follow": lambda stub, token: next(stub.Follow(pb.FollowRequest(), metadata=token, timeout=5)),
+    "ReportFailure": lambda stub, token: stub.ReportFailure(pb.FailureReport(), metadata=token, timeout=5),
+    "Complete": lambda stub, token: stub.Complete(pb.CompleteRequest(), metadata=token, timeout=5),
+    "ReportExit": lambda stub, token: stub.ReportExit(pb.ExitReport(), metadata=token, timeout=5),
+    "Stop": lambda stub, token: stub.Stop(pb.StopRequest(), metadata=token, timeout=5),
+    "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
+}
+
+
+def test_every_method_of_the_service_is_among_those_tried() -> None:
+    assert set(CALLS) == {method.name for method in pb.DESCRIPTOR.services_by_name["Coordinator"].methods}
+
+
+@pytest.mark.parametrize("method", sorted(CALLS))
+def test_no_method_answers_without_the_token(stub: Stub, method: str) -> None:
+    for metadata in ((), token_metadata("wrong"), token_metadata(""), token_metadata(TOKEN + "x")):
+        with pytest.raises(grpc.RpcError) as raised:
+            CALLS[method](stub, metadata)
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_token_is_accepted(stub: Stub) -> None:
+    assert stub.Outcome(pb.OutcomeRequest(timeout=0.01), metadata=token_metadata(TOKEN), timeout=5).ended is False
+
+
+def test_an_empty_token_is_no_token() -> None:
+    with pytest.raises(ValueError, match="would let everybody in"):
+        TokenGuard("")
+    assert not carries_token((), TOKEN)
+    assert not carries_token(((TOKEN_KEY, "é"),), TOKEN)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda stub: stub.ReportFailure(pb.FailureReport(failure="{"), metadata=token_metadata(TOKEN), timeout=5),
+        lambda stub: stub.ReportFailure(
+            pb.FailureReport(failure='{"colour": 1}'), metadata=token_metadata(TOKEN), timeout=5
+        ),
+        lambda stub: stub.Complete(pb.CompleteRequest(result="{"), metadata=token_metadata(TOKEN), timeout=5),
+    ],
+)
+def test_nonsense_is_refused_and_the_job_goes_on(stub: Stub, call: Callable[[Stub], object]) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(stub)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not stub.Outcome(pb.OutcomeRequest(timeout=0.01), metadata=token_metadata(TOKEN), timeout=5).ended
+
+
+def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        channel = open_channel(served.address)
+        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        token = token_metadata(TOKEN)
+        stub.Register(pb.RegisterRequest(), metadata=token, timeout=5)
+        lines = ["{", "7", '{"kind": "log"}', '{"kind": "step", "step": "x", "time": 0}', '{"kind": "log", "time": 0}']
+        reply = stub.Heartbeat(pb.HeartbeatRequest(sequence=1, events=lines), metadata=token, timeout=5)
+        channel.close()
+        assert reply.lease == 4.0
+        assert served.kinds() == ["generation", "log"]
+
+
+def test_an_exit_that_is_reported_ends_the_job(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served:
+        client = SupervisorClient(served.address, TOKEN)
+        assert client.outcome(0.01) is None
+        client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a")
+        outcome = client.outcome(5.0)
+        client.report_exit(0, 4710, exit_code=1)
+        assert client.outcome(5.0) == outcome
+        client.close()
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert outcome.failure.message.startswith(
+            "worker 1 (pid 4711 on host a) was killed by SIGSEGV before it had joined the job."
+        )
+        assert served.kinds() == ["failure"]
+
+
+def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        client = SupervisorClient(served.address, "wrong")
+        with pytest.raises(LinkError, match="it does not take this job's token"):
+            client.stop("interrupted")
+        client.close()
+        with pytest.raises(LinkError, match="was closed"):
+            client.stop("interrupted")
+    gone = SupervisorClient(served.address, TOKEN, timeout=0.2)
+    with pytest.raises(LinkError, match=r"does not answer \(DEADLINE_EXCEEDED\)"):
+        gone.stop("interrupted")
+    gone.close()
+
+
+def test_addresses_of_both_families() -> None:
+    assert join_address("127.0.0.1", 80) == "127.0.0.1:80"
+    assert join_address("::1", 80) == "[::1]:80"
+
+
+def test_an_address_of_another_machine_is_explained() -> None:
+    message = explain_refusal("192.0.2.1", 8000, "")
+    assert message == (
+        "cannot listen on 192.0.2.1:8000: Cannot assign requested address;"
+        " choose another with `port`, or 0 for any free one"
+    )

@@ -1,0 +1,137 @@
+import errno
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
+
+
+def step(number: int) -> Event:
+    return Event("step", number, {"loss": 0.5}, time=float(number))
+
+
+def steps_in(path: Path) -> list[int | None]:
+    return [event.step for event in EventTail(path).read_new()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+class TestSink:
+    def test_appends_one_line_an_event_at_once(self, path: Path) -> None:
+        sink = JsonlSink(path)
+        sink.write(step(1))
+        assert path.read_text() == step(1).to_json() + "\n"
+        sink.close()
+        again = JsonlSink(path)
+        again.write(step(2))
+        again.close()
+        assert [Event.from_json(line) for line in path.read_text().splitlines()] == [step(1), step(2)]
+
+    @pytest.mark.parametrize("torn", [b'{"kind": "st', b'{"kind": "step", "time": 1.0}', b"\x00"])
+    def test_a_line_torn_by_a_crash_costs_no_other_event(self, path: Path, torn: bytes) -> None:
+        path.write_bytes(step(1).to_json().encode() + b"\n" + torn)
+        sink = JsonlSink(path)
+        sink.write(step(2))
+        sink.close()
+        lines = path.read_bytes().split(b"\n")
+        assert lines == [step(1).to_json().encode(), torn, step(2).to_json().encode(), b""]
+
+    def test_a_full_disk_is_told_once_counted_and_tried_again(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sink = JsonlSink(path)
+        sink.write(step(1))
+        real = os.write
+        room = [10]
+
+        def almost_full(descriptor: int, data: bytes) -> int:
+            if not room[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written = real(descriptor, data[: room[0]])
+            room[0] -= written
+            return written
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr(os, "write", almost_full)
+            sink.write(step(2))
+            sink.write(step(3))
+        sink.write(step(4))
+        sink.close()
+        assert sink.dropped == 2
+        (record,) = caplog.records
+        assert "No space left" in record.getMessage()
+        assert str(path) in record.getMessage()
+        assert steps_in(path) == [1, 4]
+
+    def test_a_folder_that_comes_later_is_found(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        sink = JsonlSink(tmp_path / "later" / "events.jsonl")
+        sink.write(step(1))
+        (tmp_path / "later").mkdir()
+        sink.write(step(2))
+        sink.close()
+        assert sink.dropped == 1
+        assert steps_in(sink.path) == [2]
+
+    def test_after_closing_events_are_dropped(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        sink = JsonlSink(path)
+        sink.close()
+        sink.close()
+        sink.write(step(1))
+        assert sink.dropped == 1
+        assert not path.exists()
+
+    def test_threads_do_not_mix_their_lines(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.write
+        monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:7]))
+        sink = JsonlSink(path)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: sink.write(step(number)), range(100)))
+        sink.close()
+        assert sorted(number for number in steps_in(path) if number is not None) == list(range(100))
+
+
+class TestTail:
+    def test_reads_only_what_is_new_and_whole(self, path: Path) -> None:
+        tail = EventTail(path)
+        assert tail.read_new() == []
+        line = step(2).to_json() + "\n"
+        with path.open("a") as file:
+
+            def append(text: str) -> None:
+                file.write(text)
+                file.flush()
+
+            append(step(1).to_json() + "\n" + line[:9])
+            assert tail.read_new() == [step(1)]
+            assert tail.read_new() == []
+            append(line[9:])
+            assert tail.read_new() == [step(2)]
+
+    @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"1", b"{}", b'{"kind": "x"}', b"\xff\xfe", b"null"])
+    def test_what_is_no_event_is_skipped(self, path: Path, line: bytes) -> None:
+        path.write_bytes(line + b"\n" + step(1).to_json().encode() + b"\n")
+        assert EventTail(path).read_new() == [step(1)]
+
+    def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(self, path: Path) -> None:
+        tail = EventTail(path)
+        path.write_text("".join(step(number).to_json() + "\n" for number in range(5)))
+        assert len(tail.read_new()) == 5
+        path.write_text(step(9).to_json() + "\n")
+        assert tail.read_new() == [step(9)]
+
+    def test_fields_come_back(self, path: Path) -> None:
+        fields: dict[str, Any] = {"metrics": {"accuracy": 0.5, "text": "a\nb\u2028é"}, "best": True}
+        event = Event("evaluation", 3, fields, time=1.5)
+        sink = JsonlSink(path)
+        sink.write(event)
+        sink.close()
+        assert EventTail(path).read_new() == [event]

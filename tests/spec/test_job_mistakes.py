@@ -1,0 +1,248 @@
+"""The exact words that typical mistakes are answered with: whoever changes one of them reads it once as a user."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quorate.core.errors import JobFileError, Problem
+from quorate.spec.load import load_job, resolve_mapping
+from quorate.spec.override import Override, parse_set
+from quorate.spec.problems import describe_errors
+
+GOOD = "task: digits.py:Digits\nbatch_size: 64\nepochs: 3\n"
+
+MISTAKES = {
+    "a misspelt key": (
+        "task: digits.py:Digits\nbatch_sise: 64\nepochs: 3\n",
+        ["batch_sise: there is no such key (job.yaml line 2). Did you mean batch_size?"],
+    ),
+    "a required key that is missing": (
+        "task: digits.py:Digits\nepochs: 3\n",
+        ["batch_size: it is missing, and it has no default: give a whole number of at least 1."],
+    ),
+    "a key in the wrong place": (
+        GOOD + "every: 50\n",
+        ["every: there is no such key (job.yaml line 4). Did you mean evaluate.every or checkpoint.every?"],
+    ),
+    "a key of the job inside a section": (
+        GOOD + "checkpoint: {keep: 2, workers: 2}\n",
+        ["checkpoint.workers: there is no such key (job.yaml line 4). Did you mean workers?"],
+    ),
+    "a misspelt key inside a section": (
+        GOOD + "checkpoint:\n  evrey: 5\n",
+        ["checkpoint.evrey: there is no such key (job.yaml line 5). Did you mean checkpoint.every?"],
+    ),
+    "an unknown key inside a section": (
+        GOOD + "checkpoint: {zzz: 1}\n",
+        ["checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: every, keep."],
+    ),
+    "text in place of a number": (
+        GOOD + "lanes: '8'\n",
+        ['lanes: the text "8" is not a whole number of at least 1 (job.yaml line 4). Write 8 without quotes.'],
+    ),
+    "a number out of range": (
+        GOOD + "threads: 0\n",
+        ["threads: 0 is not a whole number of at least 1 (job.yaml line 4)."],
+    ),
+    "an exponent in place of a whole number": (
+        GOOD + "lanes: 1e1\n",
+        [
+            "lanes: 10.0 is not a whole number of at least 1 (job.yaml line 4). "
+            "A number with a dot or an exponent is not read as a whole one: write 10."
+        ],
+    ),
+    "no in place of false": (
+        GOOD + "deterministic: no\n",
+        ['deterministic: the text "no" is not true or false (job.yaml line 4). Write false.'],
+    ),
+    "a number in place of text": (
+        GOOD + "runs: 24\n",
+        [
+            "runs: 24 is not the path of a folder, as text (job.yaml line 4). "
+            'If text is meant, write it in quotes: "24".'
+        ],
+    ),
+    "a misspelt word": (
+        GOOD + "schedule: {kind: cosin}\n",
+        ['schedule.kind: the text "cosin" is not constant, linear or cosine (job.yaml line 4). Did you mean cosine?'],
+    ),
+    "values of quite another kind": (
+        GOOD + "seed: true\nlanes: {a: 1}\nparams: [1]\n",
+        [
+            "params: the list [1] is not a mapping of the task's own parameters (job.yaml line 6).",
+            "lanes: the mapping {'a': 1} is not a whole number of at least 1 (job.yaml line 5).",
+            "seed: the boolean true is not a whole number of at least 0 and below 2**63 (job.yaml line 4).",
+        ],
+    ),
+    "a word in place of a number or a word": (
+        GOOD + "workers: three\n",
+        ['workers: the text "three" is not a whole number of at least 1, or auto (job.yaml line 4).'],
+    ),
+    "a section that is empty": (
+        GOOD + "checkpoint:\n",
+        ["checkpoint: null is not a mapping of every, keep (job.yaml line 4)."],
+    ),
+    "another version": (
+        "version: 2\n" + GOOD,
+        ["version: 2 is not 1, the only version of the job file that this Quorate reads (job.yaml line 1)."],
+    ),
+    "more workers than lanes": (
+        GOOD + "workers: 12\n",
+        [
+            "workers: 12 workers cannot share 8 lanes: each worker hosts at least one lane, and 12 > 8. "
+            "Use at most 8 workers, or raise lanes (which changes what the job computes)."
+        ],
+    ),
+    "too small a batch": (
+        "task: digits.py:Digits\nbatch_size: 4\nepochs: 3\n",
+        [
+            "batch_size: 4 samples cannot be shared by 8 lanes × accumulate 1: 4 < 8. "
+            "Use a batch_size of at least 8, or fewer lanes."
+        ],
+    ),
+    "no length": (
+        "task: digits.py:Digits\nbatch_size: 64\n",
+        ["epochs: neither epochs nor steps is given. Say how long to train: epochs: 3 or steps: 1000."],
+    ),
+    "two lengths": (
+        GOOD + "steps: 5\n",
+        ["epochs: both epochs (3) and steps (5) are given. Keep exactly one of them."],
+    ),
+    "a key given twice": (
+        GOOD + "epochs: 4\n",
+        ["epochs: it is given twice, on line 3 and on line 4. Keep one of them."],
+    ),
+    "a task without a class": (
+        "task: digits.py\nbatch_size: 64\nepochs: 3\n",
+        [
+            'task: the text "digits.py" is not file.py:Class or package.module:Class (job.yaml line 1). '
+            "Name the class after a colon: digits.py:MyTask."
+        ],
+    ),
+    "a number that is not finite": (
+        GOOD + "clip_norm: .nan\nparams: {rate: .inf}\n",
+        [
+            "clip_norm: nan is not a number above 0, or null (job.yaml line 4).",
+            "params.rate: inf is not a finite number (job.yaml line 5).",
+        ],
+    ),
+    "a tag": (
+        GOOD + "params: {x: !!python/name:os.system }\n",
+        [
+            "params.x: the tag !!python/name:os.system is not read in a job file (line 4). Write a plain value.",
+        ],
+    ),
+    "an empty file": (
+        "# nothing yet\n",
+        ["file: it is empty. A job needs at least task, batch_size, and epochs or steps."],
+    ),
+    "a list": (
+        "- task: digits.py:Digits\n",
+        [
+            "file: it holds a list instead of a mapping of keys to values. "
+            "A job needs at least task, batch_size, and epochs or steps."
+        ],
+    ),
+    "a tab": (
+        GOOD + "checkpoint:\n\tevery: 5\n",
+        [
+            "line 5, column 1: found character '\\t' that cannot start any token while scanning for the next token. "
+            "YAML is indented with spaces, not with tabs."
+        ],
+    ),
+    "an open bracket": (
+        GOOD + "params: {rate: 0.1\n",
+        ["line 5, column 1: expected ',' or '}', but got '<stream end>' while parsing a flow mapping."],
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "digits.py").touch()
+    return tmp_path
+
+
+def mistakes(folder: Path, text: str | bytes, environment: dict[str, str], *overrides: Override) -> list[str]:
+    path = folder / "job.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(JobFileError) as caught:
+        load_job(path, environment, overrides)
+    assert caught.value.source == str(path)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(("text", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_the_words_for(folder: Path, text: str, words: list[str]) -> None:
+    assert mistakes(folder, text, {}) == words
+
+
+def test_all_mistakes_of_all_layers_are_told_at_once(folder: Path) -> None:
+    text = "task: digit.py:Digits\nlanes: 0\nworkers: 4\nseeds: 7\nepoch: 3\nbatch_size: 4\nlog_level: warn\n"
+    environment = {"QUORATE_THREADS": "none", "QUORATE_WORKRES": "3", "QUORATE_SEED": "[", "PATH": "/bin"}
+    assert mistakes(folder, text, environment, Override("lanes", 16, "--lanes"), parse_set("checkpoint.keep=0")) == [
+        "environment QUORATE_SEED: the value '[' cannot be read: expected the node content, but found '<stream end>' "
+        "while parsing a flow node.",
+        'threads: the text "none" is not a whole number of at least 1 (environment QUORATE_THREADS).',
+        "checkpoint.keep: 0 is not a whole number of at least 1 (--set checkpoint.keep).",
+        'log_level: the text "warn" is not debug, info, warning or error (job.yaml line 7). Did you mean warning?',
+        "seeds: there is no such key (job.yaml line 4). Did you mean seed?",
+        "epoch: there is no such key (job.yaml line 5). Did you mean epochs?",
+        "workres: there is no such key (environment QUORATE_WORKRES). Did you mean QUORATE_WORKERS?",
+        "batch_size: 4 samples cannot be shared by 16 lanes × accumulate 1: 4 < 16. "
+        "Use a batch_size of at least 16, or fewer lanes.",
+        f"task: there is no file {folder.resolve()}/digit.py (job.yaml line 1). Did you mean digits.py?",
+    ]
+
+
+def test_a_rule_is_not_judged_by_a_key_that_is_wrong_itself(folder: Path) -> None:
+    assert len(mistakes(folder, GOOD + "lanes: -1\nworkers: 4\n", {})) == 1
+
+
+def test_a_parameter_at_the_top_is_sent_to_params(folder: Path) -> None:
+    (words,) = mistakes(folder, GOOD + "learning_rate: 0.1\n", {})
+    assert words.startswith(
+        "learning_rate: there is no such key (job.yaml line 4). The keys here: version, name, task,"
+    )
+    assert words.endswith("The task's own parameters stand under params.")
+
+
+def test_bytes_that_are_not_text(folder: Path) -> None:
+    assert mistakes(folder, b"task: \xff", {}) == ["file: it is not UTF-8 text: the byte at offset 6 is 0xff."]
+
+
+def test_a_task_file_that_is_nowhere_near(folder: Path) -> None:
+    (words,) = mistakes(folder, GOOD.replace("digits.py", "jobs/x.py"), {})
+    assert words == (
+        f"task: there is no file {folder.resolve()}/jobs/x.py (job.yaml line 1). "
+        "The file is looked for relative to the job file."
+    )
+
+
+def test_a_mapping_from_python_is_told_in_the_same_words() -> None:
+    with pytest.raises(JobFileError) as caught:
+        resolve_mapping({"task": "a.b:C", "batch_size": 8.0, "steps": 1, 7: 8}, "Job(…)", {}, [])  # type: ignore[dict-item]
+    assert [problem.path for problem in caught.value.problems] == ["batch_size", "7", "job"]
+
+
+class Parameters(BaseModel):
+    """Stands for the typed parameters of a task."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    learning_rate: float = 0.1
+    layers: list[int] = [1]
+    activation: str | None = None
+
+
+def test_parameters_of_a_task_are_told_in_the_same_words() -> None:
+    given = {"learning_rte": 0.1, "learning_rate": "0.5", "layers": [1, "x"], "activation": 3}
+    with pytest.raises(ValidationError) as caught:
+        Parameters.model_validate(given)
+    assert describe_errors(caught.value, Parameters, prefix="params") == [
+        Problem("params.learning_rate", 'the text "0.5" is not a number', "Write 0.5 without quotes."),
+        Problem("params.layers[1]", 'the text "x" is refused: input should be a valid integer'),
+        Problem("params.activation", "3 is not text or null", 'If text is meant, write it in quotes: "3".'),
+        Problem("params.learning_rte", "there is no such key", "Did you mean params.learning_rate?"),
+    ]

@@ -1,0 +1,134 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from quorate.core.errors import JobFileError
+from quorate.spec.job import JobSpec, key_marks
+from quorate.spec.marks import Mark
+
+MINIMAL: dict[str, Any] = {"task": "package.module:Task", "batch_size": 64, "epochs": 1}
+
+
+def job(**changed: Any) -> JobSpec:
+    return JobSpec.model_validate({**MINIMAL, **changed})
+
+
+def test_every_key_is_marked() -> None:
+    marks = key_marks()
+    assert set(marks) == set(JobSpec.model_fields)
+    assert {key for key, mark in marks.items() if mark is Mark.LABEL} == {"version", "name"}
+
+
+def test_keys_that_change_only_how_a_job_runs() -> None:
+    manner = {key for key, mark in key_marks().items() if mark is Mark.MANNER}
+    assert manner == {"workers", "failure_timeout", "runs", "checkpoint", "loader_workers", "port", "log_level"}
+
+
+def test_lanes_do_not_follow_workers() -> None:
+    assert job(workers=3).lanes == job(workers=1).lanes == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "cores", "count"),
+    [
+        ({}, 4, 4),
+        ({}, 64, 8),
+        ({"threads": 2}, 8, 4),
+        ({"threads": 16}, 8, 1),
+        ({"workers": 5}, 2, 5),
+        ({"lanes": 1}, 0, 1),
+    ],
+)
+def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any], cores: int, count: int) -> None:
+    assert job(**changed).worker_count(cores) == count
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": True},
+        {"version": 1.0},
+        {"version": 2},
+        {"lanes": "8"},
+        {"lanes": 8.0},
+        {"lanes": True},
+        {"lanes": 0},
+        {"seed": -1},
+        {"seed": 2**63},
+        {"workers": True},
+        {"workers": 2.5},
+        {"workers": "all"},
+        {"deterministic": 1},
+        {"deterministic": "true"},
+        {"failure_timeout": 0},
+        {"failure_timeout": True},
+        {"failure_timeout": "5"},
+        {"failure_timeout": float("inf")},
+        {"clip_norm": float("nan")},
+        {"clip_norm": 0},
+        {"bucket_mb": -1.0},
+        {"name": "-dash"},
+        {"name": ""},
+        {"name": "a/b"},
+        {"name": "a\n"},
+        {"name": 7},
+        {"task": "no_class"},
+        {"port": 65536},
+        {"runs": ""},
+        {"params": None},
+        {"params": [1]},
+        {"params": {1: 2}},
+        {"checkpoint": None},
+        {"checkpoint": {"every": 0}},
+        {"checkpoint": {"keep": 0}},
+        {"checkpoint": {"keeps": 1}},
+        {"evaluate": {"every": "never"}},
+        {"evaluate": {"every": 0}},
+        {"evaluate": {"metric": ""}},
+        {"schedule": {}},
+        {"schedule": {"kind": "cosine", "final": 1.5}},
+        {"early_stop": {"metric": "loss"}},
+        {"early_stop": {"metric": "loss", "patience": 0}},
+        {"strategy": "rings"},
+        {"unknown": 1},
+    ],
+)
+def test_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        job(**changed)
+
+
+def test_a_whole_number_is_a_number() -> None:
+    timeout = job(failure_timeout=3).failure_timeout
+    assert (timeout, type(timeout)) == (3.0, float)
+
+
+def test_a_scalar_strategy_is_its_kind() -> None:
+    assert job(strategy="ring") == job(strategy={"kind": "ring"}) == job()
+
+
+def test_it_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        job().lanes = 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        ({"workers": 9}, "workers"),
+        ({"batch_size": 7}, "batch_size"),
+        ({"batch_size": 15, "accumulate": 2}, "batch_size"),
+        ({"epochs": None}, "epochs"),
+        ({"steps": 5}, "epochs"),
+    ],
+)
+def test_rules_between_keys_hold_for_every_job(changed: dict[str, Any], path: str) -> None:
+    with pytest.raises(JobFileError) as caught:
+        job(**changed)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+@pytest.mark.parametrize("changed", [{"workers": 8}, {"batch_size": 8}, {"batch_size": 16, "accumulate": 2}])
+def test_rules_hold_at_their_edge(changed: dict[str, Any]) -> None:
+    assert job(**changed)

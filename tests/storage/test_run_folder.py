@@ -1,0 +1,282 @@
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.core.errors import RunError
+from quorate.storage.run_folder import Address, RunFolder
+
+
+def aged(run: RunFolder, seconds: int) -> RunFolder:
+    """As if it had been created so long after the others."""
+    os.utime(run.path / "created", (1_000_000 + seconds, 1_000_000 + seconds))
+    return run
+
+
+class TestCreate:
+    def test_numbers_grow_and_gaps_stay(self, tmp_path: Path) -> None:
+        runs = tmp_path / "deep" / "runs"
+        first, second = RunFolder.create(runs, "mnist"), RunFolder.create(runs, "mnist")
+        assert (first.name, second.name) == ("mnist-0001", "mnist-0002")
+        (runs / "mnist-0041").mkdir()
+        assert RunFolder.create(runs, "mnist").name == "mnist-0042"
+        assert RunFolder.create(runs, "mnist-0001").name == "mnist-0001-0001"
+
+    def test_has_the_folders_of_a_run(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        assert run.logs.is_dir()
+        assert run.checkpoints.is_dir()
+        assert run.path == tmp_path / "mnist-0001"
+        files = {run.job_file, run.events_file, run.result_file, run.environment_file}
+        assert {file.name for file in files} == {"job.yaml", "events.jsonl", "result.json", "environment.json"}
+
+    def test_launchers_at_once_never_share(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            names = list(pool.map(lambda _: RunFolder.create(tmp_path, "mnist").name, range(24)))
+        assert len(set(names)) == 24
+
+    def test_a_file_in_the_way_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(RunError, match=r"cannot make a run folder in .*runs.*`runs`"):
+            RunFolder.create(tmp_path / "runs", "mnist")
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+    @pytest.mark.parametrize("failing", ["mnist-0001", "logs", "checkpoints"])
+    def test_a_refused_folder_is_told_and_leaves_nothing(
+        self, number: int, failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = os.mkdir
+
+        def refuse(path: Any, *arguments: Any, **options: Any) -> None:
+            if Path(path).name == failing:
+                raise OSError(number, os.strerror(number), path)
+            real(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "mkdir", refuse)
+        with pytest.raises(RunError, match=os.strerror(number)) as caught:
+            RunFolder.create(tmp_path, "mnist")
+        assert str(tmp_path) in str(caught.value)
+        assert "`runs`" in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestFind:
+    @pytest.fixture
+    def runs(self, tmp_path: Path) -> Path:
+        runs = tmp_path / "runs"
+        aged(RunFolder.create(runs, "mnist"), 10)
+        aged(RunFolder.create(runs, "mnist"), 40)
+        aged(RunFolder.create(runs, "cifar"), 30)
+        (runs / "notes").mkdir()
+        return runs
+
+    @pytest.mark.parametrize(
+        ("reference", "name"),
+        [
+            ("mnist-0001", "mnist-0001"),
+            ("c", "cifar-0001"),
+            ("mnist-0002", "mnist-0002"),
+            ("last", "mnist-0002"),
+        ],
+    )
+    def test_by_name_prefix_and_age(self, runs: Path, reference: str, name: str) -> None:
+        assert RunFolder.find(runs, reference).path == runs / name
+
+    def test_by_path(self, runs: Path, tmp_path: Path) -> None:
+        path = runs / "mnist-0001"
+        assert RunFolder.find(tmp_path / "elsewhere", str(path)).path == path
+
+    def test_a_name_is_found_even_if_it_is_a_prefix_of_another(self, runs: Path) -> None:
+        RunFolder.create(runs, "mnist-0001")
+        assert RunFolder.find(runs, "mnist-0001").name == "mnist-0001"
+
+    def test_a_folder_of_code_is_no_run(self, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "cifar").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert RunFolder.find(runs, "cifar").path == runs / "cifar-0001"
+
+    def test_an_ambiguous_prefix_lists_what_it_may_be(self, runs: Path) -> None:
+        with pytest.raises(RunError, match="mnist-0001, mnist-0002"):
+            RunFolder.find(runs, "mnist")
+
+    def test_an_unknown_name_lists_close_ones(self, runs: Path) -> None:
+        with pytest.raises(RunError, match="did you mean cifar-0001"):
+            RunFolder.find(runs, "cifra-0001")
+
+    def test_a_name_unlike_any_lists_what_there_is(self, runs: Path) -> None:
+        with pytest.raises(RunError, match="there are mnist-0002, cifar-0001, mnist-0001"):
+            RunFolder.find(runs, "zzz")
+
+    @pytest.mark.parametrize("reference", ["last", "mnist", ""])
+    def test_without_runs(self, tmp_path: Path, reference: str) -> None:
+        with pytest.raises(RunError, match=r"no run"):
+            RunFolder.find(tmp_path / "missing", reference)
+
+    def test_a_path_that_is_no_run(self, runs: Path) -> None:
+        with pytest.raises(RunError, match="not a run folder"):
+            RunFolder.find(runs, str(runs / "notes"))
+
+    def test_runs_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(RunError, match=r"cannot look for runs .*`runs`"):
+            RunFolder.find(tmp_path / "runs", "last")
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from quorate.storage.run_folder import RunFolder
+with RunFolder(Path(sys.argv[1])).lock():
+    {then}
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+FORK = "if os.fork() == 0: sys.stdin.read(); os._exit(0)"
+EXEC = (
+    "import subprocess; subprocess.Popen([sys.executable, '-c', 'input()'], close_fds=False, stderr=subprocess.DEVNULL)"
+)
+
+
+@contextmanager
+def holder(run: RunFolder, then: str = "pass") -> Iterator["subprocess.Popen[str]"]:
+    """Another process that holds the lock. Its children read its standard input, and so end with this block."""
+    command = [sys.executable, "-c", HOLD.format(then=then), str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class TestLock:
+    def test_keeps_a_second_process_out_and_names_the_first(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with holder(run) as process:
+            with pytest.raises(RunError, match=rf"mnist-0001 is in use by process {process.pid}\b"), run.lock():
+                pass
+            process.kill()
+            process.wait()
+            with run.lock():
+                pass
+
+    @pytest.mark.parametrize("child", [FORK, EXEC], ids=["forked", "executed"])
+    def test_a_child_that_outlives_its_holder_does_not_keep_it(self, tmp_path: Path, child: str) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with holder(run, child) as process:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            with run.lock():
+                pass
+
+    def test_is_kept_when_a_forked_child_ends(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with run.lock():
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            with pytest.raises(RunError, match=str(os.getpid())), run.lock():
+                pass
+
+    def test_can_be_taken_again_after_release(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        for _ in range(2):
+            with run.lock():
+                pass
+
+    def test_errors_inside_are_not_changed(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with pytest.raises(PermissionError, match="inside"), run.lock():
+            raise PermissionError("inside")
+
+    def test_a_run_that_is_gone_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="cannot lock run mnist-0001"), RunFolder(tmp_path / "mnist-0001").lock():
+            pass
+
+
+class TestIncarnation:
+    def test_grows_by_one_and_survives(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        assert [RunFolder(run.path).next_incarnation() for _ in range(3)] == [1, 2, 3]
+
+    def test_is_on_the_disk_before_it_is_returned(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        contents: list[bytes] = []
+        real = os.fsync
+
+        def watch(descriptor: int) -> None:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                contents.append(os.pread(descriptor, 100, 0))
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", watch)
+        run.next_incarnation()
+        assert contents == [b"1\n"]
+
+    @pytest.mark.parametrize(("left", "least"), [(b"1\n2\n3", 3), (b"1\n2\n\0\0\0", 3), (b"1\n12\n1", 13)])
+    def test_never_falls_after_a_torn_write(self, tmp_path: Path, left: bytes, least: int) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        (run.path / "incarnations").write_bytes(left)
+        first = run.next_incarnation()
+        assert first >= least
+        assert run.next_incarnation() == first + 1
+
+    def test_two_that_ask_at_once_get_different_ones(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with ThreadPoolExecutor(4) as pool:
+            numbers = list(pool.map(lambda _: run.next_incarnation(), range(16)))
+        assert sorted(numbers) == list(range(1, 17))
+
+    def test_trouble_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="cannot number the coordinator"):
+            RunFolder(tmp_path / "missing").next_incarnation()
+
+
+class TestFiles:
+    def test_the_address_is_for_its_owner_only(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        assert run.read_address() is None
+        run.write_address("127.0.0.1:4000", "secret")
+        assert run.read_address() == Address("127.0.0.1:4000", "secret")
+        holding = [file for file in run.path.iterdir() if file.is_file() and "secret" in file.read_text()]
+        assert [stat.S_IMODE(file.stat().st_mode) for file in holding] == [0o600]
+        run.remove_address()
+        run.remove_address()
+        assert run.read_address() is None
+
+    def test_result_and_environment_come_back(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        assert run.read_result() is None
+        assert run.read_environment() is None
+        run.write_result({"steps": 3, "final_metrics": {"loss": 0.1}})
+        run.write_environment({"torch": "2"})
+        assert run.read_result() == {"steps": 3, "final_metrics": {"loss": 0.1}}
+        assert run.read_environment() == {"torch": "2"}
+
+    @pytest.mark.parametrize("text", ["{", "[]", ""])
+    def test_an_edited_result_is_told(self, tmp_path: Path, text: str) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.result_file.write_text(text)
+        with pytest.raises(RunError, match=r"result\.json"):
+            run.read_result()
+
+    def test_a_full_disk_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(RunError, match=r"cannot write .*result\.json: No space left"):
+            run.write_result({})

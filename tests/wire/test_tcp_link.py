@@ -1,0 +1,286 @@
+"""What only real sockets do: strangers, deaths, forks."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from wire.pairs import GENERATION, credentials, listening, tcp_pair, wait_until, within
+
+from quorate.core.errors import FrameError, PeerLost
+from quorate.core.generation import GenerationId
+from quorate.wire import reception
+from quorate.wire.address import split_address
+from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
+from quorate.wire.stream import Stream
+from quorate.wire.tcp import Listener, TcpLink, connect
+
+TAG = Tag(GENERATION, step=5, channel=1, index=2)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def knock(listener: Listener) -> socket.socket:
+    return socket.create_connection(split_address(listener.address))
+
+
+def has_ipv6() -> bool:
+    try:
+        Listener.bind("::1").close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")),
+    ],
+)
+def test_links_form_over_either_protocol(host: str) -> None:
+    ours, theirs = tcp_pair(host=host)
+    ours.send(TAG, b"hello", within(5))
+    assert theirs.receive(TAG, within(5)) == b"hello"
+    assert ours.peer.startswith("worker 1 (")
+    assert theirs.peer.startswith("worker 0 (")
+    ours.close()
+    theirs.close()
+
+
+def test_a_worker_where_nobody_listens_is_lost_at_once() -> None:
+    with listening() as listener:
+        address = listener.address
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match=rf"worker 1 \({address}\) is gone: it cannot be reached .*refused"):
+        connect(address, credentials(0), 1, within(30))
+    assert time.monotonic() - began < 2
+
+
+def test_a_worker_that_never_answers_is_lost_when_the_deadline_is_over() -> None:
+    with listening() as listener, pytest.raises(PeerLost, match="no frame for"):
+        connect(listener.address, credentials(0), 1, within(0.1))
+
+
+def test_an_address_that_nobody_knows_is_a_lost_peer() -> None:
+    with pytest.raises(PeerLost, match="its address is not known here"):
+        connect("no-such-host.invalid:1", credentials(0), 1, within(5))
+
+
+def test_a_wait_for_a_worker_that_never_comes_ends_with_the_deadline() -> None:
+    with listening() as listener, pytest.raises(PeerLost, match=r"worker 4 is gone: it did not connect within 0\.1 s"):
+        listener.accept(credentials(1), 4, within(0.1))
+
+
+def test_closing_a_listener_ends_the_wait_for_a_peer(threads: ThreadPoolExecutor) -> None:
+    waiting = threading.Event()
+
+    def deadline() -> float:
+        waiting.set()
+        return 30
+
+    with listening() as listener:
+        accepting = threads.submit(listener.accept, credentials(1), 0, deadline)
+        assert waiting.wait(5)
+        listener.close()
+        with pytest.raises(PeerLost, match="worker 0 is gone: the link was closed on this side"):
+            accepting.result(5)
+        with pytest.raises(PeerLost, match="closed on this side"):
+            listener.accept(credentials(1), 0, within(5))
+
+
+def test_strangers_do_not_disturb_the_wait_for_the_right_one(threads: ThreadPoolExecutor) -> None:
+    with listening() as listener, ExitStack() as strangers:
+        silent = strangers.enter_context(knock(listener))
+        knock(listener).close()  # a port scan
+        garbage = strangers.enter_context(knock(listener))
+        garbage.sendall(b"GET / HTTP/1.1\r\nHost: anyone\r\n\r\n" * 10)
+        hesitant = strangers.enter_context(knock(listener))
+        hesitant.sendall(b"Q")
+        accepting = threads.submit(listener.accept, credentials(1), 0, within(5))
+        with pytest.raises(FrameError, match="refused the proof of the job token"):
+            connect(listener.address, credentials(0, token="guess"), 1, within(5))
+        ours = connect(listener.address, credentials(0), 1, within(5))
+        theirs = accepting.result()
+        ours.send(TAG, b"hello", within(5))
+        assert theirs.receive(TAG, within(5)) == b"hello"
+        hesitant.settimeout(5)
+        assert hesitant.recv(1) == b"", "who has begun to speak and is not the peer is turned away"
+        ours.close()
+        theirs.close()
+        listener.close()
+        silent.settimeout(5)
+        assert silent.recv(1) == b""
+
+
+def test_more_strangers_than_the_reception_holds_do_not_keep_the_right_one_out(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "MOST_VISITORS", 3)
+    with listening() as listener, ExitStack() as strangers:
+        for _ in range(10):
+            strangers.enter_context(knock(listener))
+        accepting = threads.submit(listener.accept, credentials(1), 0, within(5))
+        connect(listener.address, credentials(0), 1, within(5)).close()
+        accepting.result().close()
+
+
+def test_a_connection_that_waits_silently_can_be_the_peer_of_the_next_wait(threads: ThreadPoolExecutor) -> None:
+    with listening() as listener, knock(listener) as early:
+        with pytest.raises(PeerLost):
+            listener.accept(credentials(1), 0, within(0.1))
+        accepting = threads.submit(listener.accept, credentials(1), 0, within(5))
+        later = connect(listener.address, credentials(0), 1, within(5))
+        accepting.result().close()
+        later.close()
+        early.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            early.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("generation", "worker", "told"),
+    [(GenerationId(3, 6), 0, r"generation 3\.6, worker 1 in 3\.7"), (GENERATION, 2, "worker 2 answered .* worker 0")],
+)
+def test_a_worker_that_does_not_fit_is_told_so_and_named_when_the_wait_is_over(
+    generation: GenerationId, worker: int, told: str, threads: ThreadPoolExecutor
+) -> None:
+    with listening() as listener:
+        tried = threading.Event()
+        accepting = threads.submit(listener.accept, credentials(1), 0, lambda: 0 if tried.is_set() else 0.01)
+        with pytest.raises(FrameError, match="worker 1"):
+            connect(listener.address, credentials(worker, generation=generation), 1, within(5))
+        tried.set()
+        with pytest.raises(FrameError, match=f"worker 0 did not connect within .*{told}"):
+            accepting.result(5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"\0" * HEADER_SIZE, "where a frame begins"),
+        (encode_header(TAG, 3)[:-1] + b"\0", "damaged header: its checksum"),
+    ],
+)
+def test_bytes_that_are_no_frame_are_refused(sent: bytes, told: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+    with far:
+        far.sendall(sent)
+        with pytest.raises(FrameError, match=told):
+            link.receive(TAG, within(5))
+        far.settimeout(5)
+        assert far.recv(1) == b"", "a link that has lost its place is closed"
+
+
+def test_a_frame_that_breaks_off_says_how_much_came() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+    far.sendall(encode_header(TAG, 10) + b"abcd")
+    far.close()
+    with pytest.raises(PeerLost, match=r"worker 0 is gone: it closed the connection \(4 of 10 bytes came\)"):
+        link.receive(TAG, within(5))
+
+
+def open_descriptors() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+def test_a_closed_link_gives_its_descriptor_back() -> None:
+    before = open_descriptors()
+    for link in tcp_pair():
+        link.close()
+    assert open_descriptors() == before
+
+
+WORKER = """
+import os, sys, threading
+from quorate.core.generation import GenerationId
+from quorate.wire.handshake import Credentials
+from quorate.wire.tcp import Listener, connect
+link = connect(sys.argv[1], Credentials("secret", 0, GenerationId(3, 7)), 1, lambda: 5.0)
+listener = Listener.bind("127.0.0.1")
+if sys.argv[2] == "with a loader":
+    told, telling = os.pipe()
+    if os.fork() == 0:
+        os.write(telling, b".")
+        threading.Event().wait(30)
+        os._exit(0)
+    os.read(told, 1)
+print(listener.address, flush=True)
+threading.Event().wait(30)
+"""
+
+
+@pytest.mark.parametrize("company", ["alone", "with a loader"])
+def test_a_worker_killed_while_its_peer_receives_is_lost_at_once(company: str, threads: ThreadPoolExecutor) -> None:
+    with listening() as listener:
+        accepting = threads.submit(listener.accept, credentials(1), 0, within(10))
+        command = [sys.executable, "-c", WORKER, listener.address, company]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
+            try:
+                link = accepting.result()
+                assert worker.stdout is not None
+                address = worker.stdout.readline().strip()
+                waiting = threading.Event()
+
+                def deadline() -> float:
+                    waiting.set()
+                    return 3
+
+                receiving = threads.submit(link.receive, TAG, deadline)
+                assert waiting.wait(5)
+                worker.kill()
+                killed = time.monotonic()
+                with pytest.raises(PeerLost, match=r"worker 0 \(127.* is gone: it closed the connection"):
+                    receiving.result(5)
+                assert time.monotonic() - killed < 1
+                # A loader that kept the port would answer for a worker that is dead.
+                with pytest.raises(PeerLost, match="cannot be reached"):
+                    connect(address, credentials(1), 0, within(1))
+                if company == "with a loader":
+                    os.killpg(worker.pid, 0)  # raises if the loader is not there to keep anything open
+            finally:
+                os.killpg(worker.pid, signal.SIGKILL)
+
+
+def test_a_link_in_a_forked_child_is_closed_and_leaves_the_parents_alone() -> None:
+    ours, theirs = tcp_pair()
+    child = os.fork()
+    if child == 0:
+        try:
+            ours.send(TAG, b"", within(1))
+        except PeerLost as error:
+            os._exit(0 if "closed on this side" in str(error) else 2)
+        finally:
+            os._exit(1)
+    status: list[int] = []
+    wait_until(lambda: _reaped(child, status))
+    assert os.waitstatus_to_exitcode(status[0]) == 0
+    ours.send(TAG, b"still here", within(5))
+    assert theirs.receive(TAG, within(5)) == b"still here"
+    ours.close()
+    theirs.close()
+
+
+def _reaped(child: int, status: list[int]) -> bool:
+    pid, code = os.waitpid(child, os.WNOHANG)
+    if pid:
+        status.append(code)
+    return bool(pid)

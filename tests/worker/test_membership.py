@@ -1,0 +1,441 @@
+"""A worker's membership against a real coordinator on loopback."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from coordinator.served import TOKEN, Served, serve
+
+from quorate.coordinator.client import SupervisorClient
+from quorate.core.errors import DivergedError, FrameError, LeaseExpired, LinkError
+from quorate.core.failure import Failure
+from quorate.core.generation import GenerationId
+from quorate.core.timing import Timing
+from quorate.observe.event import Event
+from quorate.worker.membership import JobEnded, Lease, Membership, Outbox, Registration, WorkerStatus
+
+
+def registration(slot: int, **facts: str) -> Registration:
+    return Registration(slot, 4710 + slot, "a", f"127.0.0.1:{5000 + slot}", facts, {"w": "1"})
+
+
+def ten_seconds() -> float:
+    return 10.0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        pause.wait(0.005)
+
+
+@contextmanager
+def joined(served: Served, *, failure_timeout: float = 5.0, workers: int = 1) -> Iterator[list[Membership]]:
+    """Members of a generation, closed at the end."""
+    members = [
+        Membership(served.address, TOKEN, Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
+        for _ in range(workers)
+    ]
+    try:
+        for slot, member in enumerate(members):
+            assert member.register(registration(slot)) == slot
+        for member in members:
+            member.await_generation(ten_seconds)
+        yield members
+    finally:
+        for member in members:
+            member.close()
+
+
+@contextmanager
+def supervising(served: Served) -> Iterator[SupervisorClient]:
+    client = SupervisorClient(served.address, TOKEN)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_all_members_learn_the_same_generation(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2, lanes=3, incarnation=7) as served, joined(served, workers=2) as members:
+        first, second = (member.await_generation(ten_seconds) for member in members)
+        assert first == second
+        assert first.id == GenerationId(7, 1)
+        assert [(member.address, list(member.lanes)) for member in first.members] == [
+            ("127.0.0.1:5000", [0, 1]),
+            ("127.0.0.1:5001", [2]),
+        ]
+        (event,) = served.events()
+        assert event["kind"] == "generation"
+        assert event["members"][1] == {"worker": 1, "address": "127.0.0.1:5001", "lanes": [2]}
+
+
+def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        early = threading.Thread(target=members[1].complete, args=("digest", {}))
+        early.start()
+        assert supervisor.outcome(0.05) is None
+        assert early.is_alive()
+        members[0].publish(Event("step", 1, {"loss": 0.5}))
+        members[0].complete("digest", {"steps": 9})
+        early.join(5)
+        assert not early.is_alive()
+        outcome = supervisor.outcome(5.0)
+        assert outcome is not None
+        assert (outcome.failure, outcome.result) == (None, {"steps": 9})
+        assert served.kinds() == ["generation", "step", "finished"]
+        wait_until(lambda: members[0].ended)
+        assert members[0].lease_remaining() <= 0
+        with pytest.raises(JobEnded, match="it is complete"):
+            members[0].check_lease()
+
+
+def test_unequal_digests_are_an_error_for_everyone(tmp_path: Path) -> None:
+    errors: list[str] = []
+
+    def complete(member: Membership, digest: str) -> None:
+        with pytest.raises(JobEnded) as raised:
+            member.complete(digest, {})
+        errors.append(str(raised.value))
+
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members:
+        other = threading.Thread(target=complete, args=(members[1], "e"))
+        other.start()
+        complete(members[0], "d")
+        other.join(5)
+    assert len(errors) == 2
+    assert all("worker 0 has d, worker 1 has e" in error for error in errors)
+
+
+def test_a_worker_with_other_facts_is_refused_and_the_others_hear_of_it(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served:
+        first, second = (
+            Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "joining")) for _ in range(2)
+        )
+        try:
+            first.register(registration(0, canary="1"))
+            with pytest.raises(DivergedError, match="worker 1's canary 2 differs from worker 0's 1"):
+                second.register(registration(1, canary="2"))
+            with pytest.raises(JobEnded, match="the machines do not compute alike"):
+                first.await_generation(ten_seconds)
+            with pytest.raises(DivergedError):
+                second.register(registration(1, canary="1"))
+        finally:
+            first.close()
+            second.close()
+
+
+def test_a_taken_place_is_refused(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served:
+        first, second = (
+            Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "joining")) for _ in range(2)
+        )
+        try:
+            first.register(registration(0))
+            taken = Registration(0, 9, "b", "127.0.0.1:9")
+            with pytest.raises(FrameError, match=r"the place is taken: worker 0 \(pid 4710 on host a\)"):
+                second.register(taken)
+        finally:
+            first.close()
+            second.close()
+
+
+def test_stop_reaches_every_member(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        assert members[0].stop_requested is None
+        supervisor.stop("interrupted")
+        supervisor.stop("terminated")
+        wait_until(lambda: all(member.stop_requested == "interrupted" for member in members))
+        assert served.kinds() == ["generation", "stop"]
+
+
+def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        called: list[str] = []
+        members[1].on_end(lambda: called.append(threading.current_thread().name))
+        members[1].on_end(lambda: called.append("again"))
+        members[0].publish(Event("log", fields={"text": "before"}))
+        members[0].report_failure(Failure("UserCodeError", "ValueError: no", traceback="Traceback"))
+        outcome = supervisor.outcome(5.0)
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert (outcome.failure.kind, outcome.failure.worker, outcome.failure.step) == ("UserCodeError", 0, 17)
+        wait_until(lambda: len(called) == 2)
+        assert called == ["membership-follow", "again"]
+        members[1].on_end(lambda: called.append("late"))
+        assert called[-1] == "late"
+        assert members[1].failure == outcome.failure
+        with pytest.raises(JobEnded, match="ValueError: no"):
+            members[1].check_lease()
+        assert served.kinds() == ["generation", "log", "failure"]
+        assert served.events()[-1] == {
+            "kind": "failure",
+            "step": 17,
+            "time": served.events()[-1]["time"],
+            "cause": "UserCodeError",
+            "message": "ValueError: no",
+            "worker": 0,
+            "lane": None,
+            "phase": "exchange",
+            "traceback": "Traceback",
+            "exit_code": 1,
+        }
+
+
+def test_a_callback_that_fails_does_not_keep_the_others_from_hearing(tmp_path: Path) -> None:
+    called = threading.Event()
+    with serve(tmp_path, workers=1) as served, joined(served) as (member,):
+        member.on_end(lambda: [].pop())
+        member.on_end(called.set)
+        member.report_failure(Failure("UserCodeError", "no"))
+        assert called.wait(5)
+
+
+def test_a_burst_of_events_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    count = 100_000
+    with serve(tmp_path, workers=1, failure_timeout=20.0) as served, joined(served, failure_timeout=20.0) as (member,):
+        for number in range(count):
+            member.publish(Event("log", fields={"n": number}, time=0.0))
+        member.complete("d", {})
+        events = served.events()
+    assert [event["n"] for event in events if event["kind"] == "log"] == list(range(count))
+    assert events[-1]["kind"] == "finished"
+
+
+def test_steps_that_every_worker_tells_are_written_once(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members:
+        for member in members:
+            for step in (1, 2, 5000):
+                member.publish(Event("step", step))
+            member.publish(Event("evaluation", 2))
+        early = threading.Thread(target=members[1].complete, args=("d", {}))
+        early.start()
+        members[0].complete("d", {})
+        early.join(5)
+        told = [(event["kind"], event.get("step")) for event in served.events()]
+    assert sorted(told[1:-1]) == [("evaluation", 2), ("step", 1), ("step", 2), ("step", 5000)]
+
+
+def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, failure_timeout=0.5) as served:
+        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(0, ""))
+        begun = time.monotonic()
+        member.register(registration(0))
+        # A lease is 0.4 s: one that ends more than a second after the start was renewed.
+        wait_until(lambda: member.lease_remaining() > max(0.0, 1.0 - (time.monotonic() - begun)))
+        member.check_lease()
+    try:
+        wait_until(lambda: member.lease_remaining() <= 0)
+        with pytest.raises(LeaseExpired, match=r"has not answered for 0\.\d s, longer than the lease of 0\.4 s"):
+            member.check_lease()
+        member.report_failure(Failure("LeaseExpired", "nobody listens"))  # returns, and raises nothing
+    finally:
+        member.close()
+
+
+def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
+        member.register(registration(0))
+        member.await_generation(ten_seconds)
+    try:
+        port = int(served.address.rpartition(":")[2])
+        with serve(tmp_path, workers=1, port=port) as again, supervising(again) as supervisor:
+            supervisor.stop("interrupted")
+            wait_until(lambda: member.stop_requested == "interrupted")
+            member.check_lease()
+    finally:
+        member.close()
+
+
+def test_lease_counts_from_the_sending() -> None:
+    now = 100.0
+    lease = Lease(Timing(5.0), lambda: now)
+    assert lease.remaining() <= 0
+    lease.renew(sent=100.0, seconds=4.0)
+    now = 103.0
+    assert lease.remaining() == 1.0
+    lease.renew(sent=99.0, seconds=4.0)  # an answer that was overtaken takes nothing away
+    assert lease.remaining() == 1.0
+    lease.renew(sent=103.0, seconds=0.0)  # an answer without a lease renews nothing
+    assert lease.remaining() == 1.0
+    now = 105.5
+    assert lease.remaining() < 0
+    assert "has not answered for 5.5 s, longer than the lease of 4.0 s (failure_timeout: 5.0)" in lease.explain("a:1")
+    lease.end()
+    lease.renew(sent=105.5, seconds=4.0)
+    assert lease.remaining() <= 0
+
+
+def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
+    outbox = Outbox()
+    outbox.put(Event("log", fields={"n": 1}, time=0.0))
+    batch = outbox.next_batch()
+    outbox.put(Event("log", fields={"n": 2}, time=0.0))
+    assert outbox.next_batch() == batch
+    assert not outbox.is_empty()
+    outbox.answered()
+    following = outbox.next_batch()
+    assert (following.sequence, len(following.lines)) == (batch.sequence + 1, 1)
+    outbox.answered()
+    assert outbox.is_empty()
+
+
+def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> None:
+    outbox = Outbox()
+    for _ in range(10):
+        outbox.put(Event("log", fields={"text": "x" * 200_000}))
+    outbox.put(Event("log", fields={"text": "x" * 10_000_000}))
+    sizes = []
+    while not outbox.is_empty():
+        sizes.append(len(outbox.next_batch().lines))
+        outbox.answered()
+    assert sizes == [2] * 5
+
+
+def test_a_wrong_token_is_turned_away(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        member = Membership(served.address, "wrong", Timing(5.0), lambda: WorkerStatus(0, ""))
+        try:
+            with pytest.raises(FrameError, match="is another job's: it does not take this job's token"):
+                member.register(registration(0))
+        finally:
+            member.close()
+
+
+def test_a_coordinator_that_is_not_there_is_an_error_in_time() -> None:
+    member = Membership("127.0.0.1:1", TOKEN, Timing(0.1), lambda: WorkerStatus(0, ""))
+    try:
+        with pytest.raises(LinkError, match=r"the coordinator at 127\.0\.0\.1:1 does not answer"):
+            member.register(registration(0))
+    finally:
+        member.close()
+
+
+def test_no_thread_is_left_after_close(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served, joined(served):
+        assert {"membership-heartbeat", "membership-follow"} <= {thread.name for thread in threading.enumerate()}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("membership")]
+
+
+def test_a_membership_may_be_closed_by_the_end_itself(tmp_path: Path) -> None:
+    closed = threading.Event()
+    with serve(tmp_path, workers=1) as served, joined(served) as (member,):
+        member.on_end(member.close)
+        member.on_end(closed.set)
+        member.report_failure(Failure("UserCodeError", "no"))
+        assert closed.wait(5)
+
+
+def test_job_ended_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(JobEnded(Failure("UserCodeError", "no"))))
+    assert (error.failure, str(error)) == (Failure("UserCodeError", "no"), "the job has ended: no")
+
+
+def test_importing_starts_no_thread_so_that_a_worker_may_be_forked_afterwards() -> None:
+    code = "import os, quorate.worker.membership as m; print(len(os.listdir('/proc/self/task')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+FORKING = """
+import os, sys
+from quorate.core.timing import Timing
+from quorate.worker.membership import Membership, Registration, WorkerStatus
+
+address, token = sys.argv[1:]
+children = []
+for slot in range(2):
+    children.append(os.fork())
+    if children[-1] == 0:
+        membership = Membership(address, token, Timing(5.0), lambda: WorkerStatus(0, ""))
+        membership.register(Registration(slot, os.getpid(), "a", "127.0.0.1:1"))
+        membership.await_generation(lambda: 10.0)
+        membership.complete("digest", {})
+        membership.close()
+        os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_workers_may_be_forked_from_a_process_that_imported_all_this(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served:
+        command = [sys.executable, "-c", FORKING, served.address, TOKEN]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert served.kinds() == ["generation", "finished"]
+
+
+def _work(address: str, failure_timeout: float, ready: Connection) -> None:
+    member = Membership(address, TOKEN, Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
+    member.register(Registration(1, os.getpid(), "a", "127.0.0.1:5001", {}, {"w": "1"}))
+    member.await_generation(lambda: 30.0)
+    ready.send("working")
+    ready.recv()
+
+
+@contextmanager
+def worker_process(served: Served, failure_timeout: float, member: Membership) -> Iterator[int]:
+    """A second worker, in a process of its own, at work in a generation with `member`."""
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=_work, args=(served.address, failure_timeout, there), daemon=True)
+    process.start()
+    try:
+        member.register(registration(0))
+        member.await_generation(lambda: 30.0)
+        assert here.poll(30)
+        assert process.pid is not None
+        yield process.pid
+    finally:
+        process.kill()
+        process.join(10)
+        here.close()
+        there.close()
+
+
+def test_a_worker_that_is_stopped_at_step_17_is_lost_after_failure_timeout(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2, failure_timeout=0.5) as served, supervising(served) as supervisor:
+        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(17, "exchange"))
+        try:
+            with worker_process(served, 0.5, member) as pid:
+                os.kill(pid, signal.SIGSTOP)
+                outcome = supervisor.outcome(5.0)
+            assert outcome is not None
+            assert outcome.failure is not None
+            assert outcome.failure.message.startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")
+            assert outcome.failure.message.endswith("(failure_timeout: 0.5); its last word was step 17, exchange.")
+        finally:
+            member.close()
+
+
+def test_a_worker_that_is_killed_at_step_17_is_told_by_its_exit_and_not_by_its_broken_link(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, supervising(served) as supervisor:
+        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(17, "exchange"))
+        try:
+            with worker_process(served, 5.0, member) as pid:
+                os.kill(pid, signal.SIGKILL)
+                member.report_failure(Failure("PeerLost", "worker 1 (127.0.0.1:5001) is gone: end of file"))
+                assert supervisor.outcome(0.05) is None
+                supervisor.report_exit(1, pid, signal=signal.SIGKILL, step=17, phase="exchange", host="a")
+                outcome = supervisor.outcome(5.0)
+            assert outcome is not None
+            assert outcome.failure is not None
+            assert outcome.failure.kind == "WorkerLost"
+            assert outcome.failure.message.startswith(
+                f"worker 1 (pid {pid} on host a) was killed by SIGKILL at step 17 while in exchange."
+            )
+            wait_until(lambda: member.ended)
+        finally:
+            member.close()
