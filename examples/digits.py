@@ -42,7 +42,9 @@ class Digits(quorate.Task):
         shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         training, validation = shuffled[:1437], shuffled[1437:]
         classes = torch.tensor(labels)
-        return TensorDataset(images[training], classes[training]), TensorDataset(images[validation], classes[validation])
+        return TensorDataset(images[training], classes[training]), TensorDataset(
+            images[validation], classes[validation]
+        )
 
     def loss(self, model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         images, labels = batch

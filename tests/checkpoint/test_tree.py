@@ -167,6 +167,8 @@ def test_other_views_of_the_same_memory_are_not_tied() -> None:
     tree = {"first": flat[:3], "second": flat[3:], "matrix": flat.view(2, 3), "transposed": flat.view(2, 3).t()}
     assert len(encode(tree).tensors) == 4
     assert same(tree, there_and_back(tree))
+    square = torch.arange(4.0).view(2, 2)
+    assert same([square, square.t()], there_and_back([square, square.t()]))
 
 
 def test_empty_tensors_are_not_tied_to_each_other() -> None:

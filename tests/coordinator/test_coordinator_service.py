@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from coordinator.served import TOKEN, serve
 
+from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.server import TokenGuard, explain_refusal, join_address
 from quorate.core.errors import LinkError

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from wire.pairs import GENERATION, credentials, listening, within
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
@@ -13,6 +12,7 @@ from quorate.lanes.hosting import host_lanes
 from quorate.reduce.neighbours import meet_neighbours
 from quorate.reduce.ring import Ring
 from quorate.wire.tcp import Listener
+from wire.pairs import GENERATION, credentials, listening, within
 
 
 @pytest.fixture(autouse=True)

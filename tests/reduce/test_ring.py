@@ -6,18 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reduce.reference import bits, reference_sum, wide_values
-from reduce.rings import everywhere, generation, memory_links, memory_rings
-from wire.pairs import wait_until, within
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.ring import Ring
+from quorate.reduce.ring import REDUCE_CHANNEL, Ring
 from quorate.wire.frame import Tag
 from quorate.wire.link import Deadline, Link
 from quorate.wire.memory import memory_link_pair
+from reduce.reference import bits, reference_sum, wide_values
+from reduce.rings import everywhere, generation, memory_links, memory_rings
+from wire.pairs import wait_until, within
 
 EVERY_CASE = [(lanes, workers) for lanes in range(1, 9) for workers in range(1, lanes + 1)]
 
@@ -189,16 +189,16 @@ def test_an_error_of_the_sending_thread_surfaces_in_the_calling_one_with_its_own
         # The far side takes what it is sent but sends nothing: without the error this would wait for 30 s.
         summing = threads.submit(ring.all_reduce, 1, 0, [torch.ones(8)], torch.empty(8))
         while sends and not muted.send_failed.is_set() and not summing.done():
-            tag = Tag(members.id, 1, 1, (0 * 3 + 1) * 2 + 1)
+            tag = Tag(members.id, 1, REDUCE_CHANNEL, 3)
             far_next.receive(tag, within(5))
-            far_previous.send(Tag(members.id, 1, 1, (0 * 3 + 1) * 2 + 0), bytes(16), within(5))
+            far_previous.send(Tag(members.id, 1, REDUCE_CHANNEL, 2), bytes(16), within(5))
             assert muted.send_failed.wait(5)
         with pytest.raises(type(error)) as raised:
             summing.result(5)
     assert raised.value is error
     for far in (far_next, far_previous):
         with pytest.raises(PeerLost, match="worker 10 is gone"):
-            far.receive(Tag(members.id, 1, 1, 0), within(5))
+            far.receive(Tag(members.id, 1, REDUCE_CHANNEL, 0), within(5))
     with pytest.raises(type(error)):
         ring.gather(2, 0, b"")
 
@@ -235,6 +235,21 @@ def test_closing_from_another_thread_ends_an_exchange() -> None:
         ring.close()
         with pytest.raises(PeerLost, match="closed on this side"):
             gathering.result(5)
+
+
+def test_an_exchange_closed_before_its_last_send_has_failed_though_its_sum_is_complete() -> None:
+    members = generation(2, 2)
+    to_next, _ = memory_link_pair(("worker 10", "worker 11"))
+    from_previous, far = memory_link_pair(("worker 10", "worker 11"))
+    ring = Ring(members, 10, from_previous, to_next, within(30))
+    with ThreadPoolExecutor(1) as threads:
+        summing = threads.submit(ring.all_reduce, 1, 0, [torch.ones(2)], torch.empty(2))
+        # Everything that worker 11 has to give, while it takes nothing.
+        for hop, chunk in ((1, 0), (2, 1)):
+            far.send(Tag(members.id, 1, REDUCE_CHANNEL, hop * 2 + chunk), bytes(4), within(5))
+        ring.close()
+        with pytest.raises(PeerLost, match=r"worker 11 .*is gone: the link was closed on this side"):
+            summing.result(5)
 
 
 def test_a_neighbour_that_stops_without_dying_is_lost_when_the_deadline_is_over() -> None:

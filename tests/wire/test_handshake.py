@@ -1,11 +1,11 @@
 from contextlib import suppress
 
 import pytest
-from wire.pairs import credentials
 
 from quorate.core.errors import FrameError
 from quorate.core.generation import GenerationId
 from quorate.wire.handshake import Credentials, Handshake, introduce, receive_introduction
+from wire.pairs import credentials
 
 
 class Talk:

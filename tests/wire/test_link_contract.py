@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from wire.pairs import GENERATION, tcp_pair, within
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
@@ -15,6 +14,7 @@ from quorate.wire import memory, tcp
 from quorate.wire.frame import Tag
 from quorate.wire.link import Deadline, Link
 from quorate.wire.memory import memory_link_pair
+from wire.pairs import GENERATION, tcp_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 LARGE = 32 * 2**20  # More than a socket's buffers hold.

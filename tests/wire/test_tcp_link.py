@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from wire.pairs import GENERATION, credentials, listening, tcp_pair, wait_until, within
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
@@ -22,6 +21,7 @@ from quorate.wire.address import split_address
 from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
 from quorate.wire.stream import Stream
 from quorate.wire.tcp import Listener, TcpLink, connect
+from wire.pairs import GENERATION, credentials, listening, tcp_pair, wait_until, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 
@@ -196,6 +196,24 @@ def test_a_frame_that_breaks_off_says_how_much_came() -> None:
     far.close()
     with pytest.raises(PeerLost, match=r"worker 0 is gone: it closed the connection \(4 of 10 bytes came\)"):
         link.receive(TAG, within(5))
+
+
+def test_a_peer_that_ends_its_direction_is_gone_though_it_keeps_the_connection(threads: ThreadPoolExecutor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+    with far:
+        waiting = threading.Event()
+
+        def deadline() -> float:
+            waiting.set()
+            return 3
+
+        sending = threads.submit(link.send, TAG, bytes(32 * 2**20), deadline)
+        assert waiting.wait(5)
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(PeerLost, match="worker 0 is gone: it closed the connection"):
+            sending.result(5)
 
 
 def open_descriptors() -> set[Path]:

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from coordinator.served import TOKEN, Served, serve
 
+from coordinator.served import TOKEN, Served, serve
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.errors import DivergedError, FrameError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
@@ -204,10 +204,10 @@ def test_a_callback_that_fails_does_not_keep_the_others_from_hearing(tmp_path: P
 
 
 def test_a_burst_of_events_arrives_whole_and_in_order(tmp_path: Path) -> None:
-    count = 100_000
+    count = 25_000  # more than one message may hold, and many times what one batch does
     with serve(tmp_path, workers=1, failure_timeout=20.0) as served, joined(served, failure_timeout=20.0) as (member,):
         for number in range(count):
-            member.publish(Event("log", fields={"n": number}, time=0.0))
+            member.publish(Event("log", fields={"n": number, "text": "x" * 200}, time=0.0))
         member.complete("d", {})
         events = served.events()
     assert [event["n"] for event in events if event["kind"] == "log"] == list(range(count))
@@ -245,6 +245,19 @@ def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: P
         member.close()
 
 
+def test_waiting_for_a_generation_ends_with_the_lease_or_the_deadline(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2, failure_timeout=0.5) as served:
+        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(0, ""))
+        member.register(registration(0))
+        with pytest.raises(LinkError, match="has formed no generation in time"):
+            member.await_generation(lambda: 0.0)
+    try:
+        with pytest.raises(LeaseExpired):
+            member.await_generation(lambda: float("inf"))
+    finally:
+        member.close()
+
+
 def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
         member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
@@ -256,6 +269,27 @@ def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path:
             supervisor.stop("interrupted")
             wait_until(lambda: member.stop_requested == "interrupted")
             member.check_lease()
+    finally:
+        member.close()
+
+
+def test_a_generation_of_an_earlier_coordinator_is_not_adopted(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, incarnation=7) as served:
+        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
+        member.register(registration(0))
+        member.await_generation(ten_seconds)
+    try:
+        port = int(served.address.rpartition(":")[2])
+        with (
+            serve(tmp_path, workers=1, incarnation=6, port=port) as earlier,
+            joined(earlier) as (other,),
+            supervising(earlier) as supervisor,
+        ):
+            # Directives are heard in order: who hears the stop has heard of the generation before it.
+            supervisor.stop("interrupted")
+            wait_until(lambda: member.stop_requested == "interrupted")
+            assert other.await_generation(ten_seconds).id == GenerationId(6, 1)
+            assert member.await_generation(ten_seconds).id == GenerationId(7, 1)
     finally:
         member.close()
 
@@ -333,8 +367,12 @@ def test_no_thread_is_left_after_close(tmp_path: Path) -> None:
 def test_a_membership_may_be_closed_by_the_end_itself(tmp_path: Path) -> None:
     closed = threading.Event()
     with serve(tmp_path, workers=1) as served, joined(served) as (member,):
-        member.on_end(member.close)
-        member.on_end(closed.set)
+
+        def leave() -> None:
+            member.close()
+            closed.set()
+
+        member.on_end(leave)
         member.report_failure(Failure("UserCodeError", "no"))
         assert closed.wait(5)
 

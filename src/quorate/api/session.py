@@ -84,6 +84,7 @@ def resume(
     reference: str,
     environment: Mapping[str, str],
     overrides: Sequence[Override],
+    *,
     watch: Watch,
     branch: bool = False,
 ) -> Result:
@@ -127,13 +128,13 @@ def _branch(parent: RunFolder, resolved: ResolvedJob, watch: Watch) -> Result:
 def _checkpoint_to_resume(run: RunFolder, resolved: ResolvedJob) -> CheckpointInfo:
     result = run.read_result() or {}
     done = result.get("status") == "complete"
-    steps, total = result.get("steps", 0), result.get("total_steps")
     recorded = load_recorded(run.job_file, {}, []).spec
     extended = (resolved.spec.steps, resolved.spec.epochs) != (recorded.steps, recorded.epochs)
     if done and not extended:
+        flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
         raise RunError(
-            f"run {run.name} is complete ({steps} of {total or steps} steps). To train further, ask for more: "
-            f"quorate resume {run.name} --{'steps' if recorded.steps else 'epochs'} {2 * (recorded.steps or recorded.epochs or 1)}."
+            f"run {run.name} is complete ({result.get('steps')} steps). "
+            f"To train further, ask for more: quorate resume {run.name} {flag}"
         )
     return _newest_checkpoint(run)
 

@@ -29,7 +29,7 @@ def resume(
     """Go on from the newest whole checkpoint of a run; `overrides` (dotted keys) may change how it runs."""
     layer = [Override(key, value, "quorate.resume") for key, value in (overrides or {}).items()]
     watch = show_on_stderr if progress else show_nothing
-    return session.resume(Path(runs), str(run), os.environ, layer, watch, branch)
+    return session.resume(Path(runs), str(run), os.environ, layer, watch=watch, branch=branch)
 
 
 def show_on_stderr(begun: session.Begun) -> session.Show:

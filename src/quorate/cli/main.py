@@ -30,7 +30,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    show_version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+    show_version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     """Distributed PyTorch training that keeps going, to the same bits on any number of workers."""
 

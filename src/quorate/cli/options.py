@@ -12,7 +12,7 @@ Steps = Annotated[int | None, typer.Option(help="Train this many steps.")]
 Epochs = Annotated[int | None, typer.Option(help="Train this many epochs.")]
 Seed = Annotated[int | None, typer.Option(help="The seed of every random stream.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any key: --set checkpoint.every=50. Repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on standard output.")]
 
 
 def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Override]:

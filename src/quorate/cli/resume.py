@@ -18,7 +18,9 @@ def resume(
     seed: Seed = None,
     settings: Set = None,
     runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
-    branch: Annotated[bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")] = False,
+    branch: Annotated[
+        bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Go on from a run's newest whole checkpoint, on any number of workers.
@@ -30,4 +32,4 @@ def resume(
     from quorate.cli.report import report
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
-    report(session.resume(runs, run, os.environ, layer, show_on_stderr, branch), as_json)
+    report(session.resume(runs, run, os.environ, layer, watch=show_on_stderr, branch=branch), as_json)

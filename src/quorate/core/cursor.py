@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What has been done at a step. An evaluation changes state (best metric, patience), so it is a phase of its own."""
+    """What has been done at a step. An evaluation changes state (best metric, patience), so it is a phase too."""
 
     TRAINED = 0
     EVALUATED = 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class GenerationId:
-    """Which membership a message belongs to. A restarted coordinator has a higher incarnation, so its ids are higher."""
+    """Which membership a message belongs to. A restarted coordinator has a higher incarnation."""
 
     incarnation: int
     number: int

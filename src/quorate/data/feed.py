@@ -37,7 +37,7 @@ class Feed:
             multiprocessing_context="fork" if loader_workers else None,
             worker_init_fn=_begin_loader,
         )
-        self._batches = iter(loader)
+        self._batches: Iterator[Any] = iter(loader)
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if loader_workers == 0 and threads > 1 else None
 

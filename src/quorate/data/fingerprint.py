@@ -8,7 +8,7 @@ import numpy
 import torch
 import xxhash
 
-from quorate.data.reading import Request, Source
+from quorate.data.reading import Request
 from quorate.data.samples import Fetched, Samples
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch.utils.data import IterableDataset
+
 from quorate.core.errors import TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import describe, user_traceback
@@ -61,12 +63,12 @@ class Samples:
 
 def check_dataset(dataset: Any, which: str) -> Dataset:
     """Refuse what cannot be read by index, with the remedy."""
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        lacks = "length" if not hasattr(dataset, "__len__") else "[]"
         raise TaskError(
-            f"datasets() gave a {type(dataset).__name__} as the {which} set, which has no "
-            f"{'length' if hasattr(dataset, '__getitem__') else '[]'}. Samples are read by index, so that any number of "
-            "workers reads each exactly once: give anything with len() and [], such as a list or a torch Dataset "
-            "(an IterableDataset can be turned into one with list(...))."
+            f"datasets() gave a {type(dataset).__name__} as the {which} set, which has no {lacks}. Samples are read by "
+            "index, so that any number of workers reads each exactly once: give anything with len() and [], such as a "
+            "list or a torch Dataset (an IterableDataset becomes one with list(...))."
         )
     if len(dataset) == 0:
         raise TaskError(f"The {which} set that datasets() gave is empty.")

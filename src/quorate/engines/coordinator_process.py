@@ -1,5 +1,6 @@
 """The coordinator's process, as its launcher holds it."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -31,7 +32,9 @@ class CoordinatorProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise JobError(f"The coordinator ended before it listened (exit code {self._process.wait()}); see {self._log_file}.")
+            raise JobError(
+                f"The coordinator ended before it listened (exit code {self._process.wait()}); see {self._log_file}."
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise RequestError(answer["error"])
@@ -45,10 +48,8 @@ class CoordinatorProcess:
     def close(self, patience: float) -> None:
         """Let it go: it ends by itself when its standard input does."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:

@@ -66,7 +66,8 @@ class Nursery:
 
     def _prepare(self, message: dict[str, Any]) -> None:
         try:
-            # Everything that a worker will import, so that no worker has to.
+            # Everything that a worker will import, so that no worker has to: the first optimizer imports torch._dynamo.
+
             from quorate.training.machine import machine_facts, pin_machine
             from quorate.training.params import configure
             from quorate.training.source import load_task_type, source_digest
@@ -87,7 +88,7 @@ class Nursery:
             self._messages.send(FAILED, failure=failure.to_dict())
 
     def _start(self, assignment: Assignment) -> None:
-        threads = len(os.listdir("/proc/self/task"))
+        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if threads == 1:
             pid, how, reason = self._fork(assignment), "forked", ""
         else:
@@ -150,12 +151,13 @@ class Nursery:
 
 def become_worker(assignment: Assignment, task_type: Any) -> int:
     """What a forked child does with its life; its exit code."""
-    from quorate.worker.process import Worker
+    from quorate.worker.process import Worker, start_log
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _open_log(assignment) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    start_log(assignment)
     return Worker(assignment, task_type).live()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 class Event:
     """What happened, when, at which step; `fields` are plain JSON values.
 
-    Kinds: ``run``, ``generation``, ``step``, ``evaluation``, ``checkpoint``, ``stop``, ``failure``, ``finished``, ``log``.
+    Kinds: run, generation, step, evaluation, checkpoint, stop, failure, finished, log.
     """
 
     kind: str

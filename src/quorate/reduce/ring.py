@@ -8,13 +8,14 @@ from itertools import pairwise
 import torch
 
 from quorate.core.digests import Buffer
+from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation
 from quorate.lanes.chunks import cut
 from quorate.lanes.schedule import Visit, plan_exchange
 from quorate.reduce.sender import Sender
 from quorate.reduce.tensor_bytes import tensor_bytes
 from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
+from quorate.wire.link import CLOSED_HERE, Deadline, Link
 
 REDUCE_CHANNEL = 1
 GATHER_CHANNEL = 2
@@ -46,6 +47,8 @@ class Ring:
         self._deadline = deadline
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
+        following = generation.members[(self._position + 1) % len(hosting)]
+        self._next_name = f"worker {following.worker} ({following.address})"
         self._sender = Sender(next, deadline, self._fail) if next is not None else None
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
@@ -121,10 +124,10 @@ class Ring:
         try:
             self._raise_failure()
             yield
-            if self._sender is not None:
-                # The caller is free to change `total` once it has it, so nothing may be unsent by then.
-                self._sender.flush()
-            self._raise_failure()
+            # The caller is free to change `total` once it has it, so nothing may be unsent by then.
+            if self._sender is not None and not self._sender.flush():
+                self._raise_failure()
+                raise PeerLost(self._next_name, CLOSED_HERE)
         except BaseException as error:
             self._fail(error)
             self.close()

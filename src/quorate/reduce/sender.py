@@ -31,10 +31,11 @@ class Sender:
             self._queue.append((tag, payload))
             self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Wait until everything queued is sent, or never will be: `on_failure` has been told which."""
+    def flush(self) -> bool:
+        """Wait until everything queued is sent; false if it never will be: a send failed or the sender stopped."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._stopped)
+            return not self._stopped
 
     def stop(self) -> None:
         """End the thread, dropping what is not sent. The link must be closed already, so that no send keeps waiting."""

@@ -76,7 +76,7 @@ class BufferExchange:
             total = torch.empty_like(flats[0])
             self._ring.all_reduce(step, self._first_index + index, flats, total)
             sizes = [self._buffers.get(name).numel() for name in group]
-            for name, part in zip(group, total.split(sizes), strict=True):
+            for name, part in zip(group, torch.split(total, sizes), strict=True):
                 values[name] = part.view(self._buffers.get(name).shape)
         return values
 
@@ -94,7 +94,9 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
 
 
 def _pack(values: dict[str, torch.Tensor]) -> bytes:
-    head = json.dumps([[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in values.items()]).encode()
+    head = json.dumps(
+        [[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in values.items()]
+    ).encode()
     return len(head).to_bytes(4) + head + b"".join(content(value) for value in values.values())
 
 
@@ -104,7 +106,11 @@ def _unpack(payload: bytes) -> dict[str, torch.Tensor]:
     for name, dtype_name, shape in json.loads(payload[4:start]):
         dtype: torch.dtype = getattr(torch, dtype_name)
         size = dtype.itemsize * torch.Size(shape).numel()
-        raw = torch.frombuffer(bytearray(payload[start : start + size]), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            torch.frombuffer(bytearray(payload[start : start + size]), dtype=torch.uint8)
+            if size
+            else torch.empty(0, dtype=torch.uint8)
+        )
         values[name] = raw.view(dtype).view(shape)
         start += size
     return values

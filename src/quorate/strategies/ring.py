@@ -62,9 +62,9 @@ def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:
         trouble = not_finite(note.losses)
         if trouble is not None:
             raise LossError(
-                f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}. No weight was changed by "
-                "this step. Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample "
-                "holds a value that is not a number."
+                f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}. "
+                "No weight was changed by this step. Often the learning rate is too high (try a lower one, a warm-up, "
+                "or clip_norm), or a sample holds a value that is not a number."
             )
 
 

@@ -53,7 +53,9 @@ class Buffers:
     def _name_rules(self, rules: Mapping[str, str]) -> None:
         for pattern, rule in rules.items():
             if rule not in (MEAN, LANE_0):
-                raise TaskError(f'buffer_rules: {pattern!r} has the rule {rule!r}; the rules are "{MEAN}" and "{LANE_0}".')
+                raise TaskError(
+                    f'buffer_rules: {pattern!r} has the rule {rule!r}; the rules are "{MEAN}" and "{LANE_0}".'
+                )
             names = [name for name in self._buffers if fnmatchcase(name, pattern)]
             if not names:
                 known = ", ".join(self._buffers) or "none"

@@ -49,7 +49,7 @@ class Gradients:
         self._touched: set[int] = set()
         self._in_backward = False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._adopt(index))
+            parameter.register_post_accumulate_grad_hook(self._adopt(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
         ]
 
@@ -65,7 +65,7 @@ class Gradients:
         self._in_backward = True
         try:
             # The weight enters as the loss's own gradient: each addition on the ring is then a plain sum.
-            loss.backward(torch.full_like(loss, weight), retain_graph=retain, inputs=inputs)
+            torch.autograd.backward(loss, torch.full_like(loss, weight), retain_graph=retain, inputs=inputs)
         finally:
             self._in_backward = False
 
@@ -115,7 +115,7 @@ class Gradients:
         if not self._in_backward:
             raise UnsupportedModelError(
                 f"The gradient of '{name}' was computed inside loss(): loss() must not call backward() itself. "
-                "Return the loss (or a dict of losses by optimizer), and use torch.autograd.grad for gradients within it."
+                "Return the loss, or a dict of losses by optimizer; for gradients within it use torch.autograd.grad."
             )
         if gradient.layout is not torch.strided:
             raise UnsupportedModelError(
@@ -124,14 +124,14 @@ class Gradients:
             )
         if gradient.requires_grad:
             raise UnsupportedModelError(
-                f"The gradient of '{name}' carries a graph of its own (create_graph), which detaches it from its buffer. "
+                f"The gradient of '{name}' carries a graph of its own (create_graph) and so cannot stay in its buffer. "
                 "Use torch.autograd.grad(..., create_graph=True) for gradients within loss()."
             )
 
     def _detached(self, index: int) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"The gradient of '{self.names[index]}' was detached from its buffer between two backward passes of a lane: "
-            "loss() or the model replaced its `.grad` (zero_grad() does). Leave `.grad` to Quorate, which clears it."
+            f"The gradient of '{self.names[index]}' was detached from its buffer between two backward passes of a "
+            "lane: loss() or the model replaced its `.grad`, as zero_grad() does. Leave `.grad` to Quorate."
         )
 
 

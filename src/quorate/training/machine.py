@@ -7,17 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import conv2d, layer_norm
 
 from quorate.core.digests import content_digest
+
 
 def pin_machine(threads: int, deterministic: bool) -> None:
     """Compute with a fixed number of threads and with kernels that give the same bits each time."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
-    torch.use_deterministic_algorithms(deterministic)
+    # What torch.use_deterministic_algorithms does, without importing the compiler, which takes two seconds.
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
     # Filling empty tensors costs time and hides nothing here: reading one is a mistake in any mode.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def machine_facts(threads: int, deterministic: bool) -> dict[str, str]:
@@ -41,9 +43,9 @@ def canary() -> str:
     images = torch.randn(2, 3, 12, 12, generator=generator)
     kernels = torch.randn(8, 3, 3, 3, generator=generator).requires_grad_()
     matrix = torch.randn(72, 40, generator=generator)
-    convolved = F.conv2d(images, kernels, padding=1)
-    normed = F.layer_norm(convolved, convolved.shape[1:])
-    (normed.tanh() * convolved).mean().backward()
+    convolved = conv2d(images, kernels, padding=1)
+    normed = layer_norm(convolved, convolved.shape[1:])
+    torch.autograd.backward((normed.tanh() * convolved).mean())
     multiplied = convolved.detach().reshape(-1, 72) @ matrix
     denormal = torch.full((16,), 1e-38) * torch.linspace(0.001, 0.1, 16)
     optimizer = torch.optim.AdamW([kernels], lr=0.1)

@@ -101,7 +101,9 @@ class Optimizers:
         owner: dict[torch.Tensor, str] = {}
         for name, optimizer in self.by_name.items():
             if not isinstance(optimizer, Optimizer):
-                raise TaskError(f"optimizer() gave a {type(optimizer).__name__}, not a torch optimizer or a dict of them.")
+                raise TaskError(
+                    f"optimizer() gave a {type(optimizer).__name__}, not a torch optimizer or a dict of them."
+                )
             closure = inspect.signature(optimizer.step).parameters.get("closure")
             if closure is not None and closure.default is inspect.Parameter.empty:
                 raise UnsupportedModelError(

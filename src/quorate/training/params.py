@@ -32,7 +32,9 @@ def parameters_of(task_type: type[Task]) -> dict[str, Any]:
     try:
         hints = get_type_hints(task_type)
     except NameError as error:
-        raise JobFileError(task_type.__name__, [Problem("params", f"an annotation of the task is unknown: {error}")]) from None
+        raise JobFileError(
+            task_type.__name__, [Problem("params", f"an annotation of the task is unknown: {error}")]
+        ) from None
     ignored = {name for base in Task.__mro__ for name in inspect.get_annotations(base)}
     return {
         name: (hint, copy.deepcopy(getattr(task_type, name, ...)))

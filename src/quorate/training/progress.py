@@ -1,5 +1,6 @@
 """How far a job has come and what its evaluations said: the part of the state that is not tensors."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -47,9 +48,7 @@ class Progress:
         value = _metric(metrics, early_stop.metric, "early_stop.metric")
         patience_best = _better(self.patience_best, value, step, early_stop.mode)
         waited = 0 if patience_best is not self.patience_best else self.waited + 1
-        return replace(
-            after, patience_best=patience_best, waited=waited, early_stopped=waited >= early_stop.patience
-        )
+        return replace(after, patience_best=patience_best, waited=waited, early_stopped=waited >= early_stop.patience)
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -65,7 +64,7 @@ class Progress:
 
 def _better(best: Best | None, value: float, step: int, mode: str) -> Best | None:
     if best is None:
-        return None if value != value else Best(value, step)
+        return None if math.isnan(value) else Best(value, step)
     improved = value < best.value if mode == "min" else value > best.value
     return Best(value, step) if improved else best
 

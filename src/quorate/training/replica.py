@@ -115,6 +115,6 @@ def check_repeatable(task: Task, spec: JobSpec, replica: Replica) -> None:
     for name, digest in digests(replica.tensors()).items():
         if second.get(name) != digest:
             raise DivergedError(
-                f"model() gives other weights each time it is called with the same seed: the first difference is in "
-                f"'{name}'. Draw initial weights from torch's, NumPy's or Python's global generator, which Quorate seeds."
+                f"model() gives other weights each time it is called with the same seed, first in '{name}'. "
+                "Draw initial weights from torch's, NumPy's or Python's global generator: Quorate seeds these."
             )

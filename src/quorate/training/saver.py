@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest, first_difference
 from quorate.core.errors import DivergedError
 from quorate.observe.event import Event
@@ -24,6 +23,7 @@ class Saver:
         keep: int,
         job: dict[str, Any],
         environment: dict[str, str],
+        *,
         publish: Callable[[Event], None],
         check_lease: Callable[[], None],
     ) -> None:
@@ -54,7 +54,7 @@ class Saver:
             environment=self._environment,
             metrics=progress.metrics,
         )
-        best = None if progress.best is None else Cursor(progress.best.step, Phase.EVALUATED)
+        best = None if progress.best is None else progress.best.step
         self._folder.prune(self._keep, best)
         self._publish(
             Event(

@@ -32,7 +32,7 @@ def load_task_type(reference: str) -> type[Task]:
 def source_digest(task_type: type[Task]) -> str:
     """Digest of the task's file and of what it imported from the same folder: the code that the bits depend on."""
     home = _folder_of(task_type)
-    files = {Path(file) for module in list(sys.modules.values()) if (file := _own_file(module, home))}
+    files = {file for module in list(sys.modules.values()) if (file := _own_file(module, home)) is not None}
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(home)}\n".encode())
@@ -40,11 +40,12 @@ def source_digest(task_type: type[Task]) -> str:
     return digest.hexdigest()
 
 
-def _own_file(module: ModuleType, home: Path) -> str | None:
-    file = getattr(module, "__file__", None)
-    if not file or not file.endswith(".py") or "site-packages" in file:
+def _own_file(module: ModuleType, home: Path) -> Path | None:
+    name = getattr(module, "__file__", None)
+    if not name or not name.endswith(".py") or "site-packages" in name:
         return None
-    return file if Path(file).resolve().is_relative_to(home) else None
+    file = Path(name).resolve()
+    return file if file.is_relative_to(home) else None
 
 
 def _folder_of(task_type: type[Task]) -> Path:

@@ -56,7 +56,7 @@ class Task:
         loss = self.loss(model, batch)
         return loss if isinstance(loss, dict) else {"loss": loss}
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
         """Return a torch learning-rate scheduler, stepped per update; a plateau kind after each evaluation."""
         return None
 
@@ -64,7 +64,7 @@ class Task:
         """Turn a list of samples into a batch."""
         return default_collate(list(samples))
 
-    def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:
+    def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:  # noqa: ARG002
         """Return the indices of an epoch in order; None shuffles them all."""
         return None
 

@@ -9,7 +9,7 @@ from quorate.core.digests import NamedBytes, tensor_digest
 
 def content(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it is contiguous."""
-    return memoryview(_raw(tensor).numpy())
+    return _raw(tensor).numpy().data
 
 
 def named_bytes(name: str, tensor: torch.Tensor) -> NamedBytes:

@@ -7,7 +7,7 @@ from quorate.core.processes import die_with_parent
 from quorate.training.machine import pin_machine
 from quorate.training.source import load_task_type
 from quorate.worker.assignment import Assignment
-from quorate.worker.process import Worker
+from quorate.worker.process import Worker, start_log
 
 
 def main() -> int:
@@ -15,6 +15,7 @@ def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assignment = Assignment.from_json(sys.stdin.readline())
+    start_log(assignment)
     pin_machine(1, assignment.job["deterministic"])
     return Worker(assignment, load_task_type(assignment.task)).live()
 

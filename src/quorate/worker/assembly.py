@@ -56,7 +56,9 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
         given = task.datasets()
     pair = given if isinstance(given, tuple) else (given,)
     if len(pair) not in (1, 2):
-        raise TaskError(f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set).")
+        raise TaskError(
+            f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set)."
+        )
     datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
     if len(pair) == 2 and pair[1] is not None:
         datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
@@ -71,7 +73,7 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
 
 
 def assemble(
-    ground: Ground, generation: Generation, worker: int, ring: Ring, progress: Progress, outside: Surroundings
+    ground: Ground, generation: Generation, worker: int, *, ring: Ring, progress: Progress, outside: Surroundings
 ) -> Loop:
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
@@ -93,7 +95,14 @@ def assemble(
         strategy=RingStrategy(ring, generation, worker, gradients, replica.buffers),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
-        saver=Saver(ground.folder, spec.checkpoint.keep, _plain(spec), ground.environment, publish, outside.check_lease),
+        saver=Saver(
+            ground.folder,
+            spec.checkpoint.keep,
+            _plain(spec),
+            ground.environment,
+            publish=publish,
+            check_lease=outside.check_lease,
+        ),
         activity=outside.activity,
         progress=progress,
         publish=publish,

@@ -210,9 +210,10 @@ class Membership:
         """Wait until the coordinator has formed a generation; `deadline` tells how many seconds may still be waited."""
         with self._changed:
             while self._generation is None and not self._ended:
+                # However patient the caller: a coordinator that is gone forms no generation.
+                self.check_lease()
                 remaining = deadline()
                 if remaining <= 0:
-                    self.check_lease()
                     raise LinkError(f"the coordinator at {self._address} has formed no generation in time")
                 # A deadline that is a lease moves while we wait, so it is asked again.
                 self._changed.wait(min(remaining, self._timing.heartbeat_every))

@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.fingerprint import fingerprint
+from quorate.reduce.neighbours import meet_neighbours
 from quorate.reduce.ring import Ring
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -29,7 +29,7 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
-from quorate.wire.tcp import Listener, connect
+from quorate.wire.tcp import Listener
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
 from quorate.worker.assignment import Assignment
 from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
@@ -39,6 +39,12 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 ENDED_WITH_THE_JOB = 3
+
+
+def start_log(assignment: Assignment) -> None:
+    """Log to standard error, which is the worker's file in the run folder."""
+    level = assignment.job["log_level"].upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
 class Worker:
@@ -71,7 +77,9 @@ class Worker:
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
-            return self._report(Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error)))
+            return self._report(
+                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error))
+            )
         finally:
             self._membership.close()
 
@@ -97,13 +105,15 @@ class Worker:
         finally:
             listener.close()
         self._membership.on_end(ring.close)
-        loop = assemble(ground, generation, worker, ring, progress, self._surroundings())
+        loop = assemble(ground, generation, worker, ring=ring, progress=progress, outside=self._surroundings())
         started, samples = time.perf_counter(), progress.samples
         try:
             ending = loop.run()
             digest = ground.replica.weights_digest()
             seconds = time.perf_counter() - started
-            self._membership.complete(digest, _result(ending, digest, loop.progress, loop.progress.samples - samples, seconds))
+            self._membership.complete(
+                digest, _result(ending, digest, loop.progress, loop.progress.samples - samples, seconds)
+            )
         finally:
             loop.feed.close()
             ring.close()
@@ -151,19 +161,9 @@ class Worker:
 
     def _form_ring(self, generation: Generation, worker: int, listener: Listener) -> Ring:
         self._page.write(0, "join")
-        members = generation.members
-        if len(members) == 1:
-            return Ring(generation, worker, None, None, self._membership.lease_remaining)
-        position = generation.position(worker)
-        following, preceding = members[(position + 1) % len(members)], members[position - 1]
         credentials = Credentials(self._assignment.token, worker, generation.id)
-        deadline = _within(self._timing.connect)
-        # Both at once: a handshake needs the other side's answer, and everybody has a neighbour on both sides.
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            connecting = beside.submit(connect, following.address, credentials, following.worker, deadline)
-            preceding_link = listener.accept(credentials, preceding.worker, deadline)
-            following_link = connecting.result()
-        return Ring(generation, worker, preceding_link, following_link, self._membership.lease_remaining)
+        previous, following = meet_neighbours(listener, generation, credentials, _within(self._timing.connect))
+        return Ring(generation, worker, previous, following, self._membership.lease_remaining)
 
     def _surroundings(self) -> Surroundings:
         membership = self._membership

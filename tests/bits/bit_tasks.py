@@ -1,0 +1,283 @@
+"""Small tasks, each with something that makes bits depend on the number of workers where it is done carelessly."""
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import quorate
+
+SAMPLES = 50
+FEATURES = 6
+
+
+class Points:
+    """Points on several scales, so that the order of additions shows in the last bits."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        generator = torch.Generator().manual_seed(3)
+        scale = 10 ** torch.linspace(-3, 3, FEATURES)
+        self.inputs = torch.randn(samples, FEATURES, generator=generator) * scale
+        self.targets = torch.randn(samples, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class NoisyPoints(Points):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, target = super().__getitem__(index)
+        noise = torch.rand(FEATURES) + float(numpy.random.rand()) + random.random()
+        return inputs * noise, target
+
+
+class Regression(quorate.Task):
+    """The plainest task; the others differ from it in one respect."""
+
+    learning_rate: float = 1e-3
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 9), nn.Tanh(), nn.Linear(9, 1))
+
+    def datasets(self) -> Any:
+        return Points(), Points(21)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        return F.mse_loss(model(inputs).squeeze(-1), targets)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+
+
+class Momentum(Regression):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, nesterov=True)
+
+
+class Adam(Regression):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+
+
+class BatchNormAndDropout(Momentum):
+    def model(self) -> nn.Module:
+        # Two channels of four places each: a lane with a single sample still has a variance.
+        normed = [nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten()]
+        return nn.Sequential(nn.Linear(FEATURES, 8), *normed, nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+
+
+class TinyTransformer(quorate.Task):
+    """Tied weights, a causal mask of finfo.min as a buffer, AdamW, a mean over tokens."""
+
+    tokens: int = 13
+    length: int = 7
+
+    def model(self) -> nn.Module:
+        return _Transformer(self.tokens, self.length)
+
+    def datasets(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        texts = torch.randint(1, self.tokens, (SAMPLES, self.length + 1), generator=generator)
+        lengths = torch.randint(2, self.length + 1, (SAMPLES,), generator=generator)
+        texts[torch.arange(self.length + 1) > lengths[:, None]] = 0
+        return list(texts), list(texts[:10])
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        total = F.cross_entropy(
+            model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten(), ignore_index=0, reduction="sum"
+        )
+        return total, (batch[:, 1:] != 0).sum()
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+class _Transformer(nn.Module):
+    mask: torch.Tensor
+
+    def __init__(self, tokens: int, length: int, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(tokens, width)
+        self.place = nn.Parameter(torch.randn(length, width) * 0.1)
+        self.attend = nn.Linear(width, 3 * width)
+        self.norm = nn.LayerNorm(width)
+        self.drop = nn.Dropout(0.1)
+        self.out = nn.Linear(width, tokens, bias=False)
+        self.out.weight = self.embed.weight
+        mask = torch.triu(torch.full((length, length), torch.finfo(torch.float32).min), diagonal=1)
+        self.register_buffer("mask", mask)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens) + self.place
+        query, key, value = self.attend(self.norm(hidden)).chunk(3, -1)
+        scores = query @ key.transpose(-1, -2) + self.mask
+        out: torch.Tensor = self.out(self.drop(hidden + scores.softmax(-1) @ value))
+        return out
+
+
+class FrozenAndUnused(Regression):
+    """AdamW decays a parameter whose gradient is zero, but not one whose gradient is None."""
+
+    def model(self) -> nn.Module:
+        model = nn.ModuleDict({"used": nn.Linear(FEATURES, 1), "unused": nn.Linear(3, 3), "frozen": nn.Linear(3, 3)})
+        model["frozen"].requires_grad_(False)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        assert isinstance(model, nn.ModuleDict)
+        return F.mse_loss(model["used"](inputs).squeeze(-1), targets)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+
+
+class SometimesUsed(Regression):
+    """A parameter that gets a gradient in some lanes only."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"always": nn.Linear(FEATURES, 1), "rarely": nn.Linear(FEATURES, 1)})
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        assert isinstance(model, nn.ModuleDict)
+        part = "rarely" if targets[0] > 0.8 else "always"
+        return F.mse_loss(model[part](inputs).squeeze(-1), targets)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+class RandomTransform(Regression):
+    def datasets(self) -> Any:
+        return NoisyPoints(), NoisyPoints(21)
+
+
+class TwoOptimizers(quorate.Task):
+    """A tiny GAN: each loss must move its own network only."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"make": nn.Linear(2, FEATURES), "judge": nn.Linear(FEATURES, 1)})
+
+    def datasets(self) -> Any:
+        return Points()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        real, _ = batch
+        assert isinstance(model, nn.ModuleDict)
+        made = model["make"](torch.randn(len(real), 2))
+        judge_made, judge_real = model["judge"](made), model["judge"](real)
+        ones, zeros = torch.ones_like(judge_made), torch.zeros_like(judge_made)
+        return {
+            "make": F.binary_cross_entropy_with_logits(judge_made, ones),
+            "judge": F.binary_cross_entropy_with_logits(judge_real, ones)
+            + F.binary_cross_entropy_with_logits(judge_made, zeros),
+        }
+
+    def optimizer(self, model: nn.Module) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        return {
+            "make": torch.optim.Adam(model["make"].parameters(), lr=1e-2),
+            "judge": torch.optim.SGD(model["judge"].parameters(), lr=1e-3, momentum=0.5),
+        }
+
+
+class NoisySgd(torch.optim.SGD):
+    """Draws from torch's, NumPy's and Python's generators at every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(torch.randn_like(parameter) * 1e-3 * float(numpy.random.rand()) * random.random())
+        return super().step(closure)
+
+
+class NoisyOptimizer(Regression):
+    def optimizer(self, model: nn.Module) -> Any:
+        return NoisySgd(model.parameters(), lr=self.learning_rate)
+
+
+class _WithBuffers(nn.Module):
+    constant: torch.Tensor
+    count: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 1)
+        self.register_buffer("constant", torch.rand(31) * 1e-3)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("table", torch.rand(17))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+            self.table = torch.full_like(self.table, 0.1) * self.count
+        scaled: torch.Tensor = self.linear(inputs) * (1 + self.constant.mean())
+        return scaled
+
+
+class ConstantBuffers(Regression):
+    """Buffers that are equal in all lanes: one never written, one counted up, one made anew at each step."""
+
+    learning_rate: float = 1e-8
+
+    def model(self) -> nn.Module:
+        return _WithBuffers()
+
+
+class IndexBackward(quorate.Task):
+    """The backward pass of indexing adds into the same rows from several threads."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"rows": nn.Embedding(8, 1024), "out": nn.Linear(1024, 1)})
+
+    def datasets(self) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        return list(torch.randint(0, 8, (SAMPLES, 600), generator=generator))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        weight = model["rows"].weight
+        assert isinstance(weight, torch.Tensor)
+        rows = weight[batch.flatten()]
+        return model["out"](rows.view(*batch.shape, -1).sum(1)).square().mean()
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=1e-7)
+
+
+class LaneZeroBuffer(Regression):
+    """A buffer that differs between lanes, with a rule."""
+
+    buffer_rules: ClassVar[Mapping[str, str]] = {"table": "lane 0"}
+
+    def model(self) -> nn.Module:
+        return _Remembers()
+
+
+class _Remembers(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 1)
+        self.register_buffer("table", torch.zeros(FEATURES))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.table = self.table * 0.9 + inputs.mean(0)
+        remembered: torch.Tensor = self.linear(inputs + 1e-3 * self.table)
+        return remembered
+
+
+class UnruledBuffer(LaneZeroBuffer):
+    buffer_rules: ClassVar[Mapping[str, str]] = {}

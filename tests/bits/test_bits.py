@@ -1,0 +1,119 @@
+"""One digest on any number of workers, for tasks that would give many if anything were done carelessly."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gang
+from bits import bit_tasks as tasks
+from quorate.lanes import schedule
+from quorate.lanes.hosting import host_lanes
+from quorate.training.task import Task
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task and the keys that matter to it."""
+
+    task: type[Task]
+    keys: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.task.__name__, *(f"{key}={value}" for key, value in self.keys.items())])
+
+
+CASES = [
+    Case(tasks.Regression),
+    Case(tasks.Momentum, {"clip_norm": 0.5}),
+    Case(tasks.Adam, {"schedule": {"kind": "cosine", "warmup": 3}}),
+    Case(tasks.Adam, {"accumulate": 3, "batch_size": 30}),
+    Case(tasks.BatchNormAndDropout, {"batch_size": 21, "epochs": 2, "evaluate": {"every": 2}}),
+    Case(tasks.TinyTransformer, {"clip_norm": 1.0, "schedule": {"kind": "linear", "warmup": 2, "final": 0.1}}),
+    Case(tasks.FrozenAndUnused),
+    Case(tasks.SometimesUsed),
+    Case(tasks.RandomTransform, {"loader_workers": 0}),
+    Case(tasks.RandomTransform, {"loader_workers": 2}),
+    Case(tasks.Momentum, {"batch_size": 23, "last_batch": "keep", "epochs": 2}),
+    Case(tasks.BatchNormAndDropout, {"batch_size": 16, "last_batch": "keep", "epochs": 2}),
+    Case(tasks.TwoOptimizers),
+    Case(tasks.NoisyOptimizer),
+    Case(tasks.ConstantBuffers, {"batch_size": 16, "last_batch": "keep", "epochs": 2}),
+    Case(tasks.LaneZeroBuffer),
+    Case(tasks.IndexBackward, {"threads": 2}),
+]
+
+
+def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
+    folder.mkdir()
+    return gang.train(case.task, gang.job(case.task, lanes=lanes, **case.keys), workers, folder).digest
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("lanes", [4, 5])
+def test_any_number_of_workers_gives_one_digest(case: Case, lanes: int, tmp_path: Path) -> None:
+    digests = {workers: digest(case, lanes, workers, tmp_path / str(workers)) for workers in range(1, lanes + 1)}
+    assert len(set(digests.values())) == 1, digests
+
+
+def test_loader_workers_do_not_change_the_bits(tmp_path: Path) -> None:
+    none, two = (Case(tasks.RandomTransform, {"loader_workers": count}) for count in (0, 2))
+    assert digest(none, 4, 2, tmp_path / "none") == digest(two, 4, 2, tmp_path / "two")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_interrupted_and_resumed_on_another_number_of_workers(case: Case, tmp_path: Path) -> None:
+    spec = gang.job(case.task, **case.keys)
+    undisturbed = gang.train(case.task, spec, 1, _folder(tmp_path / "undisturbed"))
+    chance = random.Random(case.name)
+    folder = _folder(tmp_path / "interrupted")
+    first, second = chance.sample(range(1, 5), 2)
+    stopped_at = chance.randint(1, 3)
+    stopped = gang.train(case.task, spec, first, folder, stop_at=stopped_at)
+    assert stopped.ending == "interrupted"
+    assert stopped.progress["cursor"][0] == stopped_at
+    resumed = gang.train(case.task, spec, second, folder)
+    assert resumed.ending == "complete"
+    assert resumed.digest == undisturbed.digest
+    assert resumed.progress == undisturbed.progress
+    assert stopped.losses + resumed.losses == undisturbed.losses
+
+
+def test_interrupted_where_an_evaluation_is_due_evaluates_when_resumed(tmp_path: Path) -> None:
+    spec = gang.job(tasks.BatchNormAndDropout, evaluate={"every": 2})
+    undisturbed = gang.train(tasks.BatchNormAndDropout, spec, 2, _folder(tmp_path / "undisturbed"))
+    folder = _folder(tmp_path / "interrupted")
+    stopped = gang.train(tasks.BatchNormAndDropout, spec, 3, folder, stop_at=2)
+    assert stopped.progress["cursor"] == [2, 0]
+    resumed = gang.train(tasks.BatchNormAndDropout, spec, 2, folder)
+    assert resumed.progress == undisturbed.progress
+    assert resumed.digest == undisturbed.digest
+
+
+def test_another_seed_gives_another_digest(tmp_path: Path) -> None:
+    """Otherwise equal digests would prove nothing."""
+    one, other = (Case(tasks.Regression, {"seed": seed}) for seed in (1, 2))
+    assert digest(one, 4, 1, tmp_path / "one") != digest(other, 4, 1, tmp_path / "other")
+
+
+def test_a_broken_order_of_summation_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual mistake: begin with the first lane of a worker, wherever the chunk's own first lane is."""
+    digests = set()
+    for workers in range(1, 5):
+        hosting = host_lanes(4, workers)
+
+        def by_worker(chunk: int, lanes: int, hosting: tuple[range, ...] = hosting) -> tuple[int, ...]:
+            host = next(hosted for hosted in hosting if (chunk + 1) % lanes in hosted)
+            return tuple((host.start + distance) % lanes for distance in range(lanes))
+
+        monkeypatch.setattr(schedule, "summation_order", by_worker)
+        digests.add(digest(Case(tasks.Momentum), 4, workers, tmp_path / str(workers)))
+    assert len(digests) > 1
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path

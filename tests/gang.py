@@ -1,0 +1,198 @@
+"""A job on forked workers over real TCP links, without coordinator and nursery: a run takes a fraction of a second.
+
+Because the workers are forked from the test, whatever the test patches is patched in them too.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # noqa: F401 (the first optimizer would import it in every worker)
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId, Member
+from quorate.lanes.hosting import host_lanes
+from quorate.observe.event import Event
+from quorate.reduce.neighbours import meet_neighbours
+from quorate.reduce.ring import Ring
+from quorate.spec.job import JobSpec
+from quorate.training.activity import Activity
+from quorate.training.machine import pin_machine
+from quorate.training.params import configure
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.task import Task
+from quorate.wire.handshake import Credentials
+from quorate.wire.tcp import Listener
+from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
+
+TOKEN = "a token for tests"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a gang ended: what each worker holds, or the first worker's failure."""
+
+    ending: str
+    digests: list[str]
+    progress: dict[str, Any]
+    losses: list[float]
+    failures: list[Failure]
+
+    @property
+    def digest(self) -> str:
+        assert not self.failures, self.failures[0]
+        assert len(set(self.digests)) == 1, f"the workers ended with different weights: {self.digests}"
+        return self.digests[0]
+
+    @property
+    def failure(self) -> Failure:
+        """The failure that explains the others."""
+        assert self.failures, "the job was expected to fail, but it did not"
+        return next((f for f in self.failures if f.kind not in ("PeerLost", "FrameError")), self.failures[0])
+
+
+def job(task: type[Task], **keys: Any) -> JobSpec:
+    """A small job of a task; keys as in a job file."""
+    defaults: dict[str, Any] = {"lanes": 4, "batch_size": 12, "steps": 6, "seed": 11}
+    if "epochs" in keys:
+        del defaults["steps"]
+    return JobSpec.model_validate({"task": f"{task.__module__}:{task.__qualname__}", **defaults, **keys})
+
+
+def train(
+    task: type[Task],
+    spec: JobSpec,
+    workers: int,
+    folder: Path,
+    *,
+    stop_at: int | None = None,
+    sabotage: Callable[[int, Any], None] | None = None,
+) -> Ended:
+    """Train on forked workers. With a checkpoint in `folder`, go on from it.
+
+    `stop_at`: the last worker asks to stop in the exchange of that step. `sabotage(position, loop)` runs in each
+    worker before its loop.
+    """
+    pids, conversations = [], []
+    for position in range(workers):
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _child(task, spec, workers, position, theirs, folder, stop_at, sabotage)
+        theirs.close()
+        pids.append(pid)
+        conversations.append(ours.makefile("rw"))
+        ours.close()
+    addresses = [conversation.readline().strip() for conversation in conversations]
+    for conversation in conversations:
+        conversation.write(json.dumps(addresses) + "\n")
+        conversation.close()
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return _collect(folder, workers)
+
+
+def _collect(folder: Path, workers: int) -> Ended:
+    told = []
+    for position in range(workers):
+        file = folder / f"worker-{position}.json"
+        assert file.exists(), f"worker {position} died without a word"
+        told.append(json.loads(file.read_text()))
+        file.unlink()
+    failures = [Failure.from_dict(one["failure"]) for one in told if "failure" in one]
+    whole = [one for one in told if "failure" not in one]
+    if failures:
+        return Ended("failed", [one["digest"] for one in whole], {}, [], failures)
+    return Ended(whole[0]["ending"], [one["digest"] for one in whole], whole[0]["progress"], whole[0]["losses"], [])
+
+
+def _child(
+    task: type[Task],
+    spec: JobSpec,
+    workers: int,
+    position: int,
+    parent: socket.socket,
+    folder: Path,
+    stop_at: int | None,
+    sabotage: Callable[[int, Any], None] | None,
+) -> None:
+    activity = Activity(lambda *_: None)
+    try:
+        listener = Listener.bind("127.0.0.1")
+        generation = _learn_generation(parent, listener.address, host_lanes(spec.lanes, workers))
+        told = _work(task, spec, generation, position, listener, folder, stop_at, sabotage, activity)
+    except BaseException as error:
+        failure = Failure.of(error).at(worker=position, lane=activity.lane, step=activity.step)
+        told = {"failure": failure.to_dict()}
+    temporary = folder / f"worker-{position}.tmp"
+    temporary.write_text(json.dumps(told))
+    temporary.rename(folder / f"worker-{position}.json")
+    os._exit(0)
+
+
+def _learn_generation(parent: socket.socket, address: str, hosting: Sequence[range]) -> Generation:
+    with parent, parent.makefile("rw") as conversation:
+        conversation.write(address + "\n")
+        conversation.flush()
+        addresses = json.loads(conversation.readline())
+    members = (Member(i, place, lanes) for i, (place, lanes) in enumerate(zip(addresses, hosting, strict=True)))
+    return Generation(GenerationId(1, 1), tuple(members))
+
+
+def _work(
+    task: type[Task],
+    spec: JobSpec,
+    generation: Generation,
+    position: int,
+    listener: Listener,
+    folder: Path,
+    stop_at: int | None,
+    sabotage: Callable[[int, Any], None] | None,
+    activity: Activity,
+) -> dict[str, Any]:
+    pin_machine(spec.threads, spec.deterministic)
+    configured = configure(task, spec.params, "test")
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    replica = Replica(configured, spec)
+    ground = Ground(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
+    progress = Progress()
+    newest = checkpoints.newest_whole()
+    if newest is not None:
+        loaded = checkpoints.load(newest)
+        replica.load(loaded.state["replica"])
+        progress = Progress.from_dict(loaded.state["progress"])
+    over = time.monotonic() + 60
+    credentials = Credentials(TOKEN, position, generation.id)
+    previous, following = meet_neighbours(listener, generation, credentials, lambda: over - time.monotonic())
+    ring = Ring(generation, position, previous, following, lambda: over - time.monotonic())
+    events: list[Event] = []
+    asks = position == len(generation.members) - 1
+    surroundings = Surroundings(
+        publish=events.append,
+        check_lease=lambda: None,
+        stop_requested=lambda: "interrupted" if asks and stop_at == activity.step else None,
+        activity=activity,
+    )
+    loop = assemble(ground, generation, position, ring=ring, progress=progress, outside=surroundings)
+    if sabotage is not None:
+        sabotage(position, loop)
+    try:
+        ending = loop.run()
+    finally:
+        loop.feed.close()
+        ring.close()
+    losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
+    return {
+        "ending": ending,
+        "digest": replica.weights_digest(),
+        "progress": loop.progress.to_dict(),
+        "losses": losses,
+    }
