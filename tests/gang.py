@@ -28,6 +28,7 @@ from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.task import Task
+from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.wire.tcp import Listener
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
@@ -43,6 +44,7 @@ class Ended:
     digests: list[str]
     progress: dict[str, Any]
     losses: list[float]
+    tensors: dict[str, str]
     failures: list[Failure]
 
     @property
@@ -110,8 +112,9 @@ def _collect(folder: Path, workers: int) -> Ended:
     failures = [Failure.from_dict(one["failure"]) for one in told if "failure" in one]
     whole = [one for one in told if "failure" not in one]
     if failures:
-        return Ended("failed", [one["digest"] for one in whole], {}, [], failures)
-    return Ended(whole[0]["ending"], [one["digest"] for one in whole], whole[0]["progress"], whole[0]["losses"], [])
+        return Ended("failed", [one["digest"] for one in whole], {}, [], {}, failures)
+    first, all_digests = whole[0], [one["digest"] for one in whole]
+    return Ended(first["ending"], all_digests, first["progress"], first["losses"], first["tensors"], [])
 
 
 def _child(
@@ -195,4 +198,5 @@ def _work(
         "digest": replica.weights_digest(),
         "progress": loop.progress.to_dict(),
         "losses": losses,
+        "tensors": digests(replica.tensors()),
     }

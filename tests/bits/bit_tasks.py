@@ -258,6 +258,7 @@ class IndexBackward(quorate.Task):
 class LaneZeroBuffer(Regression):
     """A buffer that differs between lanes, with a rule."""
 
+    learning_rate: float = 1e-8
     buffer_rules: ClassVar[Mapping[str, str]] = {"table": "lane 0"}
 
     def model(self) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from quorate.core.errors import UserCodeError
+from quorate.core.errors import JobError, UserCodeError
 from quorate.core.processes import die_with_parent
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble, Samples
@@ -38,6 +38,7 @@ class Feed:
             worker_init_fn=_begin_loader,
         )
         self._batches: Iterator[Any] = iter(loader)
+        self._loader_workers = loader_workers
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if loader_workers == 0 and threads > 1 else None
 
@@ -53,12 +54,19 @@ class Feed:
 
     def _fetch(self) -> Fetched | FetchTrouble:
         if self._threads is None:
-            return next(self._batches)  # type: ignore[no-any-return]
+            return self._next()
         torch.set_num_threads(1)
         try:
-            return next(self._batches)  # type: ignore[no-any-return]
+            return self._next()
         finally:
             torch.set_num_threads(self._threads)
+
+    def _next(self) -> Fetched | FetchTrouble:
+        try:
+            return next(self._batches)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out.
+            raise JobError(f"A loader process failed (loader_workers: {self._loader_workers}): {error}") from error
 
     def close(self) -> None:
         """End the loader processes."""

@@ -43,6 +43,7 @@ class Console:
         if self._screen.is_terminal and not self._screen.is_dumb_terminal:
             self._live = Live(console=self._screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._notices: dict[str, Callable[[Event], Text | None]] = {
+            "run": self._run,
             "generation": self._generation,
             "evaluation": _evaluation,
             "checkpoint": _checkpoint,
@@ -86,6 +87,9 @@ class Console:
     def _print(self, line: Text) -> None:
         # A line in a log file stays one line, however long; a terminal breaks it by itself.
         self._screen.print(line, soft_wrap=True)
+
+    def _run(self, event: Event) -> None:
+        self._progress.total_steps = event.fields.get("total_steps", self._progress.total_steps)
 
     def _generation(self, event: Event) -> Text | None:
         members = event.fields.get("members", [])

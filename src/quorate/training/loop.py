@@ -46,6 +46,7 @@ class Loop:
 
     def run(self) -> str:
         """Train to the end; "complete", "early stop", or why it was asked to stop."""
+        self._publish_begin()
         self._evaluate_if_due()
         while not self._is_over():
             stop = self._step()
@@ -116,6 +117,15 @@ class Loop:
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
             self.saver.save(self.replica, self.progress, self.strategy)
+
+    def _publish_begin(self) -> None:
+        fields = {
+            "from_step": self.progress.cursor.step,
+            "total_steps": self.curriculum.total_steps,
+            "steps_per_epoch": self.curriculum.steps_per_epoch,
+            "lanes": self.spec.lanes,
+        }
+        self.publish(Event("run", None, fields))
 
     def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float]) -> None:
         now = perf_counter()

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
@@ -18,7 +19,8 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str) -> Tas
         "params", __config__=ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True), **fields
     )
     try:
-        checked = model.model_validate(params)
+        # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
+        checked = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
         raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
     task = task_type()

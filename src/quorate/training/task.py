@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import default_collate
+
+from quorate.data.collate import collate
 
 Loss = torch.Tensor | tuple[torch.Tensor, Any]
 """A mean over the samples of the batch, or (sum, count) for a mean over something else, such as tokens."""
@@ -61,8 +62,8 @@ class Task:
         return None
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Turn a list of samples into a batch."""
-        return default_collate(list(samples))
+        """Turn samples into a batch. They may be nested dicts, tuples and dataclasses of tensors and numbers."""
+        return collate(samples)
 
     def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:  # noqa: ARG002
         """Return the indices of an epoch in order; None shuffles them all."""

@@ -1,0 +1,79 @@
+"""With one lane a job gives the bits of the loop that one would write by hand."""
+
+import random
+from pathlib import Path
+
+import gang
+import numpy
+import pytest
+import torch
+from bits import bit_tasks as tasks
+from torch import nn
+
+from quorate.core.seeds import derive_seed
+from quorate.training.task import Task
+from quorate.training.tensors import digests
+
+STEPS = 7
+BATCH = 12
+
+
+def by_hand(task: Task, seed: int, clip_norm: float | None, accumulate: int) -> dict[str, str]:
+    """A plain PyTorch loop; of Quorate only the seeds and the order of samples, which are the job's own choice."""
+    seed_everything(derive_seed(seed, "build"))
+    model = task.model()
+    optimizer = task.optimizer(model)
+    training, _ = task.datasets()
+    per_epoch = len(training) // BATCH
+    for step in range(1, STEPS + 1):
+        epoch, position = divmod(step - 1, per_epoch)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+        order = torch.randperm(len(training), generator=generator)[position * BATCH : (position + 1) * BATCH].tolist()
+        samples = []
+        for index in order:
+            seed_everything(derive_seed(seed, "sample", "training", epoch, index))
+            samples.append(training[index])
+        seed_everything(derive_seed(seed, "lane", step, 0))
+        optimizer.zero_grad()
+        for part in range(accumulate):
+            micro = samples[part * BATCH // accumulate : (part + 1) * BATCH // accumulate]
+            loss = task.loss(model, task.collate(micro))
+            (loss / accumulate).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        seed_everything(derive_seed(seed, "apply", step))
+        optimizer.step()
+    return digests([*model.named_parameters(), *model.named_buffers()])
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+@pytest.mark.parametrize(
+    "task",
+    [
+        tasks.Regression,
+        tasks.Momentum,
+        tasks.Adam,
+        tasks.BatchNormAndDropout,
+        tasks.FrozenAndUnused,
+        tasks.RandomTransform,
+        tasks.NoisyOptimizer,
+        tasks.ConstantBuffers,
+        tasks.LaneZeroBuffer,
+    ],
+)
+def test_one_lane_gives_the_bits_of_a_loop_written_by_hand(
+    task: type[Task], clip_norm: float | None, accumulate: int, tmp_path: Path
+) -> None:
+    spec = gang.job(task, lanes=1, batch_size=BATCH, steps=STEPS, clip_norm=clip_norm, accumulate=accumulate)
+    ended = gang.train(task, spec, 1, tmp_path)
+    torch.set_num_threads(1)
+    expected = by_hand(task(), spec.seed, clip_norm, accumulate)
+    assert ended.digest
+    assert ended.tensors == expected
