@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import JobError, RequestError
+from quorate.core.errors import JobError
+from quorate.core.failure import Failure
+from quorate.engines.departure import describe_departure
 
 
 class CoordinatorProcess:
@@ -24,26 +26,31 @@ class CoordinatorProcess:
                 start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(assignment).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which `address` tells
+            self._process.stdin.write(json.dumps(assignment).encode() + b"\n")
+            self._process.stdin.flush()
 
     def address(self) -> str:
         """Where it listens; waits until it does."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise JobError(
-                f"The coordinator ended before it listened (exit code {self._process.wait()}); see {self._log_file}."
-            )
+            self._process.wait()
+            raise JobError(f"{self.departure} before it listened; its log is {self._log_file}.")
         answer = json.loads(line)
         if "error" in answer:
-            raise RequestError(answer["error"])
+            raise Failure("RequestError", answer["error"], exit_code=answer["exit_code"]).error()
         return str(answer["address"])
 
     @property
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._process.poll() is None
+
+    @property
+    def departure(self) -> str:
+        """How it has ended."""
+        return f"the coordinator (pid {self._process.pid}) {describe_departure(self._process.returncode)}"
 
     def close(self, patience: float) -> None:
         """Let it go: it ends by itself when its standard input does."""

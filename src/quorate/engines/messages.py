@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 PREPARE, READY, FAILED = "prepare", "ready", "failed"
-START, STARTED, EXITED, KILL = "start", "started", "exited", "kill"
+START, STARTED, EXITED = "start", "started", "exited"
 
 
 class Messages:

@@ -5,6 +5,7 @@ while it has a single thread: a fork after an operation on two threads leaves th
 not exist. Otherwise workers are spawned, and the log says why.
 """
 
+import logging
 import os
 import selectors
 import signal
@@ -19,10 +20,13 @@ from typing import Any
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.processes import die_with_parent
-from quorate.core.user_code import describe, user_traceback
-from quorate.engines.messages import EXITED, FAILED, KILL, PREPARE, READY, START, STARTED, Messages
+from quorate.core.user_code import describe
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,12 @@ class Nursery:
                 self._prepare(message)
             elif what == START:
                 self._start(Assignment.from_json(message["assignment"]))
-            elif what == KILL:
-                self._kill()
 
     def _prepare(self, message: dict[str, Any]) -> None:
         try:
-            # Everything that a worker will import, so that no worker has to: the first optimizer imports torch._dynamo.
+            # Everything that a worker will import, so that no worker has to: the first optimizer step imports
+            # torch._dynamo, which takes as long as torch itself.
+            import torch._dynamo  # noqa: F401
 
             from quorate.training.machine import machine_facts, pin_machine
             from quorate.training.params import configure
@@ -84,7 +88,7 @@ class Nursery:
             self._messages.send(FAILED, failure=Failure.of(error).to_dict())
         except Exception as error:
             traceback.print_exc()
-            failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error))
+            failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             self._messages.send(FAILED, failure=failure.to_dict())
 
     def _start(self, assignment: Assignment) -> None:
@@ -93,7 +97,9 @@ class Nursery:
             pid, how, reason = self._fork(assignment), "forked", ""
         else:
             pid, how = self._spawn(assignment), "spawned"
-            reason = f"importing the task started {threads - 1} more threads, and a fork would lose them"
+            more = "a thread" if threads == 2 else f"{threads - 1} threads"
+            reason = f"importing the task started {more}, which a fork would lose"
+        log.info("worker %d is process %d, %s%s", assignment.slot, pid, how, f": {reason}" if reason else "")
         descriptor = os.pidfd_open(pid)
         self._children[descriptor] = _Child(assignment.slot, pid)
         self._selector.register(descriptor, selectors.EVENT_READ)
@@ -114,6 +120,8 @@ class Nursery:
                 os.close(descriptor)
             die_with_parent(nursery)
             code = become_worker(assignment, self._task_type)
+        except BaseException:
+            traceback.print_exc()  # nobody above is left to do it: this frame ends the process
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -121,12 +129,12 @@ class Nursery:
 
     def _spawn(self, assignment: Assignment) -> int:
         path = os.pathsep.join(self._search_path)
-        with _open_log(assignment) as log:
+        with _open_log(assignment) as file:
             child = subprocess.Popen(
-                [sys.executable, "-m", "quorate.worker"],
+                [sys.executable, "-m", "quorate.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=file,
+                stderr=file,
                 env=os.environ | {"PYTHONPATH": path},
             )
         assert child.stdin is not None
@@ -151,12 +159,13 @@ class Nursery:
 
 def become_worker(assignment: Assignment, task_type: Any) -> int:
     """What a forked child does with its life; its exit code."""
-    from quorate.worker.process import Worker, start_log
+    from quorate.worker.process import Worker, print_at_once, start_log
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _open_log(assignment) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    with _open_log(assignment) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    print_at_once()
     start_log(assignment)
     return Worker(assignment, task_type).live()
 
@@ -166,8 +175,9 @@ def _open_log(assignment: Assignment) -> Any:
 
 
 def main() -> None:
-    """Serve the launcher at the other end of the socket whose number is the only argument."""
-    die_with_parent()
+    """Serve the launcher: the arguments are the number of the socket to it, and its pid."""
+    die_with_parent(int(sys.argv[2]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Nursery(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
-from quorate.engines.messages import FAILED, KILL, PREPARE, READY, START, Messages
+from quorate.engines.departure import describe_departure
+from quorate.engines.messages import FAILED, PREPARE, READY, START, Messages
 from quorate.worker.assignment import Assignment
 
 # The same for every worker, on every machine: the bits depend on how many threads a kernel uses, and a hash seed
@@ -28,8 +29,8 @@ ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "false",
 }
 
-
 PATIENCE = 0.1
+CLOSE_PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class NurseryProcess:
 
     def __init__(self, log_file: Path, preparation: Preparation) -> None:
         self._log_file = log_file
+        self._is_ready = False
         ours, theirs = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
         with log_file.open("ab") as log, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "quorate.engines.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "quorate.engines.nursery", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -72,11 +74,12 @@ class NurseryProcess:
             ready, _, _ = select.select([self._messages], [], [], PATIENCE)
             for message in self._messages.read() if ready else ():
                 if message["what"] == READY:
+                    self._is_ready = True
                     facts: dict[str, str] = message["facts"]
                     return facts
                 if message["what"] == FAILED:
                     raise Failure.from_dict(message["failure"]).error()
-        raise JobError(f"{self._ending()} while it imported the task; its log is {self._log_file}.")
+        raise JobError(f"{self._departure()} while it imported the task; its log is {self._log_file}.")
 
     def start(self, assignment: Assignment) -> None:
         """Ask for a worker; a message will tell of its start and one of its end."""
@@ -89,23 +92,20 @@ class NurseryProcess:
             return
         yield from self._messages.read()
         if self._messages.closed:
-            raise JobError(f"{self._ending()}, and the workers with it; its log is {self._log_file}.")
-
-    def kill_workers(self) -> None:
-        """End all workers at once."""
-        self._messages.send(KILL)
+            raise JobError(f"{self._departure()}, and the workers with it")
 
     def close(self) -> None:
         """End the nursery and whatever it still has, and wait until they are gone."""
         self._messages.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            # User code that is being imported does not listen; the kernel ends the workers with it.
+        if not self._is_ready:
+            # User code that is being imported does not listen, and has no workers yet that could be left behind.
             self._process.kill()
+        try:
+            self._process.wait(CLOSE_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the kernel ends the workers with it
             self._process.wait()
 
-    def _ending(self) -> str:
+    def _departure(self) -> str:
         code = self._process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"The nursery process {how}"
+        return f"the nursery (pid {self._process.pid}), which starts the workers, {describe_departure(code)}"

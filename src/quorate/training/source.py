@@ -42,10 +42,11 @@ def source_digest(task_type: type[Task]) -> str:
 
 def _own_file(module: ModuleType, home: Path) -> Path | None:
     name = getattr(module, "__file__", None)
-    if not name or not name.endswith(".py") or "site-packages" in name:
+    # A relative name is an invention of the module's author (torch has one), not a file.
+    if not name or not name.endswith(".py") or not Path(name).is_absolute() or "site-packages" in name:
         return None
     file = Path(name).resolve()
-    return file if file.is_relative_to(home) else None
+    return file if file.is_relative_to(home) and file.is_file() else None
 
 
 def _folder_of(task_type: type[Task]) -> Path:

@@ -1,20 +1,23 @@
-"""A spawned worker's process: ``python -m quorate.worker``, told its assignment by one line on standard input."""
+"""A spawned worker's process: ``python -m quorate.worker PARENT``, told its assignment by a line on standard input."""
 
 import signal
 import sys
 
 from quorate.core.processes import die_with_parent
-from quorate.training.machine import pin_machine
-from quorate.training.source import load_task_type
 from quorate.worker.assignment import Assignment
-from quorate.worker.process import Worker, start_log
 
 
 def main() -> int:
     """Be a worker; the exit code."""
-    die_with_parent()
+    die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assignment = Assignment.from_json(sys.stdin.readline())
+    # Only now: importing torch takes seconds, in which the parent may die.
+    from quorate.training.machine import pin_machine
+    from quorate.training.source import load_task_type
+    from quorate.worker.process import Worker, print_at_once, start_log
+
+    print_at_once()
     start_log(assignment)
     pin_machine(1, assignment.job["deterministic"])
     return Worker(assignment, load_task_type(assignment.task)).live()

@@ -1,0 +1,203 @@
+"""What cannot keep the promise is caught, and named, before it costs anybody a result."""
+
+from pathlib import Path
+from typing import Any
+
+import gang
+import pytest
+import torch
+import torch.nn.functional as F
+from bits import bit_tasks as tasks
+from torch import nn
+
+from quorate.core.errors import DivergedError, TaskError
+from quorate.training.replica import Replica, check_repeatable
+from quorate.training.task import Task
+
+
+class BuiltWithoutSeed(tasks.Regression):
+    def model(self) -> nn.Module:
+        model = super().model()
+        unseeded = torch.Generator()
+        unseeded.seed()
+        nn.init.normal_(model.get_parameter("2.weight"), generator=unseeded)
+        return model
+
+
+class ClearsGradients(tasks.Regression):
+    """zero_grad() where a hand-written loop with accumulation must not have it either."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.zero_grad()
+        return super().loss(model, batch)
+
+
+class ClearsOneGradient(tasks.Regression):
+    """The gradient is detached, and no later backward pass touches its parameter."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"first": nn.Linear(tasks.FEATURES, 1), "second": nn.Linear(tasks.FEATURES, 1)})
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        assert isinstance(model, nn.ModuleDict)
+        weight = model["first"].get_parameter("weight")
+        part = "first" if weight.grad is None else "second"
+        weight.grad = None
+        return F.mse_loss(model[part](inputs).squeeze(-1), targets)
+
+
+class CallsBackward(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        loss.backward(retain_graph=True)
+        return loss
+
+
+class SparseGradients(tasks.IndexBackward):
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"rows": nn.Embedding(8, 4, sparse=True), "out": nn.Linear(4, 1)})
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        return model["out"](model["rows"](batch).sum(1)).square().mean()
+
+
+class FreezesWhileTraining(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.get_parameter("0.bias").requires_grad_(False)
+        return super().loss(model, batch)
+
+
+class Lazy(tasks.Regression):
+    def model(self) -> nn.Module:
+        return nn.LazyLinear(1)
+
+
+class NothingToTrain(tasks.Regression):
+    def model(self) -> nn.Module:
+        return nn.Linear(tasks.FEATURES, 1).requires_grad_(False)
+
+
+class Lbfgs(tasks.Regression):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.LBFGS(model.parameters())
+
+
+class VectorLoss(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        return (model(inputs).squeeze(-1) - targets).square()
+
+
+class NumberLoss(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch).item()
+
+
+class DetachedLoss(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch).detach()
+
+
+class OtherNames(tasks.TwoOptimizers):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        losses = super().loss(model, batch)
+        return {"make": losses["make"], "jduge": losses["judge"]}
+
+
+class NotFinite(tasks.Regression):
+    """One sample of lane 2 at the third step is not a number."""
+
+    def order(self, epoch: int, generator: torch.Generator) -> Any:
+        return range(tasks.SAMPLES)
+
+    def datasets(self) -> Any:
+        points = tasks.Points()
+        points.inputs[2 * 12 + 7] = float("nan")
+        return points
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "kind", "words"),
+    [
+        (ClearsGradients, {"accumulate": 2}, "UnsupportedModelError", ["'2.bias'", "detached", "zero_grad()"]),
+        (ClearsOneGradient, {"accumulate": 2}, "UnsupportedModelError", ["'first.weight'", "detached"]),
+        (CallsBackward, {}, "UnsupportedModelError", ["backward()", "'2.bias'"]),
+        (SparseGradients, {}, "UnsupportedModelError", ["'rows.weight'", "sparse"]),
+        (FreezesWhileTraining, {}, "UnsupportedModelError", ["'0.bias'", "requires_grad"]),
+        (tasks.UnruledBuffer, {}, "UnsupportedModelError", ["'table'", 'buffer_rules = {"table": "mean"}', "step 1"]),
+        (Lazy, {}, "UnsupportedModelError", ["'weight'", "lazy"]),
+        (NothingToTrain, {}, "TaskError", ["requires_grad"]),
+        (Lbfgs, {}, "UnsupportedModelError", ["LBFGS", "closure"]),
+        (VectorLoss, {}, "LossError", ["(3,)", "scalar", "loss.mean()"]),
+        (NumberLoss, {}, "LossError", ["float", "tensor"]),
+        (DetachedLoss, {}, "LossError", ["does not depend on the parameters"]),
+        (OtherNames, {}, "LossError", ["'jduge'", "'judge'"]),
+        (NotFinite, {}, "LossError", ["nan", "step 3", "lane 2"]),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_refused_by_name(
+    task: type[Task], keys: dict[str, Any], kind: str, words: list[str], workers: int, tmp_path: Path
+) -> None:
+    failure = gang.train(task, gang.job(task, **keys), workers, tmp_path).failure
+    assert failure.kind == kind
+    for word in words:
+        assert word in failure.message
+
+
+def test_a_model_built_without_a_seed_is_named() -> None:
+    spec = gang.job(BuiltWithoutSeed)
+    with pytest.raises(DivergedError, match=r"model\(\) gives other weights each time .* first in '2.weight'"):
+        check_repeatable(BuiltWithoutSeed(), spec, Replica(BuiltWithoutSeed(), spec))
+
+
+def test_a_model_built_from_the_seed_is_repeatable() -> None:
+    spec = gang.job(tasks.TinyTransformer)
+    check_repeatable(tasks.TinyTransformer(), spec, Replica(tasks.TinyTransformer(), spec))
+
+
+def _other_weights(position: int, loop: Any) -> None:
+    if position == 1:
+        with torch.no_grad():
+            loop.replica.model.get_parameter("0.weight")[0, 0] += 1e-7
+
+
+def _other_momentum(position: int, loop: Any) -> None:
+    if position == 2:
+        for optimizer in loop.replica.optimizers.by_name.values():
+            optimizer.param_groups[0]["momentum"] = 0.91
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "worker", "tensor"), [(_other_weights, 1, "0.weight"), (_other_momentum, 2, "0.weight")]
+)
+def test_a_worker_with_other_bits_is_named_at_the_checkpoint(
+    sabotage: Any, worker: int, tensor: str, tmp_path: Path
+) -> None:
+    spec = gang.job(tasks.Momentum, checkpoint={"every": 2})
+    failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=sabotage).failure
+    assert failure.kind == "DivergedError"
+    assert f"worker(s) {worker} hold other bits" in failure.message
+    assert f"'{tensor}'" in failure.message
+    assert "after step 2" in failure.message
+    assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
+
+
+def test_what_the_task_gives_instead_of_a_model_is_named() -> None:
+    class NotAModel(tasks.Regression):
+        def model(self) -> Any:
+            return {"weights": 1}
+
+    with pytest.raises(TaskError, match=r"model\(\) gave a dict"):
+        Replica(NotAModel(), gang.job(tasks.Regression))
+
+
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tmp_path: Path) -> None:
+    """The step ends before any weight has changed: the last checkpoint is what the job goes on from."""
+    spec = gang.job(NotFinite, checkpoint={"every": 1})
+    gang.train(NotFinite, spec, 2, tmp_path)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == ["step-00000001", "step-00000002"]
