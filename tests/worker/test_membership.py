@@ -22,7 +22,9 @@ from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
-from quorate.worker.membership import JobEnded, Lease, Membership, Outbox, Registration, WorkerStatus
+from quorate.worker.lease import Lease
+from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.outbox import Outbox
 
 
 def registration(slot: int, **facts: str) -> Registration:

@@ -4,7 +4,6 @@ import json
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,15 +20,13 @@ from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata
 from quorate.wire.proto.codec import decode_failure, decode_generation, encode_failure, encode_id
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.worker.lease import Clock, Lease
+from quorate.worker.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]
 Deadline = Callable[[], float]
 
-# A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
-_BATCH_BYTES = 512 * 2**10
-_EVENT_LIMIT = 4 * 2**20
 _REPORT_LIMIT = 2.0
 
 
@@ -63,84 +60,6 @@ class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.failure,)
-
-
-class Lease:
-    """For how long a worker may act without another word from its coordinator. Counts from the *sending* of a call."""
-
-    def __init__(self, timing: Timing, clock: Clock) -> None:
-        self._timing = timing
-        self._clock = clock
-        self._answered = clock()
-        self._until = self._answered
-        self._ended = False
-
-    def renew(self, sent: float, seconds: float) -> None:
-        """A call that was sent at `sent` has been answered with a lease."""
-        if seconds > 0:
-            self._answered = max(self._answered, sent)
-            self._until = max(self._until, sent + seconds)
-
-    def end(self) -> None:
-        """The job is over: nothing may be done in its name any more, whatever answer is still on its way."""
-        self._ended = True
-
-    def remaining(self) -> float:
-        """Seconds that are left; not positive when it is over."""
-        return 0.0 if self._ended else self._until - self._clock()
-
-    def explain(self, address: str) -> str:
-        """Why it is over."""
-        return (
-            f"the coordinator at {address} has not answered for {self._clock() - self._answered:.1f} s, longer than the"
-            f" lease of {self._timing.lease:.1f} s (failure_timeout: {self._timing.failure_timeout}); this worker"
-            " stops, since its lanes may be somebody else's by now"
-        )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one heartbeat tells. Sent again under the same number until it is answered, so that it is told once."""
-
-    sequence: int
-    lines: tuple[str, ...]
-
-
-class Outbox:
-    """Events on their way to the coordinator. `put` never waits; batches are taken by one thread at a time."""
-
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque()
-        self._batch = Batch(0, ())
-        self._answered = True
-
-    def put(self, event: Event) -> None:
-        """Queue an event."""
-        line = event.to_json()
-        if len(line) > _EVENT_LIMIT:
-            log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
-            return
-        self._lines.append(line)
-
-    def next_batch(self) -> Batch:
-        """What to tell next: what has not been answered yet, or the oldest that is queued."""
-        if self._answered:
-            lines: list[str] = []
-            size = 0
-            while self._lines and (not lines or size + len(self._lines[0]) <= _BATCH_BYTES):
-                lines.append(self._lines.popleft())
-                size += len(lines[-1])
-            self._batch = Batch(self._batch.sequence + 1, tuple(lines))
-            self._answered = False
-        return self._batch
-
-    def answered(self) -> None:
-        """The last batch has arrived."""
-        self._answered = True
-
-    def is_empty(self) -> bool:
-        """Whether everything has arrived."""
-        return not self._lines and (self._answered or not self._batch.lines)
 
 
 class Membership:

@@ -1,0 +1,58 @@
+"""Events on their way to the coordinator."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from quorate.observe.event import Event
+
+log = logging.getLogger(__name__)
+
+# A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
+_BATCH_BYTES = 512 * 2**10
+_EVENT_LIMIT = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one heartbeat tells. Sent again under the same number until it is answered, so that it is told once."""
+
+    sequence: int
+    lines: tuple[str, ...]
+
+
+class Outbox:
+    """A queue of events. `put` never waits; batches are taken by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque()
+        self._batch = Batch(0, ())
+        self._answered = True
+
+    def put(self, event: Event) -> None:
+        """Queue an event."""
+        line = event.to_json()
+        if len(line) > _EVENT_LIMIT:
+            log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
+            return
+        self._lines.append(line)
+
+    def next_batch(self) -> Batch:
+        """What to tell next: what has not been answered yet, or the oldest that is queued."""
+        if self._answered:
+            lines: list[str] = []
+            size = 0
+            while self._lines and (not lines or size + len(self._lines[0]) <= _BATCH_BYTES):
+                lines.append(self._lines.popleft())
+                size += len(lines[-1])
+            self._batch = Batch(self._batch.sequence + 1, tuple(lines))
+            self._answered = False
+        return self._batch
+
+    def answered(self) -> None:
+        """The last batch has arrived."""
+        self._answered = True
+
+    def is_empty(self) -> bool:
+        """Whether everything has arrived."""
+        return not self._lines and (self._answered or not self._batch.lines)
