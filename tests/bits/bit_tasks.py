@@ -238,7 +238,7 @@ class IndexBackward(quorate.Task):
     """The backward pass of indexing adds into the same rows from several threads."""
 
     def model(self) -> nn.Module:
-        return nn.ModuleDict({"rows": nn.Embedding(8, 1024), "out": nn.Linear(1024, 1)})
+        return nn.ModuleDict({"rows": nn.Embedding(8, 256), "out": nn.Linear(256, 1)})
 
     def datasets(self) -> Any:
         generator = torch.Generator().manual_seed(1)
@@ -282,3 +282,16 @@ class _Remembers(nn.Module):
 
 class UnruledBuffer(LaneZeroBuffer):
     buffer_rules: ClassVar[Mapping[str, str]] = {}
+
+
+class DrawsWhileBuilding(Regression):
+    """Random data, a random learning rate: whatever a task draws while it is built has a seed."""
+
+    def datasets(self) -> Any:
+        shift = torch.rand(1) + float(numpy.random.rand()) + random.random()
+        points = Points()
+        points.targets += shift
+        return points
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=1e-4 * random.random())

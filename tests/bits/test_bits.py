@@ -44,6 +44,8 @@ CASES = [
     Case(tasks.ConstantBuffers, {"batch_size": 16, "last_batch": "keep", "epochs": 2}),
     Case(tasks.LaneZeroBuffer),
     Case(tasks.IndexBackward, {"threads": 2}),
+    Case(tasks.IndexBackward, {"threads": 2, "loader_workers": 1}),
+    Case(tasks.DrawsWhileBuilding),
 ]
 
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gang
 import pytest
 
+import gang
 from quorate.spec.load import load_job
 from quorate.training.source import load_task_type
 

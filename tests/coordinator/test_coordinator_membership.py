@@ -382,6 +382,18 @@ def test_stop_is_relayed_once(state: State) -> None:
     assert (second.actions, second.state) == ((), first.state)
 
 
+def test_a_launcher_that_stops_before_the_first_step_has_not_failed() -> None:
+    _, gone = play(start(TERMS, 0.0), (1.0, StopRequested("interrupted")), (2.0, LauncherGone()))
+    assert gone.state == Ended(None, {"ending": "interrupted"})
+    assert gone.actions == (EndJob(None, "", {"ending": "interrupted"}),)
+
+
+def test_a_launcher_that_is_gone_in_the_middle_of_a_stop_has() -> None:
+    _, gone = play(training(), (1.0, StopRequested("interrupted")), (2.0, LauncherGone()))
+    assert isinstance(gone.state, Ended)
+    assert gone.state.failure is not None
+
+
 def test_a_launcher_that_is_gone_ends_the_job() -> None:
     failure = ending((1.0, LauncherGone()))
     assert failure is not None

@@ -105,7 +105,8 @@ def test_a_port_in_use_is_told_with_the_remedy(run: RunFolder) -> None:
         port = taken.getsockname()[1]
         with coordinator(run, port=port) as (process, answer):
             assert answer == {
-                "error": f"port {port} on 127.0.0.1 is in use; choose another with `port`, or 0 for any free one"
+                "error": f"port {port} on 127.0.0.1 is in use; choose another with `port`, or 0 for any free one",
+                "exit_code": 2,
             }
             assert process.wait(timeout=10) == 2
     assert run.read_address() is None

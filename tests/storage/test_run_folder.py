@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quorate.core.errors import RunError
+from quorate.core.errors import JobError, RunError
 from quorate.storage.run_folder import Address, RunFolder
 
 
@@ -62,7 +62,8 @@ class TestCreate:
             real(path, *arguments, **options)
 
         monkeypatch.setattr(os, "mkdir", refuse)
-        with pytest.raises(RunError, match=os.strerror(number)) as caught:
+        kind = JobError if number == errno.ENOSPC else RunError
+        with pytest.raises(kind, match=os.strerror(number)) as caught:
             RunFolder.create(tmp_path, "mnist")
         assert str(tmp_path) in str(caught.value)
         assert "`runs`" in str(caught.value)
@@ -278,5 +279,5 @@ class TestFiles:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(RunError, match=r"cannot write .*result\.json: No space left"):
+        with pytest.raises(JobError, match=r"cannot write .*result\.json: No space left"):
             run.write_result({})

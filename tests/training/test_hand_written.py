@@ -3,13 +3,13 @@
 import random
 from pathlib import Path
 
-import gang
 import numpy
 import pytest
 import torch
-from bits import bit_tasks as tasks
 from torch import nn
 
+import gang
+from bits import bit_tasks as tasks
 from quorate.core.seeds import derive_seed
 from quorate.training.task import Task
 from quorate.training.tensors import digests

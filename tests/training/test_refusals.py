@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import gang
 import pytest
 import torch
 import torch.nn.functional as F
-from bits import bit_tasks as tasks
 from torch import nn
 
+import gang
+from bits import bit_tasks as tasks
 from quorate.core.errors import DivergedError, TaskError
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.task import Task

@@ -1,5 +1,6 @@
 """Running a job in its folder: a new run, or one that goes on."""
 
+import errno
 import logging
 import os
 import shutil
@@ -13,11 +14,14 @@ from typing import Any, Protocol
 from quorate.api.result import Result
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import QuorateError, RequestError, RunError
+from quorate.coordinator.client import Outcome
+from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.spec.change import refused_on_resume
+from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, dump_job
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SOURCE = "task source"
 ENDINGS = {"complete": "complete", "early stop": "complete", "interrupted": "interrupted", "terminated": "terminated"}
+STOPPED = {130: "interrupted", 143: "terminated"}
 
 
 @dataclass(frozen=True)
@@ -64,19 +69,23 @@ class Silence:
 Watch = Callable[[Begun], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
+Facts = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is about to be trained. `accept_facts` refuses a machine or a task that does not fit the run."""
+
+    run: RunFolder
+    resolved: ResolvedJob
+    accept_facts: Callable[[Facts], None]
+    checkpoint: CheckpointInfo | None = None
+
 
 def start(resolved: ResolvedJob, watch: Watch) -> Result:
     """Train a job in a new run folder."""
     refuse_in_worker()
-    run = RunFolder.create(Path(resolved.spec.runs), resolved.spec.name)
-    with run.lock():
-        try:
-            _record_job(run, resolved)
-            return _run(run, resolved, watch, None, run.write_environment)
-        except RequestError:
-            # Nothing was trained: a mistake leaves no run behind.
-            shutil.rmtree(run.path, ignore_errors=True)
-            raise
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None)
 
 
 def resume(
@@ -90,21 +99,18 @@ def resume(
 ) -> Result:
     """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning."""
     refuse_in_worker()
-    run = RunFolder.find(runs, reference)
+    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
-    changed = refused_on_resume(recorded.spec, resolved.spec)
-    if changed and not branch:
-        raise RunError(
-            f"run {run.name} means something else than what is asked for now: {'; '.join(map(str, changed))}. "
-            "Resume without the change, or start a new run from its checkpoint with --branch."
-        )
     if branch:
-        return _branch(run, resolved, watch)
-    with run.lock():
-        checkpoint = _checkpoint_to_resume(run, resolved)
-        _record_job(run, resolved)
-        return _run(run, resolved, watch, checkpoint.path, lambda facts: _check_facts(run, facts))
+        moved = resolved.spec.runs != recorded.spec.runs
+        folder = Path(resolved.spec.runs) if moved else run.path.parent
+        return _train_in_new_run(resolved, folder, watch, checkpoint=_newest_checkpoint(run))
+    _refuse_other_meaning(run, recorded, resolved)
+    with listening_to_signals() as signals, run.lock():
+        _refuse_complete(run, recorded.spec, resolved.spec)
+        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, facts), _newest_checkpoint(run))
+        return _train(plan, watch, signals)
 
 
 def refuse_in_worker() -> None:
@@ -117,26 +123,45 @@ def refuse_in_worker() -> None:
         )
 
 
-def _branch(parent: RunFolder, resolved: ResolvedJob, watch: Watch) -> Result:
-    checkpoint = _newest_checkpoint(parent)
-    run = RunFolder.create(Path(resolved.spec.runs), resolved.spec.name)
-    with run.lock():
-        _record_job(run, resolved)
-        return _run(run, resolved, watch, checkpoint.path, run.write_environment)
+def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpoint: CheckpointInfo | None) -> Result:
+    with listening_to_signals() as signals:
+        run = RunFolder.create(folder.absolute(), resolved.spec.name)
+        with run.lock():
+            try:
+                _record_job(run, resolved)
+                return _train(Plan(run, resolved, run.write_environment, checkpoint), watch, signals)
+            except RequestError:
+                # A mistake leaves no run behind, unless it showed so late that there is something to lose.
+                if not CheckpointFolder(run.checkpoints).list():
+                    shutil.rmtree(run.path, ignore_errors=True)
+                raise
 
 
-def _checkpoint_to_resume(run: RunFolder, resolved: ResolvedJob) -> CheckpointInfo:
+def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
+    changed = refused_on_resume(recorded.spec, resolved.spec)
+    if changed:
+        raise RunError(
+            f"run {run.name} means something else than what is asked for now: {'; '.join(map(str, changed))}. "
+            "Resume without the change, or start a new run from its checkpoint with --branch."
+        )
+
+
+def _refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
     result = run.read_result() or {}
-    done = result.get("status") == "complete"
-    recorded = load_recorded(run.job_file, {}, []).spec
-    extended = (resolved.spec.steps, resolved.spec.epochs) != (recorded.steps, recorded.epochs)
-    if done and not extended:
+    if result.get("status") == "complete" and (asked.steps, asked.epochs) == (recorded.steps, recorded.epochs):
         flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
         raise RunError(
             f"run {run.name} is complete ({result.get('steps')} steps). "
             f"To train further, ask for more: quorate resume {run.name} {flag}"
         )
-    return _newest_checkpoint(run)
+
+
+def _take_up(run: RunFolder, resolved: ResolvedJob, facts: Facts) -> None:
+    """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
+    _check_facts(run, facts)
+    _record_job(run, resolved)
+    # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
+    run.result_file.unlink(missing_ok=True)
 
 
 def _newest_checkpoint(run: RunFolder) -> CheckpointInfo:
@@ -157,10 +182,11 @@ def _record_job(run: RunFolder, resolved: ResolvedJob) -> None:
     try:
         write_atomically(run.job_file, dump_job(resolved))
     except OSError as error:
-        raise RunError(f"cannot write {run.job_file}: {error.strerror}") from error
+        kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
+        raise kind(f"cannot write {run.job_file}: {error.strerror}.") from error
 
 
-def _check_facts(run: RunFolder, facts: dict[str, str]) -> None:
+def _check_facts(run: RunFolder, facts: Facts) -> None:
     recorded = run.read_environment() or {}
     if recorded.get(SOURCE, facts[SOURCE]) != facts[SOURCE]:
         raise RunError(
@@ -173,32 +199,60 @@ def _check_facts(run: RunFolder, facts: dict[str, str]) -> None:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
 
 
-def _run(
-    run: RunFolder,
-    resolved: ResolvedJob,
-    watch: Watch,
-    checkpoint: Path | None,
-    check_facts: Callable[[dict[str, str]], None],
-) -> Result:
-    spec = resolved.spec
-    workers = spec.worker_count(os.cpu_count() or 1)
-    launch = Launch(run, spec, workers, resolved.source, checkpoint)
+def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
+    run, spec = plan.run, plan.resolved.spec
+    cores = len(os.sched_getaffinity(0))
+    workers = spec.worker_count(cores)
+    _warn_of_crowd(workers, spec.threads, cores)
+    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, workers, spec.lanes))
+    launch = Launch(run, spec, workers, plan.resolved.source, checkpoint)
     started = time.perf_counter()
     try:
-        outcome = LocalEngine(launch, show.handle, check_facts).run()
-    except QuorateError as error:
-        if not isinstance(error, RequestError):
-            _write_failure(run, Failure.of(error))
+        outcome = LocalEngine(launch, _without_failure(show), plan.accept_facts, signals).run()
+    except RequestError:
         raise
+    except QuorateError as error:
+        outcome = Outcome(Failure.of(error), {})
     finally:
         show.close()
     if outcome.failure is not None:
-        _write_failure(run, outcome.failure)
-        raise outcome.failure.error()
+        raise _failed(run, outcome.failure)
     fields = _result_fields(run, outcome.result, time.perf_counter() - started)
     run.write_result(fields)
     return Result.of(run, fields)
+
+
+def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
+    if workers * threads > cores:
+        log.warning(
+            "%d workers × %d threads = %d, more than the %d cores here: they take turns, which is slower "
+            "(same result; fewer `workers` may be faster)",
+            workers,
+            threads,
+            workers * threads,
+            cores,
+        )
+
+
+def _without_failure(show: Show) -> Callable[[Event], None]:
+    """What ended the job is told once, by the error that is raised for it."""
+
+    def handle(event: Event) -> None:
+        if event.kind != "failure":
+            show.handle(event)
+
+    return handle
+
+
+def _failed(run: RunFolder, failure: Failure) -> QuorateError:
+    """The error for a failure that stands in the run folder as well."""
+    status = STOPPED.get(failure.exit_code, "failed")
+    try:
+        run.write_result({"run": run.name, "folder": str(run.path), "status": status, "failure": failure.to_dict()})
+    except QuorateError as error:
+        log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
+    return failure.error() if failure.exit_code == RequestError.exit_code else JobFailed(failure, run.name)
 
 
 def _result_fields(run: RunFolder, result: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -213,15 +267,3 @@ def _result_fields(run: RunFolder, result: dict[str, Any], seconds: float) -> di
         "wall_seconds": round(seconds, 3),
         "recoveries": [],
     }
-
-
-def _write_failure(run: RunFolder, failure: Failure) -> None:
-    try:
-        run.write_result({"run": run.name, "folder": str(run.path), "status": "failed", "failure": failure.to_dict()})
-    except RunError as error:
-        log.warning("%s", error)
-
-
-def exit_code_of(error: QuorateError) -> int:
-    """What the command line ends with."""
-    return error.failure.exit_code if isinstance(error, JobFailed) else error.exit_code

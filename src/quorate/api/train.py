@@ -35,7 +35,11 @@ def resume(
 def show_on_stderr(begun: session.Begun) -> session.Show:
     """A live bar on a terminal, a line now and then elsewhere."""
     return Console(
-        sys.stderr, is_terminal=sys.stderr.isatty(), total_steps=None, workers=begun.workers, lanes=begun.lanes
+        sys.stderr,
+        is_terminal=sys.stderr.isatty(),
+        total_steps=None,
+        workers=begun.workers,
+        lanes=begun.lanes,
     )
 
 

@@ -1,57 +1,66 @@
-"""The `quorate` command."""
+"""The `quorate` command: it runs a verb, and tells mistakes and failures in a few lines, without a traceback of ours.
 
-import json
-import logging
+Everything else is imported inside, so that a Ctrl-C in the first moments ends as quietly as a later one.
+"""
+
+import signal
 import sys
-from importlib.metadata import version
-
-import typer
-
-from quorate.cli.resume import resume
-from quorate.cli.train import train
-from quorate.core.errors import QuorateError
-
-app = typer.Typer(
-    name="quorate",
-    help="Distributed PyTorch training that keeps going, to the same bits on any number of workers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(train)
-app.command()(resume)
+from typing import Any
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"quorate {version('quorate')}")
-        raise typer.Exit
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM came before there was a job to stop.
 
+    Not KeyboardInterrupt: the parser of the command line would swallow that.
+    """
 
-@app.callback()
-def options(
-    show_version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Show the version."
-    ),
-) -> None:
-    """Distributed PyTorch training that keeps going, to the same bits on any number of workers."""
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
 
 
 def run() -> None:
-    """Run the command; a mistake or a failure is told in a few lines, without a traceback of ours."""
+    """Run the command and exit with its code."""
+    as_json = "--json" in sys.argv
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
+        code = _run_verb(as_json)
+    except Stopped as stopped:
+        code = _tell_stop(stopped.number, as_json)
+    sys.exit(code)
+
+
+def _stop(number: int, _: Any) -> None:
+    raise Stopped(number)
+
+
+def _run_verb(as_json: bool) -> int:
+    import logging
+
+    import typer
+
+    from quorate.cli.app import app
+    from quorate.cli.trouble import tell, tell_bug, tell_usage
+    from quorate.core.errors import QuorateError
+
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        app()
+        code: int | None = app(standalone_mode=False)
     except QuorateError as error:
-        sys.exit(tell(error, as_json="--json" in sys.argv))
+        return tell(error, as_json)
+    except typer.TyperException as error:
+        return tell_usage(error, as_json)
+    except Exception as error:
+        return tell_bug(error, as_json)
+    return code or 0
 
 
-def tell(error: QuorateError, as_json: bool) -> int:
-    """Tell an error to a person, or to a program; the exit code."""
-    from quorate.api.session import exit_code_of
+def _tell_stop(number: int, as_json: bool) -> int:
+    import json
 
-    code = exit_code_of(error)
-    print(f"error: {error.message}", file=sys.stderr)
+    status = "terminated" if number == signal.SIGTERM else "interrupted"
+    print(f"{status} before anything was started", file=sys.stderr)
     if as_json:
-        print(json.dumps({"status": "refused" if code == 2 else "failed", "error": error.message, "exit_code": code}))
-    return code
+        print(json.dumps({"status": status, "exit_code": 128 + number}))
+    return 128 + number

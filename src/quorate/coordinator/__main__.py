@@ -66,7 +66,7 @@ def main() -> int:
         )
         asyncio.run(_serve(assignment))
     except QuorateError as error:
-        _answer({"error": error.message})
+        _answer({"error": error.message, "exit_code": error.exit_code})
         return error.exit_code
     return 0
 

@@ -10,7 +10,7 @@ from quorate.core.errors import LinkError
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata
-from quorate.wire.proto.codec import decode_failure
+from quorate.wire.proto.codec import decode_failure, encode_failure
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 
 
@@ -53,6 +53,10 @@ class SupervisorClient:
         else:
             report.exit_code = exit_code or 0
         self._call(self._stub.ReportExit, report, self._timeout)
+
+    def report_failure(self, failure: Failure) -> None:
+        """The job cannot go on, for a reason that no worker tells."""
+        self._call(self._stub.ReportFailure, pb.FailureReport(failure=encode_failure(failure)), self._timeout)
 
     def stop(self, reason: str) -> None:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""

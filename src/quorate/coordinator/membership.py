@@ -74,7 +74,7 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:
         case StopRequested():
             decision = _stop(state, event)
         case LauncherGone():
-            decision = _end(autopsy_of_launcher())
+            decision = _lose_launcher(state)
         case Tick():
             decision = _tick(state, now)
         case _:
@@ -177,6 +177,15 @@ def _stop(state: Active, event: StopRequested) -> Decision:
         return Decision(state, (), f"a stop is under way already ({state.crew.stop})")
     stopping = replace(state, crew=replace(state.crew, stop=event.reason))
     return Decision(stopping, (RelayStop(event.reason),), f"stop at the next step boundary: {event.reason}")
+
+
+def _lose_launcher(state: Active) -> Decision:
+    """A launcher that has asked for a stop does not wait for workers that are still being built: nothing is lost."""
+    stop = state.crew.stop
+    if stop is None or not isinstance(state, Forming):
+        return _end(autopsy_of_launcher())
+    result = {"ending": stop}
+    return Decision(Ended(None, result), (EndJob(None, "", result),), f"stopped before the first step: {stop}")
 
 
 def _complete(state: Active, event: Completed) -> Decision:

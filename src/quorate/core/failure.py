@@ -22,6 +22,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an exception amounts to."""
+        if isinstance(error, JobFailed):
+            return error.failure
         return cls(
             kind=type(error).__name__,
             message=str(error),
@@ -48,11 +50,12 @@ class Failure:
 
 
 class JobFailed(JobError):  # noqa: N818
-    """A whole job ended with a failure."""
+    """A whole job ended with a failure; `run` names the run, if there is one."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, run: str = "") -> None:
         self.failure = failure
+        self.run = run
         super().__init__(f"{failure.message}\n\n{failure.traceback}".rstrip())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.failure,)
+        return type(self), (self.failure, self.run)

@@ -1,5 +1,7 @@
 """The border between Quorate and the user's code: what is raised there comes back as the user's own traceback."""
 
+import importlib
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +9,10 @@ from pathlib import Path
 
 from quorate.core.errors import QuorateError, UserCodeError
 
-PACKAGE = str(Path(__file__).parents[1])
+# With its slash: a user's folder may be called quorate-experiments and stand beside the package.
+PACKAGE = f"{Path(__file__).parents[1]}/"
+IMPORTLIB = f"{Path(importlib.__file__).parent}{os.sep}"
+TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
 
 
 @contextmanager
@@ -31,8 +36,21 @@ def describe(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of Quorate at its top: it begins where the user's code does."""
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith((PACKAGE, "<frozen "))), 0)
-    stack = "".join(traceback.format_list(frames[first:]))
-    return f"Traceback (most recent call last):\n{stack}{''.join(traceback.format_exception_only(error))}".rstrip()
+    """The traceback without the frames of Quorate and torch at its top: it begins where the user's code does."""
+    told = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = told
+    while part is not None:
+        part.stack = _from_users_frame(part.stack)
+        part = part.__cause__ or part.__context__
+    return "".join(told.format()).rstrip()
+
+
+def _from_users_frame(frames: traceback.StackSummary) -> traceback.StackSummary:
+    first = next((i for i, frame in enumerate(frames) if _is_users(frame.filename)), None)
+    if first is None:  # raised by torch itself, in nobody's code: a backward pass
+        first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE)), 0)
+    return traceback.StackSummary.from_list(frames[first:])
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((PACKAGE, IMPORTLIB, "<frozen ")) and TORCH not in file

@@ -11,7 +11,7 @@ def collate(samples: Sequence[Any]) -> Any:
     """A batch of the same structure as its samples, their leaves stacked."""
     first = samples[0]
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first)]
+        names = [field.name for field in dataclasses.fields(first) if field.init]
         return type(first)(**{name: collate([getattr(sample, name) for sample in samples]) for name in names})
     if isinstance(first, Mapping):
         return {key: collate([sample[key] for sample in samples]) for key in first}

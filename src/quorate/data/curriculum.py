@@ -8,6 +8,8 @@ import torch
 
 from quorate.core.errors import JobError
 from quorate.core.seeds import derive_seed
+from quorate.core.user_code import user_code
+from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
@@ -68,11 +70,15 @@ class Curriculum:
         return tuple(part for part in parts if part)
 
     def _epoch_order(self, epoch: int) -> Indices:
-        generator = torch.Generator().manual_seed(derive_seed(self._spec.seed, "order", epoch))
-        chosen = self._order(epoch, generator)
-        if chosen is None:
-            return torch.randperm(self._samples, generator=generator).numpy()
-        order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
+        seed = derive_seed(self._spec.seed, "order", epoch)
+        generator = torch.Generator().manual_seed(seed)
+        # order() may draw from the global generators all the same; workers reach an epoch at different moments.
+        seed_generators(seed)
+        with user_code("order()"):
+            chosen = self._order(epoch, generator)
+            if chosen is None:
+                return torch.randperm(self._samples, generator=generator).numpy()
+            order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
         self._check_chosen(epoch, order)
         return order
 

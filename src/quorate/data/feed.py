@@ -2,6 +2,8 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.processes import die_with_parent
+from quorate.core.user_code import describe, user_traceback
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
@@ -32,12 +35,13 @@ class Feed:
             samples,  # type: ignore[arg-type]
             sampler=_Requests(requests),
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=_packed if loader_workers else _as_it_is,  # type: ignore[arg-type]
             num_workers=loader_workers,
             multiprocessing_context="fork" if loader_workers else None,
             worker_init_fn=_begin_loader,
         )
-        self._batches: Iterator[Any] = iter(loader)
+        with _child_signals_kept():
+            self._batches: Iterator[Any] = iter(loader)
         self._loader_workers = loader_workers
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if loader_workers == 0 and threads > 1 else None
@@ -63,18 +67,51 @@ class Feed:
 
     def _next(self) -> Fetched | FetchTrouble:
         try:
-            return next(self._batches)  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out.
-            raise JobError(f"A loader process failed (loader_workers: {self._loader_workers}): {error}") from error
+            if self._loader_workers == 0:
+                return next(self._batches)  # type: ignore[no-any-return]
+            with _child_signals_kept():
+                signal.signal(signal.SIGCHLD, _tell_of_death)
+                _tell_of_death()
+                answer = next(self._batches)
+            return ForkingPickler.loads(answer)  # type: ignore[no-any-return]
+        except (RuntimeError, OSError, EOFError) as error:
+            # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out. One
+            # that dies after it has answered takes the memory of its answer along.
+            raise JobError(
+                f"A loader process failed (loader_workers: {self._loader_workers}): {describe(error)}"
+            ) from error
 
     def close(self) -> None:
         """End the loader processes."""
         self._batches = iter(())
 
 
+@contextmanager
+def _child_signals_kept() -> Iterator[None]:
+    # A loader tells of its death by an exception out of a signal handler: welcome while waiting for a batch, but not in
+    # the middle of the user's loss or of an update.
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _tell_of_death(*_: object) -> None:
+    torch._C._error_if_any_worker_fails()
+
+
 def _as_it_is(fetched: Any) -> Any:
     return fetched
+
+
+def _packed(fetched: Fetched | FetchTrouble) -> bytes:
+    # Here rather than in the loader's queue, which drops what cannot be pickled: the worker would wait for ever.
+    try:
+        return bytes(ForkingPickler.dumps(fetched))
+    except Exception as error:
+        message = f"{describe(error)}; with loader_workers above 0 a batch must be picklable"
+        return bytes(ForkingPickler.dumps(FetchTrouble(fetched.request, None, message, user_traceback(error))))
 
 
 def _begin_loader(_: int) -> None:

@@ -27,9 +27,12 @@ def fingerprint(samples: Samples) -> str:
 
 def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
-        yield from _parts(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, numpy.ndarray):
-        yield numpy.ascontiguousarray(value).tobytes()
+        yield f"{value.dtype} {value.shape}".encode()
+        # An array of objects holds addresses, which no two workers share.
+        yield from _parts(value.tolist()) if value.dtype.hasobject else (value.tobytes(),)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield str(key).encode()

@@ -57,7 +57,7 @@ class Samples:
                 fetched.append(dataset[index])
             index = None
             return Fetched(request, self.collate(fetched))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
 
 

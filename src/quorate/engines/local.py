@@ -1,25 +1,27 @@
 """The local engine: one coordinator, one nursery and the workers that it forks, all on this machine."""
 
+import contextlib
 import logging
 import secrets
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
-from quorate.core.errors import JobError, LinkError
-from quorate.core.failure import Failure
+from quorate.core.errors import JobError, LinkError, QuorateError
+from quorate.core.failure import Failure, JobFailed
 from quorate.core.timing import Timing
 from quorate.engines.coordinator_process import CoordinatorProcess
 from quorate.engines.messages import EXITED, STARTED
 from quorate.engines.nursery_process import NurseryProcess, Preparation
+from quorate.engines.signals import Signals
 from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -29,6 +31,7 @@ from quorate.worker.status import read_status, status_file
 log = logging.getLogger(__name__)
 
 TICK = 0.05
+INTERRUPTED = "Interrupted"
 
 
 @dataclass(frozen=True)
@@ -43,112 +46,127 @@ class Launch:
     search_path: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
 
 
-@dataclass
-class Signals:
-    """How often the user has asked for an end: once is a request, twice is an order."""
-
-    received: list[int] = field(default_factory=list)
-
-    @property
-    def reason(self) -> str | None:
-        """What the job is told."""
-        if not self.received:
-            return None
-        return "terminated" if self.received[0] == signal.SIGTERM else "interrupted"
-
-    @property
-    def at_once(self) -> bool:
-        """Whether to wait no longer."""
-        return len(self.received) > 1
-
-
-@contextmanager
-def listening_to_signals() -> Iterator[Signals]:
-    """Handlers only set a flag. Outside the main thread there is nothing to listen to."""
-    signals = Signals()
-    if threading.current_thread() is not threading.main_thread():
-        yield signals
-        return
-    before = {
-        number: signal.signal(number, lambda received, _: signals.received.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class LocalEngine:
     """Runs one job: starts its processes, passes on what happens to them, and leaves none behind."""
 
     def __init__(
-        self, launch: Launch, show: Callable[[Event], None], check_facts: Callable[[dict[str, str]], None]
+        self,
+        launch: Launch,
+        show: Callable[[Event], None],
+        accept_facts: Callable[[dict[str, str]], None],
+        signals: Signals,
     ) -> None:
         self._launch = launch
         self._show = show
-        self._check_facts = check_facts
+        self._accept_facts = accept_facts
+        self._signals = signals
         self._timing = Timing(launch.spec.failure_timeout)
         self._token = secrets.token_urlsafe(32)
         self._tail = EventTail(launch.run.events_file)
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._running: dict[int, int] = {}
+        self._deserted_since: float | None = None
+        self._has_formed = False
 
     def run(self) -> Outcome:
         """Run the job to its end."""
-        launch = self._launch
-        coordinator = CoordinatorProcess(launch.run.logs / "coordinator.log", self._coordinator_assignment())
+        logs = self._launch.run.logs
         try:
-            nursery = NurseryProcess(launch.run.logs / "nursery.log", self._preparation())
-            try:
-                with listening_to_signals() as signals:
-                    facts = nursery.await_ready(give_up=lambda: signals.reason is not None)
-                    if facts is None:
-                        return Outcome(None, {"ending": signals.reason})
-                    self._check_facts(facts)
-                    return self._supervise(coordinator, nursery, signals)
-            finally:
-                nursery.close()
+            with contextlib.ExitStack() as stack:
+                # It does so itself, unless it was killed.
+                stack.callback(self._launch.run.remove_address)
+                coordinator = CoordinatorProcess(logs / "coordinator.log", self._coordinator_assignment())
+                stack.callback(coordinator.close, patience=self._timing.failure_timeout)
+                nursery = NurseryProcess(logs / "nursery.log", self._preparation())
+                stack.callback(nursery.close)
+                # Asked first, while torch is being imported: a port in use is told at once.
+                address = coordinator.address()
+                client = SupervisorClient(address, self._token, timeout=self._timing.failure_timeout)
+                stack.callback(client.close)
+                return self._attend(coordinator, nursery, client, address)
         finally:
-            coordinator.close(patience=self._timing.failure_timeout)
             self._show_events()
 
-    def _supervise(self, coordinator: CoordinatorProcess, nursery: NurseryProcess, signals: Signals) -> Outcome:
-        address = coordinator.address()
-        client = SupervisorClient(address, self._token)
+    def _attend(
+        self, coordinator: CoordinatorProcess, nursery: NurseryProcess, client: SupervisorClient, address: str
+    ) -> Outcome:
+        """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            for slot in range(self._launch.workers):
-                nursery.start(self._assignment(slot, address))
-            waiting = _Waiting(client)
-            asked = False
-            while waiting.outcome is None:
-                for message in nursery.poll(TICK):
-                    self._note(message, client)
-                self._show_events()
-                if signals.at_once:
-                    return Outcome(_stopped_at_once(), {})
-                if signals.reason and not asked:
-                    asked = True
-                    client.stop(signals.reason)
-                if not coordinator.is_alive:
-                    raise JobError(
-                        f"The coordinator process ended; the job cannot go on. "
-                        f"See {self._launch.run.logs / 'coordinator.log'}."
-                    )
-            self._let_workers_leave(nursery)
-            return waiting.outcome
-        finally:
-            client.close()
+            facts = nursery.await_ready(give_up=lambda: self._signals.reason is not None)
+            if facts is None:
+                client.stop(self._signals.reason or "interrupted")
+                return Outcome(None, {"ending": self._signals.reason})
+            self._accept_facts(facts)
+            return self._supervise(coordinator, nursery, client, address)
+        except QuorateError as error:
+            self._write_down(Failure.of(error), coordinator, client)
+            raise
+
+    def _write_down(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
+        with contextlib.suppress(LinkError):
+            if coordinator.is_alive:
+                client.report_failure(failure)
+                return
+        # The run's events are the coordinator's to write, unless it cannot any more.
+        with contextlib.closing(Chronicle(JsonlSink(self._launch.run.events_file))) as chronicle:
+            chronicle.job_failed(failure)
+
+    def _supervise(
+        self, coordinator: CoordinatorProcess, nursery: NurseryProcess, client: SupervisorClient, address: str
+    ) -> Outcome:
+        for slot in range(self._launch.workers):
+            status_file(self._launch.run, slot).unlink(missing_ok=True)  # the last word of an earlier part of the run
+            nursery.start(self._assignment(slot, address))
+        waiting = _Waiting(client)
+        asked = False
+        while waiting.outcome is None:
+            self._look_after(nursery, client)
+            self._show_events()
+            if self._signals.at_once:
+                raise JobFailed(_stopped_at_once(self._signals))
+            if not coordinator.is_alive:
+                raise JobFailed(self._lost(coordinator.departure))
+            if self._is_deserted():
+                raise JobFailed(self._lost("the coordinator has kept silent about the end of every worker"))
+            if self._signals.reason and not asked:
+                asked = True
+                with contextlib.suppress(LinkError):  # a coordinator that is gone is seen in the next round
+                    client.stop(self._signals.reason)
+                if not self._has_formed:  # nothing is trained yet that would have to be saved
+                    return Outcome(None, {"ending": self._signals.reason})
+        self._let_workers_leave(nursery, waiting.outcome)
+        return waiting.outcome
+
+    def _look_after(self, nursery: NurseryProcess, client: SupervisorClient) -> None:
+        try:
+            for message in nursery.poll(TICK):
+                self._note(message, client)
+        except JobError as error:
+            raise JobFailed(self._lost(error.message)) from None
+
+    def _is_deserted(self) -> bool:
+        """Whether a coordinator that hangs has kept silent about the end of all its workers."""
+        since = self._deserted_since
+        return since is not None and time.monotonic() - since > 2 * self._timing.failure_timeout
+
+    def _lost(self, what: str) -> Failure:
+        """Why a job ends that has lost a process which is no worker."""
+        pages = [read_status(status_file(self._launch.run, slot)) for slot in range(self._launch.workers)]
+        step = max((page.step for page in pages if page is not None), default=0) or None
+        where = f" at step {step}" if step else " before the first step"
+        message = f"{what}{where}; the job cannot go on without it. Its log is in {self._launch.run.logs}."
+        return Failure("ProcessLost", message, step=step)
 
     def _note(self, message: dict[str, Any], client: SupervisorClient | None) -> None:
         slot, pid = message["slot"], message["pid"]
         if message["what"] == STARTED:
             self._running[slot] = pid
+            self._deserted_since = None
             reason = f" ({message['reason']})" if message["reason"] else ""
             log.info("worker %d is process %d, %s%s", slot, pid, message["how"], reason)
         elif message["what"] == EXITED:
             self._running.pop(slot, None)
+            self._deserted_since = None if self._running else time.monotonic()
             if client is not None:
                 self._report_exit(client, slot, pid, message["code"])
 
@@ -164,17 +182,20 @@ class LocalEngine:
                 phase=status.phase if status else "",
             )
         except LinkError as error:
-            log.warning("the exit of worker %d could not be reported: %s", slot, error)
+            log.info("the exit of worker %d could not be reported: %s", slot, error)
 
-    def _let_workers_leave(self, nursery: NurseryProcess) -> None:
+    def _let_workers_leave(self, nursery: NurseryProcess, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
-        over = time.monotonic() + self._timing.failure_timeout
-        while self._running and time.monotonic() < over:
+        is_complete = outcome.failure is None and outcome.result.get("steps")
+        patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
+        over = time.monotonic() + patience
+        while self._running and time.monotonic() < over and not self._signals.at_once:
             for message in nursery.poll(TICK):
                 self._note(message, None)
 
     def _show_events(self) -> None:
         for event in self._tail.read_new():
+            self._has_formed = self._has_formed or event.kind == "generation"
             self._show(event)
 
     def _coordinator_assignment(self) -> dict[str, Any]:
@@ -231,5 +252,6 @@ class _Waiting:
                 return  # the client was closed, or the coordinator is gone, which the loop sees by itself
 
 
-def _stopped_at_once() -> Failure:
-    return Failure("Interrupted", "Stopped at once, by the second signal; the last checkpoint is kept.", exit_code=130)
+def _stopped_at_once(signals: Signals) -> Failure:
+    message = "stopped at once, by the second signal; the checkpoints so far are kept."
+    return Failure(INTERRUPTED, message, exit_code=signals.exit_code)

@@ -25,7 +25,6 @@ from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STAR
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
-
 log = logging.getLogger(__name__)
 
 
@@ -68,10 +67,7 @@ class Nursery:
 
     def _prepare(self, message: dict[str, Any]) -> None:
         try:
-            # Everything that a worker will import, so that no worker has to: the first optimizer step imports
-            # torch._dynamo, which takes as long as torch itself.
-            import torch._dynamo  # noqa: F401
-
+            # Everything that a worker will import, so that no worker has to.
             from quorate.training.machine import machine_facts, pin_machine
             from quorate.training.params import configure
             from quorate.training.source import load_task_type, source_digest
@@ -82,6 +78,10 @@ class Nursery:
             pin_machine(1, message["deterministic"])
             self._task_type = load_task_type(message["task"])
             configure(self._task_type, message["params"], message["job_source"])
+            # The first optimizer step imports it, which takes as long as torch itself. After the task, so that a
+            # mistake in it is told without this wait.
+            import torch._dynamo  # noqa: F401
+
             facts = machine_facts(message["threads"], message["deterministic"])
             self._messages.send(READY, facts=facts | {"task source": source_digest(self._task_type)})
         except QuorateError as error:
@@ -180,6 +180,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Nursery(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python would take torch apart, module by module, for a second or two, while the launcher waits.
+    os._exit(0)
 
 
 if __name__ == "__main__":

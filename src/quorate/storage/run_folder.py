@@ -1,6 +1,7 @@
 """A run's folder: what it holds, how it is made, found and locked."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import RunError
+from quorate.core.errors import JobError, RunError
 from quorate.storage.atomic import write_atomically
 from quorate.storage.incarnation import take_next
 from quorate.storage.lock import FolderInUse, hold
@@ -155,4 +156,6 @@ def _explaining(what: str, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         place = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
-        raise RunError(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error
+        # A full disk is no mistake in the request.
+        kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
+        raise kind(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error

@@ -33,7 +33,7 @@ def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
         [
             note.lane,
             note.samples,
-            note.present,
+            hex(note.present),  # Python refuses to write an integer of more than 4300 decimal digits
             {name: [loss.total, loss.count, loss.per_item] for name, loss in note.losses.items()},
             note.log,
             note.buffers,
@@ -47,7 +47,7 @@ def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
     """Another worker's notes."""
     told = json.loads(payload)
     notes = [
-        LaneNote(lane, samples, present, {name: LossSum(*loss) for name, loss in losses.items()}, log, buffers)
+        LaneNote(lane, samples, int(present, 16), {name: LossSum(*loss) for name, loss in losses.items()}, log, buffers)
         for lane, samples, present, losses, log, buffers in told["lanes"]
     ]
     return notes, told["stop"]

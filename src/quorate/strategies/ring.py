@@ -1,6 +1,6 @@
 """The `ring` strategy: synchronous, and the same bits on any number of workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quorate.core.errors import LossError
 from quorate.core.generation import Generation
@@ -9,7 +9,7 @@ from quorate.strategies.buffer_exchange import BufferExchange
 from quorate.strategies.notes import LaneNote, decode, encode, note_of
 from quorate.training.buffers import Buffers
 from quorate.training.gradients import Gradients
-from quorate.training.lane import LaneResult, LossSum, not_finite
+from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement
 
 NOTES_INDEX = 0
@@ -35,14 +35,16 @@ class RingStrategy:
         own = [note_of(result) for result in results]
         everyone = [decode(payload) for payload in self._ring.gather(step, NOTES_INDEX, encode(own, stop))]
         notes = [note for told, _ in everyone for note in told]
+        losses = _total_losses(notes)
         _check_losses(step, notes)
+        _check_counts(step, losses)
         for index, total in enumerate(self._gradients.total.buckets):
             lanes = [self._gradients.lanes[lane].buckets[index] for lane in self.hosted]
             self._ring.all_reduce(step, index, lanes, total)
         return Agreement(
             samples=sum(note.samples for note in notes),
             present=_union(notes),
-            losses=_total_losses(notes),
+            losses=losses,
             log=_mean_log(notes),
             buffers=self._buffer_exchange.agree(step, results, notes),
             stop=next((wish for _, wish in everyone if wish is not None), None),
@@ -65,6 +67,16 @@ def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:
                 f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}. "
                 "No weight was changed by this step. Often the learning rate is too high (try a lower one, a warm-up, "
                 "or clip_norm), or a sample holds a value that is not a number."
+            )
+
+
+def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:
+    # The gradient is about to be divided by the count: by zero it would turn every weight into NaN.
+    for name, loss in losses.items():
+        if not loss.count > 0:
+            raise LossError(
+                f"The {called(name)} has a count of {loss.count} over all lanes at step {step}, so it has no mean. "
+                "No weight was changed by this step. With (sum, count) something in each batch must count."
             )
 
 

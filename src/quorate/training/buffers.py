@@ -11,11 +11,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from quorate.core.errors import TaskError
+from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.training.tensors import same_bits
 
 MEAN = "mean"
 LANE_0 = "lane 0"
+# The count differs between lanes where a small last batch gives them different numbers of micro-batches.
+NORM_RULES = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": LANE_0}
 
 
 @dataclass
@@ -46,8 +48,9 @@ class Buffers:
             owner_name, _, attribute = name.rpartition(".")
             owner = model.get_submodule(owner_name)
             self._buffers[name] = _Buffer(owner, attribute, value.detach().clone(), value)
-            if isinstance(owner, _NormBase) and attribute in ("running_mean", "running_var"):
-                self.rules[name] = MEAN
+            if isinstance(owner, _NormBase) and attribute in NORM_RULES:
+                self.rules[name] = NORM_RULES[attribute]
+        self._empty = tuple(_empty_buffers(model))
         self._name_rules(rules)
 
     def _name_rules(self, rules: Mapping[str, str]) -> None:
@@ -73,11 +76,17 @@ class Buffers:
     def restore(self) -> None:
         """Put the committed values into the model again."""
         for buffer in self._buffers.values():
-            if buffer.live is not buffer.home or buffer.changed:
+            if buffer.owner._buffers[buffer.attribute] is not buffer.home or buffer.changed:
                 self._put(buffer)
 
     def take_changes(self) -> dict[str, torch.Tensor]:
         """Copies of what was changed since the last restore, by name."""
+        for name, owner, attribute in self._empty:
+            if owner._buffers.get(attribute) is not None:
+                raise UnsupportedModelError(
+                    f"Buffer '{name}' was None when the job started and was filled while training: the next lane would "
+                    "find what this one left. Give it a tensor in model()."
+                )
         return {name: b.live.detach().clone() for name, b in self._buffers.items() if b.changed}
 
     def commit(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -96,3 +105,8 @@ class Buffers:
         with torch.no_grad():
             buffer.home.copy_(buffer.committed)
         buffer.owner._buffers[buffer.attribute] = buffer.home
+
+
+def _empty_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:
+    for path, module in model.named_modules():
+        yield from ((f"{path}.{name}".lstrip("."), module, name) for name, b in module._buffers.items() if b is None)

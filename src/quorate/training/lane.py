@@ -28,6 +28,8 @@ class LossSum:
 
     def add(self, other: "LossSum") -> None:
         """Add another part of the batch."""
+        if self.count and self.per_item != other.per_item:
+            raise LossError("loss() gave a mean for some batches and (sum, count) for others; give one kind always.")
         self.total += other.total
         self.count += other.count
         self.per_item = other.per_item
@@ -68,13 +70,16 @@ class LaneRunner:
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
+        logged: dict[str, LossSum] = {}
         for samples, batch in batches:
             with user_code("loss()"):
                 loss = self._task.loss(self._replica.model, batch)
             for name, part in self._backward(loss, samples, batch_samples).items():
                 result.losses.setdefault(name, LossSum()).add(part)
+            for name, value in take_log(self._task).items():
+                logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
         result.present = self._gradients.finish()
-        result.log = take_log(self._task)
+        result.log = {name: total.mean for name, total in logged.items()}
         result.buffers = self._replica.buffers.take_changes()
         return result
 
@@ -102,8 +107,13 @@ def not_finite(losses: Mapping[str, LossSum]) -> tuple[str, float] | None:
     """The first loss that is not a number any more: what to call it, and its value."""
     for name, loss in losses.items():
         if not math.isfinite(loss.total):
-            return (f"loss '{name}'" if name else "loss"), loss.total
+            return called(name), loss.total
     return None
+
+
+def called(name: str) -> str:
+    """What to call a loss in a message."""
+    return f"loss '{name}'" if name else "loss"
 
 
 def _scalar(given: Any, samples: int) -> tuple[torch.Tensor, float, bool]:

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from quorate.core.errors import TaskError, UnsupportedModelError
+from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError
 from quorate.core.user_code import user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.schedule import rate_factor
@@ -78,6 +78,9 @@ class Optimizers:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state."""
+        saved = state["optimizers"].keys()
+        if saved != self.by_name.keys():
+            raise DivergedError(f"The checkpoint has the optimizers {[*saved]}, the task now gives {[*self.by_name]}.")
         for name, optimizer in self.by_name.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, scheduler in self._schedulers.items():
@@ -98,6 +101,8 @@ class Optimizers:
         return schedulers
 
     def _check(self, names: dict[torch.nn.Parameter, str]) -> None:
+        if not self.by_name:
+            raise TaskError("optimizer() gave an empty dict; return an optimizer, or a dict of them by name.")
         owner: dict[torch.Tensor, str] = {}
         for name, optimizer in self.by_name.items():
             if not isinstance(optimizer, Optimizer):

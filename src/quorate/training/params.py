@@ -3,11 +3,13 @@
 import copy
 import inspect
 import json
+import warnings
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
 from quorate.core.errors import JobFileError, Problem
+from quorate.core.user_code import user_code
 from quorate.spec.problems import describe_errors
 from quorate.training.task import Task
 
@@ -15,15 +17,19 @@ from quorate.training.task import Task
 def configure(task_type: type[Task], params: dict[str, Any], source: str) -> Task:
     """An instance of the task with its parameters set; every mistake is told at once."""
     fields = parameters_of(task_type)
-    model = create_model(
-        "params", __config__=ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True), **fields
-    )
+    with warnings.catch_warnings():
+        # A parameter may be called `schema` or `copy`, as methods of a pydantic model are: here nobody calls those.
+        warnings.simplefilter("ignore", UserWarning)
+        model = create_model(
+            "params", __config__=ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True), **fields
+        )
     try:
         # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
         checked = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
         raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
-    task = task_type()
+    with user_code(f"{task_type.__name__}()"):
+        task = task_type()
     for name in fields:
         setattr(task, name, getattr(checked, name))
     return task
@@ -32,7 +38,7 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str) -> Tas
 def parameters_of(task_type: type[Task]) -> dict[str, Any]:
     """Name → (type, default) of every annotated attribute of the task."""
     try:
-        hints = get_type_hints(task_type)
+        hints = get_type_hints(task_type, include_extras=True)
     except NameError as error:
         raise JobFileError(
             task_type.__name__, [Problem("params", f"an annotation of the task is unknown: {error}")]
@@ -41,5 +47,5 @@ def parameters_of(task_type: type[Task]) -> dict[str, Any]:
     return {
         name: (hint, copy.deepcopy(getattr(task_type, name, ...)))
         for name, hint in hints.items()
-        if name not in ignored and get_origin(hint) is not ClassVar and not name.startswith("_")
+        if name not in ignored and ClassVar not in (hint, get_origin(hint)) and not name.startswith("_")
     }

@@ -12,7 +12,7 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
-from quorate.training.buffers import Buffers
+from quorate.training.buffers import MEAN, Buffers
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
 from quorate.training.tensors import digests, named_bytes
@@ -24,6 +24,7 @@ class Replica:
     def __init__(self, task: Task, spec: JobSpec) -> None:
         self.model = build_model(task, spec.seed)
         self.buffers = Buffers(self.model, task.buffer_rules)
+        seed_generators(derive_seed(spec.seed, "optimizer"))
         self.optimizers = Optimizers(task, self.model, spec.schedule)
         self.parameters = tuple(self.model.named_parameters())
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
@@ -78,7 +79,9 @@ class Replica:
     def _check_names(self, saved: dict[str, torch.Tensor]) -> None:
         own = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
         theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-        different = next((name for name in sorted({*own, *theirs}) if own.get(name) != theirs.get(name)), None)
+        # A buffer's shape may change in training, except where it is averaged over lanes.
+        free = {name for name, _ in self.buffers.committed() if self.buffers.rules.get(name) != MEAN} & theirs.keys()
+        different = next((n for n in sorted({*own, *theirs} - free) if own.get(n) != theirs.get(n)), None)
         if different is not None:
             raise DivergedError(
                 f"The checkpoint was saved by another model: '{different}' has shape {theirs.get(different)} there "

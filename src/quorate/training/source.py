@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -43,9 +44,9 @@ def source_digest(task_type: type[Task]) -> str:
 def _own_file(module: ModuleType, home: Path) -> Path | None:
     name = getattr(module, "__file__", None)
     # A relative name is an invention of the module's author (torch has one), not a file.
-    if not name or not name.endswith(".py") or not Path(name).is_absolute() or "site-packages" in name:
+    if not name or not name.endswith(".py") or not name.startswith(os.sep) or "site-packages" in name:
         return None
-    file = Path(name).resolve()
+    file = Path(os.path.realpath(name))
     return file if file.is_relative_to(home) and file.is_file() else None
 
 

@@ -4,14 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import Dataset as TorchDataset
+
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
 from quorate.core.generation import Generation
+from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Source, reading_plan
 from quorate.data.samples import Dataset, Samples, check_dataset
+from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.reduce.ring import Ring
 from quorate.spec.job import JobSpec
@@ -52,9 +56,12 @@ class Surroundings:
 
 def build_samples(task: Task, spec: JobSpec) -> Samples:
     """The task's datasets, checked."""
+    seed_generators(derive_seed(spec.seed, "datasets"))
     with user_code("datasets()"):
         given = task.datasets()
-    pair = given if isinstance(given, tuple) else (given,)
+    # random_split gives a list; a list of anything but datasets is a dataset itself.
+    is_pair = isinstance(given, tuple) or (isinstance(given, list) and all(isinstance(d, TorchDataset) for d in given))
+    pair = tuple(given) if is_pair else (given,)
     if len(pair) not in (1, 2):
         raise TaskError(
             f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set)."

@@ -3,7 +3,10 @@
 import logging
 import os
 import socket
+import sys
 import time
+import traceback
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.timing import Timing
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint
 from quorate.reduce.neighbours import meet_neighbours
 from quorate.reduce.ring import Ring
@@ -47,6 +50,13 @@ def start_log(assignment: Assignment) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
+def print_at_once() -> None:
+    """What a task prints is in the log when it is printed, not when a buffer is full or lost with the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
 class Worker:
     """One worker process, from its assignment to its exit code."""
 
@@ -78,17 +88,17 @@ class Worker:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
             return self._report(
-                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=user_traceback(error))
+                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             )
         finally:
             self._membership.close()
 
     def _report(self, failure: Failure) -> int:
         activity = self._activity
-        step = activity.step or None
-        self._membership.report_failure(
-            failure.at(worker=self._assignment.slot, lane=activity.lane, step=step, phase=activity.phase)
+        placed = failure.at(
+            worker=self._assignment.slot, lane=activity.lane, step=activity.step or None, phase=activity.phase
         )
+        self._membership.report_failure(placed.at(message=_with_place(placed)))
         return failure.exit_code
 
     def _status(self) -> WorkerStatus:
@@ -173,6 +183,15 @@ class Worker:
             stop_requested=lambda: membership.stop_requested,
             activity=self._activity,
         )
+
+
+def _with_place(failure: Failure) -> str:
+    """The sentence, led by where it happened if that is a place in the user's code."""
+    if not failure.traceback and failure.lane is None:
+        return failure.message
+    place = {"worker": failure.worker, "lane": failure.lane, "step": failure.step}
+    where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
+    return f"{where}: {failure.message}"
 
 
 def _within(seconds: float) -> Deadline:

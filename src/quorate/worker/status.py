@@ -1,5 +1,6 @@
 """A page of memory that tells what a worker is doing, readable by its supervisor after the worker's death."""
 
+import logging
 import mmap
 import os
 import struct
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 _FORMAT = struct.Struct("<qi16s")
 _NO_LANE = -1
@@ -30,19 +33,28 @@ class StatusPage:
     """A file of a few bytes, mapped: writing costs less than a microsecond and survives SIGKILL."""
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
-            os.posix_fallocate(descriptor, 0, _FORMAT.size)
-            self._memory = mmap.mmap(descriptor, _FORMAT.size)
-        finally:
-            os.close(descriptor)
+            self._memory = _map(path)
+        except OSError as error:
+            # A full disk must not keep a worker from starting: its death will be told with less detail, that is all.
+            log.warning("cannot keep a status page in %s: %s", path, error.strerror)
+            self._memory = mmap.mmap(-1, _FORMAT.size)
         self.status = Status(0, "start")
 
     def write(self, step: int, phase: str, lane: int | None = None) -> None:
         """Say what the worker does from now on."""
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
         self.status = Status(step, phase, lane)
+
+
+def _map(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
+        os.posix_fallocate(descriptor, 0, _FORMAT.size)
+        return mmap.mmap(descriptor, _FORMAT.size)
+    finally:
+        os.close(descriptor)
 
 
 def read_status(path: Path) -> Status | None:

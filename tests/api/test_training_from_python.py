@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from typing import Any
+
+from command import TASK_SOURCE, Workplace
+
+ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=3.0, workers=2"
+GUARDED = f"""
+if __name__ == "__main__":
+    import json, os, threading
+    from quorate.core.digests import weights_digest
+    from quorate.training.tensors import named_bytes
+
+    result = quorate.train(quorate.Job(task=Tiny, {ARGUMENTS}), progress=False)
+    os.chdir("/")
+    model = result.load_model()
+    again = weights_digest(named_bytes(name, tensor) for name, tensor in model.state_dict().items())
+    told = [result.run, result.status, result.steps, result.weights_digest, again, result.metrics]
+
+    def fail_in_a_thread():
+        os.environ["TROUBLE"] = "loss"
+        try:
+            quorate.train(quorate.Job(task=Tiny, {ARGUMENTS}, runs=str(result.folder.parent)), progress=False)
+        except quorate.JobFailed as failed:
+            told.extend([failed.run, failed.failure.kind, str(failed)])
+
+    thread = threading.Thread(target=fail_in_a_thread)
+    thread.start()
+    thread.join()
+    print(json.dumps(told))
+"""
+
+
+def run_python(workplace: Workplace, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=workplace.folder,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    workplace.assert_nobody_left()
+    return done
+
+
+def test_a_script_trains_loads_the_model_and_learns_of_a_failure_in_a_thread(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    script = workplace.folder / "script.py"
+    script.write_text(TASK_SOURCE + GUARDED)
+    done = run_python(workplace, str(script))
+    assert (done.returncode, done.stderr) == (0, "")
+    told: list[Any] = json.loads(done.stdout.splitlines()[-1])  # before it, the task's own word: load_model() builds it
+    assert told[:5] == ["tiny-0001", "complete", 8, undisturbed, undisturbed]
+    assert told[5].keys() == {"loss"}
+    assert told[6:8] == ["tiny-0002", "UserCodeError"]
+    assert told[8].count("Traceback") == 1
+    assert "step 5: ValueError: trouble in loss (in loss())" in told[8]
+
+
+def test_a_script_that_trains_when_it_is_imported_gets_the_remedy(workplace: Workplace) -> None:
+    script = workplace.folder / "script.py"
+    script.write_text(f"{TASK_SOURCE}\nquorate.train(quorate.Job(task=Tiny, {ARGUMENTS}))\n")
+    done = run_python(workplace, str(script))
+    assert done.returncode == 1
+    error = done.stderr.strip().split("\n")[-1]
+    assert "RequestError" in error
+    assert 'Put the call of quorate.train under `if __name__ == "__main__":`' in error
+    assert workplace.runs() == []
+
+
+def test_a_class_typed_into_an_interactive_session_is_refused_with_the_remedy(workplace: Workplace) -> None:
+    code = "import quorate\nclass Mine(quorate.Task): pass\nquorate.Job(task=Mine, batch_size=8, steps=1)\n"
+    for done in (run_python(workplace, "-c", code), run_python(workplace, "-", text=code)):
+        assert done.returncode == 1
+        assert "is defined in a notebook or an interactive session" in done.stderr
+        assert "%%writefile mine.py" in done.stderr

@@ -1,0 +1,102 @@
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from command import Running, Workplace, parent_of
+
+
+def start_and_reach(workplace: Workplace, workers: int, step: int, *arguments: str) -> Running:
+    running = workplace.start("train", "job.yaml", "--workers", str(workers), "--json", *arguments, PAUSE="0.1")
+    running.await_event("step", at_least=step)
+    return running
+
+
+def assert_resumes_to(workplace: Workplace, digest: str, workers: int) -> None:
+    resumed = workplace.run("resume", "last", "--workers", str(workers), "--json")
+    assert resumed.code == 0
+    assert (resumed.document["status"], resumed.document["steps"]) == ("complete", 8)
+    assert resumed.document["weights_digest"] == digest
+    assert workplace.result()["status"] == "complete"
+
+
+@pytest.mark.parametrize(("workers", "afterwards"), [(1, 2), (2, 4), (4, 1)])
+def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to_the_same_bits(
+    workplace: Workplace, undisturbed: str, workers: int, afterwards: int
+) -> None:
+    running = start_and_reach(workplace, workers, 2)
+    victim = workplace.workers()[-1]
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    done = running.done(within=10)
+    assert time.monotonic() - killed < 3.0
+    assert done.code == 1
+    assert re.match(rf"worker {workers - 1} \(pid {victim} on host \S+\) was killed by SIGKILL at step \d", done.error)
+    assert done.error.count("was killed by") == 1
+    failure = done.document["failure"]
+    assert failure["message"] == done.error
+    assert (failure["kind"], failure["worker"]) == ("WorkerLost", workers - 1)
+    assert 2 <= failure["step"] <= 8
+    assert workplace.result()["failure"] == failure
+    assert [event["message"] for event in workplace.failures()] == [done.error]
+    workplace.assert_nobody_left(within=1.0)
+    assert_resumes_to(workplace, undisturbed, afterwards)
+
+
+def test_a_worker_that_is_stopped_is_found_by_its_silence(workplace: Workplace) -> None:
+    running = start_and_reach(workplace, 2, 2, "--set", "failure_timeout=1", "--steps", "1000")
+    victim = workplace.workers()[0]
+    os.kill(victim, signal.SIGSTOP)
+    stopped = time.monotonic()
+    done = running.done(within=10)
+    assert time.monotonic() - stopped < 5.0
+    assert done.code == 1
+    assert f"pid {victim}" in done.error
+    assert "has not been heard for 1." in done.error
+    assert "failure_timeout: 1" in done.error
+    workplace.assert_nobody_left(within=1.0)
+
+
+@pytest.mark.parametrize(("module", "name"), [("quorate.coordinator", "coordinator"), ("quorate.engines", "nursery")])
+def test_a_killed_process_that_is_no_worker_is_named(
+    workplace: Workplace, undisturbed: str, module: str, name: str
+) -> None:
+    running = start_and_reach(workplace, 2, 2)
+    victim = next(pid for pid in workplace.pids(module) if parent_of(pid) == running.process.pid)
+    os.kill(victim, signal.SIGKILL)
+    done = running.done(within=10)
+    assert done.code == 1
+    assert re.match(rf"the {name} \(pid {victim}\).* was killed by SIGKILL.* at step \d", done.error)
+    assert done.document["failure"]["step"] >= 2
+    assert [event["message"] for event in workplace.failures()] == [done.error]
+    assert workplace.result()["failure"]["message"] == done.error
+    assert not (workplace.last / "coordinator.json").exists()
+    workplace.assert_nobody_left(within=1.0)
+    if name == "coordinator":
+        assert_resumes_to(workplace, undisturbed, 2)
+
+
+def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workplace: Workplace) -> None:
+    running = start_and_reach(workplace, 2, 2, "--set", "failure_timeout=0.5", "--steps", "1000")
+    (victim,) = workplace.pids("quorate.coordinator")
+    os.kill(victim, signal.SIGSTOP)
+    done = running.done(within=15)
+    assert done.code == 1
+    assert re.match(r"the coordinator has kept silent about the end of every worker at step \d+;", done.error)
+    assert workplace.failures()[-1]["message"] == done.error
+    workplace.assert_nobody_left(within=1.0)
+
+
+def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
+    shared_before = set(Path("/dev/shm").iterdir())
+    running = start_and_reach(workplace, 2, 2, "--set", "loader_workers=1")
+    assert len(workplace.pids()) == 1 + 2 + 2 + 2, "launcher, coordinator and nursery, workers, loaders"
+    os.kill(running.process.pid, signal.SIGKILL)
+    assert running.done().code == -signal.SIGKILL
+    workplace.assert_nobody_left(within=3.0)
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - shared_before if "torch" in path.name]
+    assert not (workplace.last / "coordinator.json").exists()
+    assert_resumes_to(workplace, undisturbed, 3)

@@ -1,0 +1,63 @@
+import json
+import os
+import signal
+
+from command import Workplace
+
+
+def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, undisturbed: str) -> None:
+    workplace.write_job(steps=4)
+    short = workplace.train("--workers", "1", "--json")
+    assert (short.code, short.document["steps"]) == (0, 4)
+
+    # A changed source is refused, and the refusal changes nothing in the run.
+    before = (workplace.last / "job.yaml").read_text(), workplace.result()
+    source = workplace.task.read_text()
+    workplace.task.write_text(f"{source}\n# changed\n")
+    changed = workplace.run("resume", "last", "--steps", "8")
+    assert changed.code == 2
+    assert "the task's source has changed since run tiny-0001 began" in changed.error
+    assert "--branch" in changed.error
+    assert ((workplace.last / "job.yaml").read_text(), workplace.result()) == before
+
+    # As a branch it is allowed, and goes on from the checkpoint with the changed meaning.
+    branched = workplace.run("resume", "last", "--branch", "--steps", "6", "--set", "clip_norm=0.1", "--json")
+    assert branched.code == 0, branched.stderr
+    assert (branched.document["run"], branched.document["steps"]) == ("tiny-0002", 6)
+    assert [run.name for run in workplace.runs()] == ["tiny-0001", "tiny-0002"]
+    assert [event["step"] for event in workplace.events() if event["kind"] == "step"] == [5, 6]
+    assert branched.document["weights_digest"] != undisturbed
+    assert [event["from_step"] for event in workplace.events() if event["kind"] == "run"] == [4]
+
+    # The newest checkpoint is broken: the one before it is used, and more steps end as if nothing had happened.
+    workplace.task.write_text(source)
+    first = workplace.runs()[0]
+    state = first / "checkpoints" / "step-00000004-evaluated" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1])
+    extended = workplace.run("resume", str(first), "--steps", "8", "--workers", "2", "--json")
+    assert extended.code == 0, extended.stderr
+    assert "WARNING: checkpoint step-00000004-evaluated is not used" in extended.stderr
+    assert (extended.document["run"], extended.document["steps"]) == ("tiny-0001", 8)
+    assert extended.document["weights_digest"] == undisturbed
+    assert [event["from_step"] for event in workplace.events(first) if event["kind"] == "run"] == [0, 2]
+    assert "steps: 8  # --steps" in (first / "job.yaml").read_text()
+
+
+def test_a_run_in_use_is_refused_with_the_pid_and_a_dead_launcher_does_not_pass_for_complete(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    workplace.write_job(steps=2)
+    assert workplace.train("--workers", "1").code == 0
+    running = workplace.start("resume", "tiny-0001", "--steps", "8", PAUSE="0.1")
+    running.await_event("step", at_least=3)
+    in_use = workplace.start("resume", "last", "--steps", "8").done()
+    assert in_use.code == 2
+    assert f"run tiny-0001 is in use by process {running.process.pid}" in in_use.error
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.done()
+    workplace.assert_nobody_left()
+    assert not (workplace.last / "result.json").exists()
+    again = workplace.run("resume", "tiny", "--set", "loader_workers=1", "--workers", "4", "--json")
+    assert again.code == 0, again.stderr
+    assert again.document["weights_digest"] == undisturbed
+    assert json.loads((workplace.last / "result.json").read_text())["status"] == "complete"

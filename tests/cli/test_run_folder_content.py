@@ -1,0 +1,60 @@
+import json
+import re
+
+from command import Workplace, command_line
+
+
+def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undisturbed: str) -> None:
+    running = workplace.start(
+        "train", "job.yaml", "--workers", "3", "--json", "--set", "checkpoint.keep=2", "--set", "loader_workers=1"
+    )
+    running.await_event("generation")
+    address = workplace.last / "coordinator.json"
+    assert address.stat().st_mode & 0o777 == 0o600
+    token = json.loads(address.read_text())["token"]
+    commands = [command_line(pid) for pid in workplace.pids()]
+    done = running.done()
+    assert done.code == 0, done.stderr
+
+    document = done.document
+    assert document["weights_digest"] == undisturbed
+    assert {"run", "status", "steps", "samples_per_second", "wall_seconds", "final_metrics"} <= document.keys()
+    assert (document["run"], document["status"], document["steps"]) == ("tiny-0001", "complete", 8)
+    assert (document["recoveries"], document["final_metrics"].keys()) == ([], {"loss"})
+    assert workplace.result() == document
+
+    run = workplace.last
+    job = (run / "job.yaml").read_text()
+    assert re.search(r"^lanes: 4  # job\.yaml line \d+$", job, re.MULTILINE)
+    assert re.search(r"^workers: 3  # --workers$", job, re.MULTILINE)
+    assert re.search(r"^  keep: 2  # --set checkpoint\.keep", job, re.MULTILINE)
+    environment = json.loads((run / "environment.json").read_text())
+    assert {"torch", "python", "task source", "threads"} <= environment.keys()
+    events = workplace.events()
+    kinds = [event["kind"] for event in events]
+    assert (kinds[0], kinds[-1]) == ("generation", "finished")
+    assert {"run", "generation", "step", "evaluation", "checkpoint", "finished"} == set(kinds)
+    assert [member["lanes"] for member in events[0]["members"]] == [[0, 1], [2], [3]]
+    begun = events[kinds.index("run")]
+    assert (begun["from_step"], begun["total_steps"], begun["lanes"]) == (0, 8, 4)
+    assert [event["step"] for event in events if event["kind"] == "step"] == list(range(1, 9))
+    assert len(workplace.checkpoints()) == 2
+    assert not address.exists()
+
+    for worker in range(3):
+        assert "a word from the task" in workplace.log(f"worker-{worker}")
+    forked = re.findall(r"worker \d is process \d+, forked$", workplace.log("nursery"), re.MULTILINE)
+    assert len(forked) == 3, "a task without threads of its own is forked"
+    assert {"coordinator.log", "nursery.log"} <= {file.name for file in (run / "logs").iterdir()}
+    for file in (file for file in run.rglob("*") if file.is_file()):
+        assert token.encode() not in file.read_bytes(), f"the token stands in {file}"
+    assert len(commands) >= 3
+    assert not [command for command in commands if token in command]
+    assert token not in done.stderr + done.stdout
+
+
+def test_more_workers_than_cores_are_warned_of(workplace: Workplace) -> None:
+    workplace.write_job(lanes=400, batch_size=400, task="task.py:NotATask")
+    done = workplace.train("--workers", "300", "--set", "threads=2")
+    assert done.code == 2
+    assert "WARNING: 300 workers × 2 threads = 600, more than the" in done.stderr

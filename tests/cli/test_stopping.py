@@ -1,0 +1,94 @@
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from command import Running, Workplace, await_condition
+
+
+def test_ctrl_c_stops_cleanly_and_a_resume_on_other_workers_ends_with_the_same_bits(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", PAUSE="0.1")
+    running.await_event("step", at_least=1)
+    running.interrupt()
+    done = running.done(within=10)
+    assert (done.code, done.document["status"]) == (130, "interrupted")
+    assert 1 <= done.document["steps"] < 8
+    assert "Traceback" not in done.stderr
+    workplace.assert_nobody_left()
+    assert workplace.checkpoints()[-1].startswith(f"step-{done.document['steps']:08}")
+    kinds = [event["kind"] for event in workplace.events()]
+    assert kinds.count("stop") == 1
+    assert "failure" not in kinds
+
+    resumed = workplace.run("resume", "last", "--workers", "3", "--json")
+    assert resumed.code == 0
+    assert (resumed.document["status"], resumed.document["steps"]) == ("complete", 8)
+    assert resumed.document["weights_digest"] == undisturbed
+    steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
+    assert steps == list(range(1, 9))
+
+
+def test_ctrl_c_twice_stops_at_once(workplace: Workplace) -> None:
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", PAUSE="20")
+    await_computing(running)
+    running.interrupt()
+    await_condition("the first signal to be heard", lambda: any(e["kind"] == "stop" for e in workplace.events()))
+    running.interrupt()
+    asked = time.monotonic()
+    done = running.done(within=10)
+    assert time.monotonic() - asked < 2.0
+    assert (done.code, done.document["status"]) == (130, "interrupted")
+    assert "stopped at once" in done.error
+    workplace.assert_nobody_left(within=1.0)
+    assert [event["message"] for event in workplace.failures()] == [done.error]
+
+
+def test_sigterm_leaves_a_checkpoint(workplace: Workplace) -> None:
+    running = workplace.start("train", "job.yaml", "--workers", "1", PAUSE="0.1")
+    running.await_event("step", at_least=1)
+    running.process.send_signal(signal.SIGTERM)
+    done = running.done(within=10)
+    assert done.code == 143
+    assert "terminated" in done.stdout
+    assert workplace.result()["status"] == "terminated"
+    assert workplace.checkpoints()
+    workplace.assert_nobody_left()
+
+
+@pytest.mark.parametrize("place", ["import", "datasets"])
+def test_ctrl_c_before_the_first_step_ends_at_once(workplace: Workplace, place: str) -> None:
+    running = workplace.start("train", "job.yaml", "--json", TROUBLE=f"slow {place}")
+    await_condition(f"the task to be in its {place}", (workplace.folder / f"in-{place}").exists)
+    running.interrupt()
+    done = running.done(within=5)
+    assert (done.code, done.document["status"], done.document["steps"]) == (130, "interrupted", 0)
+    assert "Traceback" not in done.stderr
+    workplace.assert_nobody_left()
+    assert workplace.failures() == []
+    again = workplace.run("resume", "last")
+    assert again.code == 2
+    assert "ended before its first checkpoint" in again.error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_in_the_first_moments_is_quiet(workplace: Workplace, number: signal.Signals) -> None:
+    running = workplace.start("train", "job.yaml", "--json")
+    maps = Path(f"/proc/{running.process.pid}/maps")
+    # Its first extension module shows that our own code is being imported, and Python's start is over.
+    await_condition("the first imports", lambda: "pydantic_core" in maps.read_text())
+    os.killpg(running.process.pid, number)
+    done = running.done(within=10)
+    assert done.code == 128 + number
+    assert done.document["status"] == ("interrupted" if number == signal.SIGINT else "terminated")
+    assert "Traceback" not in done.stderr
+
+
+def await_computing(running: Running) -> None:
+    """Wait until the workers are in their first step."""
+    running.await_event("generation")
+    logs = running.workplace.last / "logs"
+    await_condition("the first lane", lambda: b"compute" in (logs / "worker-0.status").read_bytes())

@@ -1,0 +1,231 @@
+"""The real `quorate` command in a folder of its own: its files, its processes, and what it leaves behind."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+Found = TypeVar("Found")
+
+TASK_SOURCE = (Path(__file__).parent / "command_task.py").read_text()
+PATIENCE = 40.0
+JOB: dict[str, Any] = {
+    "name": "tiny",
+    "task": "task.py:Tiny",
+    "lanes": 4,
+    "batch_size": 8,
+    "steps": 8,
+    "failure_timeout": 3.0,
+    "checkpoint": {"every": 2, "keep": 3},
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on standard output."""
+        fields: dict[str, Any] = json.loads(self.stdout)
+        return fields
+
+    @property
+    def error(self) -> str:
+        """The one message that standard error ends with."""
+        before, found, message = self.stderr.partition("error: ")
+        assert found, f"no error was told: {self.stderr!r}"
+        assert "error: " not in before
+        return message.strip()
+
+
+def await_condition(what: str, condition: Callable[[], Found | None], seconds: float = PATIENCE) -> Found:
+    """Wait until a condition gives something that is true."""
+    over = time.monotonic() + seconds
+    while time.monotonic() < over:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)  # between two looks
+    raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+class Running:
+    """A command that is under way."""
+
+    def __init__(self, process: subprocess.Popen[str], workplace: "Workplace") -> None:
+        self.process = process
+        self.workplace = workplace
+        self._told_before = {str(run): len(workplace.events(run)) for run in workplace.runs()}
+
+    def await_event(self, kind: str, at_least: int = 0) -> dict[str, Any]:
+        """Wait until the newest run tells an event of this kind, at this step or later."""
+        return await_condition(f"a {kind} event", lambda: self._event(kind, at_least))
+
+    def interrupt(self) -> None:
+        """Ctrl-C, which a terminal sends to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def done(self, within: float = PATIENCE) -> Done:
+        """Wait for its end."""
+        stdout, stderr = self.process.communicate(timeout=within)
+        return Done(self.process.returncode, stdout, stderr)
+
+    def _event(self, kind: str, at_least: int) -> dict[str, Any] | None:
+        assert self.process.poll() is None, f"the command has ended: {self.process.communicate()}"
+        for run in self.workplace.runs()[-1:]:
+            for event in self.workplace.events(run)[self._told_before.get(str(run), 0) :]:
+                if event["kind"] == kind and event.get("step", 0) >= at_least:
+                    return event
+        return None
+
+
+class Workplace:
+    """A folder with a task and a job file, in which commands are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.task = folder / "task.py"
+        self.task.write_text(TASK_SOURCE)
+        self.job = folder / "job.yaml"
+        self.write_job()
+        self._running: list[Running] = []
+
+    def write_job(self, **keys: Any) -> None:
+        """Write the job file: the usual keys with these over them; None leaves one out."""
+        fields = {key: value for key, value in {**JOB, **keys}.items() if value is not None}
+        self.job.write_text(json.dumps(fields, indent=1))  # JSON is YAML too
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        """Give a command, as a terminal does: in a process group of its own."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quorate", *arguments],
+            cwd=self.folder,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        running = Running(process, self)
+        self._running.append(running)
+        return running
+
+    def run(self, *arguments: str, **environment: str) -> Done:
+        """Give a command and wait for its end, after which none of its processes may be left."""
+        done = self.start(*arguments, **environment).done()
+        self.assert_nobody_left()
+        return done
+
+    def train(self, *arguments: str, **environment: str) -> Done:
+        """Train the job file."""
+        return self.run("train", "job.yaml", *arguments, **environment)
+
+    def runs(self) -> list[Path]:
+        """All run folders, oldest first."""
+        return sorted((self.folder / "runs").glob("*-[0-9]*"))
+
+    @property
+    def last(self) -> Path:
+        """The newest run folder."""
+        return self.runs()[-1]
+
+    def events(self, run: Path | None = None) -> list[dict[str, Any]]:
+        """What a run, the newest by default, has told so far; whole lines only."""
+        file = (run or self.last) / "events.jsonl"
+        text = file.read_text() if file.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The failures among them."""
+        return [event for event in self.events() if event["kind"] == "failure"]
+
+    def result(self) -> dict[str, Any]:
+        """How the newest run has ended."""
+        fields: dict[str, Any] = json.loads((self.last / "result.json").read_text())
+        return fields
+
+    def checkpoints(self) -> list[str]:
+        """Names of the newest run's checkpoints, oldest first."""
+        return sorted(path.name for path in (self.last / "checkpoints").glob("step-*"))
+
+    def log(self, name: str) -> str:
+        """A log of the newest run."""
+        return (self.last / "logs" / f"{name}.log").read_text()
+
+    def pids(self, word: str = "") -> list[int]:
+        """Processes that stand in this folder, as every process of a job does, with a word in their command line."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if entry.joinpath("cwd").readlink() == self.folder and word in command_line(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # gone meanwhile, or a zombie
+        return sorted(found)
+
+    def workers(self) -> list[int]:
+        """The pids of the workers: what the nursery has forked."""
+        (nursery,) = self.pids("quorate.engines.nursery")[:1]
+        return [pid for pid in self.pids("quorate.engines.nursery") if parent_of(pid) == nursery]
+
+    def assert_nobody_left(self, within: float = 5.0) -> None:
+        """Wait until no process of any command given here is left."""
+        await_condition("the end of all processes", lambda: not self.pids(), within)
+
+    def clean_up(self) -> None:
+        """End what a failed test has left running."""
+        for running in self._running:
+            if running.process.poll() is None:
+                running.process.kill()
+                running.process.communicate()
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def parent_of(pid: int) -> int | None:
+    """A process's parent, if it is there."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Iterator[Workplace]:
+    """A folder of the test's own, in which nothing runs any more when the test is over."""
+    place = Workplace(tmp_path)
+    yield place
+    place.clean_up()
+    place.assert_nobody_left()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the usual job when nothing happens to it, found once for all processes of the test run."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    digest = shared / "undisturbed-digest"
+    with (shared / "undisturbed-lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not digest.exists():
+            place = Workplace(tmp_path_factory.mktemp("undisturbed"))
+            digest.write_text(place.train("--workers", "2", "--json").document["weights_digest"])
+    return digest.read_text()

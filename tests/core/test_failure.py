@@ -1,0 +1,63 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core.errors import LossError, RequestError, TaskError, UserCodeError
+from quorate.core.failure import Failure, JobFailed
+
+numbers = st.none() | st.integers(0, 2**40)
+
+
+@given(
+    st.builds(
+        Failure,
+        kind=st.text(),
+        message=st.text(),
+        worker=numbers,
+        lane=numbers,
+        step=numbers,
+        phase=st.text(),
+        traceback=st.text(),
+        exit_code=st.integers(0, 255),
+    )
+)
+def test_a_failure_survives_json(failure: Failure) -> None:
+    assert Failure.from_dict(json.loads(json.dumps(failure.to_dict()))) == failure
+
+
+def test_a_failure_of_user_code_keeps_the_users_traceback() -> None:
+    failure = Failure.of(UserCodeError("KeyError: 'x' (in loss())", "Traceback: the user's line"))
+    assert (failure.kind, failure.exit_code) == ("UserCodeError", 1)
+    assert failure.traceback == "Traceback: the user's line"
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(TaskError("no class"), 2), (LossError("nan"), 1), (ValueError("odd"), 1)]
+)
+def test_a_failure_has_the_kind_the_text_and_the_exit_code_of_its_error(error: Exception, exit_code: int) -> None:
+    failure = Failure.of(error)
+    assert failure == Failure(type(error).__name__, str(error), exit_code=exit_code)
+
+
+@pytest.mark.parametrize("place", [{"worker": 1, "lane": 3, "step": 7, "phase": "compute"}, {"step": 2}])
+def test_the_place_is_filled_in_without_changing_the_rest(place: dict[str, Any]) -> None:
+    failure = Failure.of(LossError("the loss is nan"))
+    assert failure.at(**place).to_dict() == failure.to_dict() | place
+
+
+def test_the_launcher_raises_a_request_error_for_a_wrong_request() -> None:
+    error = Failure.of(TaskError("there is no class Digits")).error()
+    assert isinstance(error, RequestError)
+    assert str(error) == "there is no class Digits"
+
+
+def test_the_launcher_raises_job_failed_with_message_and_traceback() -> None:
+    failure = Failure.of(UserCodeError("KeyError: 'x' (in loss())", "Traceback: line 3"))
+    error = failure.error()
+    assert isinstance(error, JobFailed)
+    assert error.failure == failure
+    assert str(error) == "KeyError: 'x' (in loss())\n\nTraceback: line 3"
+    assert str(JobFailed(Failure("LossError", "the loss is nan"))) == "the loss is nan"

@@ -1,0 +1,50 @@
+"""A child that asked for it does not outlive its parent, however the parent ends."""
+
+import os
+import select
+import signal
+import time
+
+from quorate.core.processes import die_with_parent
+
+
+def is_gone(descriptor: int) -> bool:
+    """Whether every process that holds the other end of this pipe has ended, within a few seconds."""
+    return bool(select.select([descriptor], [], [], 4)[0]) and os.read(descriptor, 1) == b""
+
+
+def test_a_child_dies_when_its_parent_is_killed() -> None:
+    alive, held = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        born = os.getpid()
+        if os.fork() == 0:
+            die_with_parent(born)
+            os.write(held, b"x")
+            time.sleep(60)
+        signal.pause()
+    os.close(held)
+    assert os.read(alive, 1) == b"x"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert is_gone(alive)
+    os.close(alive)
+
+
+def test_a_child_whose_parent_was_gone_already_dies_at_once() -> None:
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(parent=1 if os.getppid() != 1 else 2)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_child_of_the_right_parent_lives_on() -> None:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(parent)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

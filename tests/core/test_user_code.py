@@ -1,0 +1,115 @@
+"""The user sees the user's own code: neither frames of Quorate nor a worker that vanishes."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quorate
+from quorate.core.errors import LossError, UserCodeError
+from quorate.core.user_code import describe, user_code
+
+PACKAGE = Path(quorate.__path__[0])
+
+
+def code_in(file: str, text: str) -> Callable[..., Any]:
+    """A function `run` whose frames say that they are in this file."""
+    scope: dict[str, Any] = {}
+    exec(compile(text, file, "exec"), scope)
+    run: Callable[..., Any] = scope["run"]
+    return run
+
+
+def caught(run: Callable[..., Any]) -> UserCodeError:
+    with pytest.raises(UserCodeError) as raised, user_code("loss()"):
+        run()
+    return raised.value
+
+
+def test_an_exception_becomes_one_sentence_that_says_where_it_was() -> None:
+    error = caught(lambda: dict[str, int]()["missing"])
+    assert str(error) == "KeyError: 'missing' (in loss())"
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_the_traceback_begins_at_the_users_frame() -> None:
+    inner = code_in("/home/someone/task.py", "def run():\n    return 1 / 0")
+    outer = code_in(f"{PACKAGE}/training/lane.py", "def run(inner):\n    return inner()")
+
+    with pytest.raises(UserCodeError) as raised:
+        code_in(f"{PACKAGE}/core/elsewhere.py", BORDER)(lambda: outer(inner))
+    lines = raised.value.traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "quorate/core" not in lines[1]
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert any("/home/someone/task.py" in line for line in lines)
+
+
+BORDER = """
+from quorate.core.user_code import user_code
+def run(inner):
+    with user_code("loss()"):
+        inner()
+"""
+
+
+def test_a_call_back_into_quorate_stays_in_the_traceback() -> None:
+    """`self.log` may raise: the user's line that called it comes first, ours after it."""
+    ours = code_in(f"{PACKAGE}/training/task.py", "def run():\n    raise ValueError('no number')")
+    users = code_in("/home/someone/task.py", "def run(ours):\n    ours()")
+    trace = caught(lambda: users(ours)).traceback
+    assert trace.index("/home/someone/task.py") < trace.index("training/task.py")
+
+
+def test_a_folder_whose_name_begins_as_the_package_does_is_the_users() -> None:
+    users = code_in(f"{PACKAGE}-experiments/task.py", "def run():\n    return 1 / 0")
+    with pytest.raises(UserCodeError) as raised:
+        code_in(f"{PACKAGE}/core/elsewhere.py", BORDER)(users)
+    assert raised.value.traceback.splitlines()[1].strip().startswith(f'File "{PACKAGE}-experiments/task.py"')
+
+
+def test_an_exception_without_a_frame_of_the_users_keeps_all_its_frames() -> None:
+    with pytest.raises(UserCodeError) as raised:
+        code_in(f"{PACKAGE}/core/elsewhere.py", BORDER)(
+            code_in(f"{PACKAGE}/core/deeper.py", "def run():\n    raise OSError('disk')")
+        )
+    assert "deeper.py" in raised.value.traceback
+
+
+def test_a_syntax_error_shows_the_users_line(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text("def broken(:\n    pass\n")
+    error = caught(lambda: compile(file.read_text(), str(file), "exec"))
+    assert "def broken(:" in error.traceback
+    assert str(file) in error.traceback
+
+
+def test_leaving_by_sys_exit_is_an_error_too() -> None:
+    assert str(caught(lambda: sys.exit(3))) == "SystemExit: 3 (in loss())"
+
+
+def test_a_keyboard_interrupt_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt), user_code("loss()"):
+        raise KeyboardInterrupt
+
+
+def test_an_error_of_quorate_goes_through_as_it_is() -> None:
+    error = LossError("the loss is nan")
+    with pytest.raises(LossError) as raised, user_code("loss()"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError(), "ValueError"),
+        (ValueError("  "), "ValueError"),
+        (RuntimeError(" \n real"), "RuntimeError: real"),
+    ],
+)
+def test_an_exception_in_one_line(error: Exception, text: str) -> None:
+    assert describe(error) == text

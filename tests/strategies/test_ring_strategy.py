@@ -1,0 +1,211 @@
+"""What the workers of a step agree on: sums, means, wishes, buffers, and what must not go on."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import gang
+from bits import bit_tasks
+from quorate.core.errors import LossError, UnsupportedModelError
+from quorate.core.generation import Generation, GenerationId, Member
+from quorate.reduce.ring import Ring
+from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
+from quorate.strategies.notes import note_of
+from quorate.strategies.ring import RingStrategy
+from quorate.training.buffers import Buffers
+from quorate.training.gradients import Gradients
+from quorate.training.lane import LaneResult, LossSum
+from quorate.training.strategy import Agreement
+from quorate.training.task import Task
+from quorate.training.tensors import same_bits
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("exact", torch.zeros(2, 1, dtype=torch.float64))
+        self.register_buffer("first", torch.zeros(2))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("free", torch.zeros(2))
+
+
+RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
+
+
+class Alone:
+    """A strategy on a ring of one worker that hosts three lanes."""
+
+    def __init__(self) -> None:
+        model = Tables()
+        generation = Generation(GenerationId(1, 1), (Member(0, "here", range(3)),))
+        self.ring = Ring(generation, 0, None, None, lambda: 10.0)
+        self.gradients = Gradients(list(model.named_parameters()), range(3), 25.0)
+        self.buffers = Buffers(model, RULES)
+        self.strategy = RingStrategy(self.ring, generation, 0, self.gradients, self.buffers)
+        self.exchange_of_buffers = BufferExchange(self.ring, generation, self.buffers, 1)
+
+    def exchange(self, *results: LaneResult, stop: str | None = None) -> Agreement:
+        return self.strategy.exchange(4, results, stop)
+
+    def agree(self, *buffers: dict[str, torch.Tensor], samples: tuple[int, ...] = (2, 1, 1)) -> dict[str, torch.Tensor]:
+        results = [LaneResult(i, n, buffers=b) for i, (n, b) in enumerate(zip(samples, buffers, strict=True))]
+        return self.exchange_of_buffers.agree(4, results, [note_of(result) for result in results])
+
+
+def lane(number: int, samples: int = 1, loss: LossSum | None = None, **keys: Any) -> LaneResult:
+    return LaneResult(number, samples, losses={"": loss or LossSum(1.0, samples)}, **keys)
+
+
+def test_gradients_are_summed_and_notes_put_together() -> None:
+    alone = Alone()
+    for number in range(3):
+        alone.gradients.lanes[number].buckets[0].fill_(10.0**number)
+    agreed = alone.exchange(
+        lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": 1.0}),
+        lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": 4.0, "y": 5.0}),
+        lane(2, 1, LossSum(5.0, 1), present=0b10, log={"x": 2.0}),
+        stop="terminated",
+    )
+    assert alone.strategy.hosted == range(3)
+    assert alone.gradients.total.buckets[0].tolist() == [111.0] * 3
+    assert (agreed.samples, agreed.present, agreed.stop) == (4, 0b11, "terminated")
+    assert agreed.losses[""].mean == 3.0
+    assert agreed.log == {"x": 2.0, "y": 5.0}
+    assert alone.strategy.share(4, b"word") == (b"word",)
+    alone.strategy.close()
+
+
+def test_nobody_asked_to_stop() -> None:
+    assert Alone().exchange(lane(0), lane(1), lane(2)).stop is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_the_step_before_the_sum(value: float) -> None:
+    alone = Alone()
+    alone.gradients.lanes[0].buckets[0].fill_(1)
+    with pytest.raises(LossError, match=rf"loss is not finite \({value}\) at step 4 in lane 1"):
+        alone.exchange(lane(0), lane(1, loss=LossSum(value, 1)), lane(2))
+    assert not alone.gradients.total.buckets[0].any()
+
+
+@pytest.mark.parametrize("count", [0.0, -1.0, math.nan])
+def test_a_count_that_cannot_divide_ends_the_step(count: float) -> None:
+    nothing = {"make": LossSum(0.0, count, per_item=True)}
+    with pytest.raises(LossError, match=r"loss 'make' has a count of .* at step 4"):
+        Alone().exchange(LaneResult(0, 1, losses=nothing))
+
+
+def test_a_lane_in_which_nothing_counts_is_fine_beside_one_in_which_something_does() -> None:
+    parts = (LossSum(0.0, 0.0, True), LossSum(6.0, 3.0, True), LossSum(0.0, 0.0, True))
+    agreed = Alone().exchange(*(lane(i, loss=part) for i, part in enumerate(parts)))
+    assert (agreed.losses[""].mean, agreed.losses[""].per_item) == (2.0, True)
+
+
+class TestBuffers:
+    def test_a_change_that_is_equal_in_all_lanes_is_taken_as_it_is(self) -> None:
+        value = torch.tensor([0.1, -0.0])
+        agreed = Alone().agree(*({"mean": value.clone(), "free": value.clone()} for _ in range(3)))
+        assert set(agreed) == {"mean", "free"}
+        assert all(same_bits(agreed[name], value) for name in agreed)
+
+    def test_means_are_weighted_by_samples_and_count_lanes_that_changed_nothing(self) -> None:
+        agreed = Alone().agree(
+            {"mean": torch.tensor([4.0, 0.0]), "exact": torch.ones(2, 1, dtype=torch.float64)},
+            {"mean": torch.tensor([8.0, 4.0])},
+            {"mean": torch.tensor([0.0, 0.0])},
+        )
+        assert agreed["mean"].tolist() == [4.0, 1.0]
+        assert agreed["exact"].tolist() == [[0.5], [0.5]]
+        assert agreed["exact"].dtype is torch.float64
+
+    def test_a_lane_without_samples_has_no_say(self) -> None:
+        value = {"mean": torch.tensor([4.0, 2.0]), "free": torch.tensor([1.0, 1.0])}
+        agreed = Alone().agree(dict(value), dict(value), {}, samples=(2, 2, 0))
+        assert same_bits(agreed["mean"], value["mean"])
+        assert same_bits(agreed["free"], value["free"])
+
+    def test_lane_0_decides_where_the_rule_says_so(self) -> None:
+        agreed = Alone().agree(
+            {"first": torch.tensor([1.0, 2.0])}, {"first": torch.tensor([3.0, 4.0])}, {"first": torch.zeros(2) + 9}
+        )
+        assert agreed["first"].tolist() == [1.0, 2.0]
+
+    def test_lane_0_decides_also_that_nothing_changed(self) -> None:
+        agreed = Alone().agree({}, {"first": torch.tensor([3.0, 4.0])}, {})
+        assert agreed["first"].tolist() == [0.0, 0.0]
+
+    def test_without_a_rule_a_difference_is_refused_with_the_rules_to_choose_from(self) -> None:
+        with pytest.raises(
+            UnsupportedModelError, match=r"Buffer 'free'.*step 4.*\{\"free\": \"mean\"\} or .*\"lane 0\""
+        ):
+            Alone().agree({"free": torch.ones(2)}, {}, {})
+
+    def test_whole_numbers_have_no_mean(self) -> None:
+        with pytest.raises(UnsupportedModelError, match=r"'count' is of type torch\.int64, which has no mean"):
+            Alone().agree({"count": torch.tensor(1)}, {}, {})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.tensor(3), torch.zeros(0), torch.rand(2, 3).bfloat16(), torch.rand(3, 2).t(), torch.tensor([True, False])],
+    ids=["scalar", "empty", "bfloat16", "transposed", "bool"],
+)
+def test_buffers_of_any_kind_survive_the_journey(value: torch.Tensor) -> None:
+    values = {"before": torch.tensor([1.5]), "é.b": value, "after": torch.tensor([-0.0])}
+    again = _unpack(_pack(values))
+    assert list(again) == list(values)
+    assert all(same_bits(again[name], values[name]) for name in values)
+
+
+class LastLaneOnly(bit_tasks.Regression):
+    """A table that each lane makes of its own data; most of the last batch's lanes are empty."""
+
+    learning_rate: float = 1e-8
+    buffer_rules: ClassVar[Mapping[str, str]] = {"tab*": "lane 0"}
+
+    def model(self) -> nn.Module:
+        return bit_tasks._Remembers()
+
+
+class Averaged(LastLaneOnly):
+    buffer_rules: ClassVar[Mapping[str, str]] = {"*": "mean"}
+
+
+@pytest.mark.parametrize("task", [LastLaneOnly, Averaged])
+def test_workers_without_samples_commit_the_same_buffers(task: type[Task], tmp_path: Path) -> None:
+    """50 samples in batches of 16: the last one has two, for four lanes."""
+    digests = {}
+    for workers in (1, 3, 4):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        spec = gang.job(task, batch_size=16, epochs=1, last_batch="keep")
+        digests[workers] = gang.train(task, spec, workers, folder).digest
+    assert len(set(digests.values())) == 1, digests
+
+
+def test_the_wish_of_any_worker_to_stop_is_everyones(tmp_path: Path) -> None:
+    spec = gang.job(bit_tasks.Regression)
+    ended = gang.train(bit_tasks.Regression, spec, 4, tmp_path, stop_at=2)
+    assert ended.ending == "interrupted"
+    assert len(ended.digests) == 4
+    assert ended.digest
+
+
+def test_a_loss_that_is_not_finite_in_one_worker_ends_all_with_the_same_words(tmp_path: Path) -> None:
+    ended = gang.train(NotFinite, gang.job(NotFinite), 3, tmp_path)
+    assert {failure.kind for failure in ended.failures} == {"LossError"}
+    assert len({failure.message for failure in ended.failures}) == 1
+    assert len(ended.failures) == 3
+
+
+class NotFinite(bit_tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return loss * math.nan if bool((batch[1] > 1.5).any()) else loss

@@ -1,0 +1,180 @@
+"""Gradients are taken as autograd gives them: bit for bit, None where there is none, into buffers that stay theirs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.training.gradients import Gradients
+
+
+class Pair:
+    """Two parameters of different types and shapes, with their gradients in lanes 2 and 3."""
+
+    def __init__(self, bucket_mb: float = 25.0) -> None:
+        self.weight = nn.Parameter(torch.tensor([[1.0, -2.0], [3.0, 4.0]]))
+        self.bias = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16))
+        self.gradients = Gradients([("weight", self.weight), ("bias", self.bias)], range(2, 4), bucket_mb)
+
+    def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
+        self.gradients.backward(loss, weight, None, retain=False)
+
+
+def test_each_type_has_its_own_bucket_and_each_parameter_its_view() -> None:
+    gradients = Pair().gradients
+    assert set(gradients.lanes) == {2, 3}
+    for flat in (gradients.total, *gradients.lanes.values()):
+        assert [bucket.dtype for bucket in flat.buckets] == [torch.bfloat16, torch.float32]
+        assert [tuple(view.shape) for view in flat.views] == [(2, 2), (3,)]
+        flat.views[0].fill_(5)
+        assert flat.buckets[1].tolist() == [5.0] * 4
+
+
+def test_small_buckets_hold_the_same_views() -> None:
+    parameters = [(str(i), nn.Parameter(torch.zeros(300))) for i in range(5)]
+    gradients = Gradients(parameters, range(1), bucket_mb=0.0024)
+    assert [bucket.numel() for bucket in gradients.total.buckets] == [600, 600, 300]
+    assert len(gradients.total.views) == 5
+
+
+def test_a_lanes_gradient_lies_in_its_own_buffer() -> None:
+    pair = Pair()
+    for lane, factor in ((2, 1.0), (3, 10.0)):
+        pair.gradients.begin(lane)
+        pair.backward((pair.weight * factor).sum() + pair.bias.sum().float())
+        assert pair.gradients.finish() == 0b11
+    assert pair.gradients.lanes[2].views[0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert pair.gradients.lanes[3].views[0].tolist() == [[10.0, 10.0], [10.0, 10.0]]
+
+
+def test_micro_batches_add_up_with_their_weights() -> None:
+    pair = Pair()
+    pair.gradients.begin(2)
+    pair.backward(pair.weight.sum(), 0.25)
+    pair.backward(pair.weight.square().sum(), 0.5)
+    assert pair.gradients.finish() == 0b01
+    assert pair.gradients.lanes[2].views[0].tolist() == [[1.25, -1.75], [3.25, 4.25]]
+    assert pair.bias.grad is None
+
+
+def test_a_parameter_without_gradient_keeps_none_and_counts_as_zeros() -> None:
+    pair = Pair()
+    pair.gradients.lanes[2].views[1].fill_(7)
+    pair.gradients.begin(2)
+    pair.backward(pair.weight.sum())
+    assert pair.gradients.finish() == 0b01
+    assert pair.gradients.lanes[2].views[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_negative_zero_is_kept() -> None:
+    pair = Pair()
+    pair.gradients.begin(2)
+    pair.backward((pair.weight * -0.0).sum())
+    pair.gradients.finish()
+    assert torch.signbit(pair.gradients.lanes[2].views[0]).all()
+
+
+def test_a_lane_starts_afresh_after_another_try() -> None:
+    """A step that is redone must not add to what its first try left."""
+    pair = Pair()
+    for _ in range(2):
+        pair.gradients.begin(2)
+        pair.backward(pair.weight.sum())
+        pair.gradients.finish()
+    assert pair.gradients.lanes[2].views[0].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_lane_without_samples_is_zeros() -> None:
+    pair = Pair()
+    for bucket in pair.gradients.lanes[3].buckets:
+        bucket.fill_(9)
+    pair.gradients.clear(3)
+    assert all(not bucket.any() for bucket in pair.gradients.lanes[3].buckets)
+
+
+def test_installing_gives_the_sum_to_those_that_have_one() -> None:
+    pair = Pair()
+    pair.gradients.total.views[1].fill_(3)
+    pair.gradients.install(0b10)
+    assert pair.weight.grad is None
+    assert pair.bias.grad is pair.gradients.total.views[1]
+
+
+def test_only_the_named_inputs_get_gradients() -> None:
+    pair = Pair()
+    pair.gradients.begin(2)
+    loss = pair.weight.sum() + pair.bias.sum().float()
+    pair.gradients.backward(loss, 1.0, [pair.bias], retain=True)
+    assert pair.gradients.finish() == 0b10
+    pair.gradients.backward(loss, 1.0, [pair.weight], retain=False)
+    assert pair.gradients.finish() == 0b11
+
+
+def test_closing_lets_the_parameters_go() -> None:
+    pair = Pair()
+    pair.gradients.close()
+    pair.weight.sum().backward()  # type: ignore[no-untyped-call]
+    assert pair.weight.grad is not None
+    assert pair.weight.grad is not pair.gradients.total.views[0]
+
+
+def test_a_channels_last_gradient_is_taken_by_value() -> None:
+    kernel = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    gradients = Gradients([("kernel", kernel)], range(1), 25.0)
+    factor = torch.randn(4, 3, 2, 2)
+    gradients.begin(0)
+    gradients.backward((kernel * factor).sum(), 1.0, None, retain=False)
+    gradients.finish()
+    assert torch.equal(gradients.lanes[0].views[0], factor)
+
+
+def detach_between(pair: Pair) -> None:
+    pair.backward(pair.weight.sum())
+    pair.weight.grad = None
+    pair.backward(pair.weight.sum())
+
+
+def detach_at_the_end(pair: Pair) -> None:
+    pair.backward(pair.weight.sum())
+    pair.weight.grad = torch.zeros(2, 2)
+    pair.gradients.finish()
+
+
+def backward_by_oneself(pair: Pair) -> None:
+    pair.weight.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def with_a_graph_of_its_own(pair: Pair) -> None:
+    def keep_graph(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * pair.weight
+
+    pair.weight.register_hook(keep_graph)  # type: ignore[no-untyped-call]
+    pair.gradients._in_backward = True
+    torch.autograd.backward(pair.weight.square().sum(), create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (detach_between, "'weight' was detached"),
+        (detach_at_the_end, "'weight' was detached.*zero_grad"),
+        (backward_by_oneself, r"'weight' was computed inside loss\(\)"),
+        (with_a_graph_of_its_own, "'weight' carries a graph"),
+    ],
+)
+def test_a_gradient_that_would_be_lost_is_refused_by_name(act: Any, text: str) -> None:
+    pair = Pair()
+    pair.gradients.begin(2)
+    with pytest.raises(UnsupportedModelError, match=text):
+        act(pair)
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    rows = nn.Embedding(4, 2, sparse=True)
+    gradients = Gradients(list(rows.named_parameters()), range(1), 25.0)
+    gradients.begin(0)
+    with pytest.raises(UnsupportedModelError, match=r"'weight' is sparse.*sparse=False"):
+        gradients.backward(rows(torch.tensor([1])).sum(), 1.0, None, retain=False)

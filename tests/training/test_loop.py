@@ -1,0 +1,271 @@
+"""What the loop does besides steps, the same on one worker and on three."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gang
+from bits import bit_tasks
+from quorate.training.task import Task
+from training import loop_tasks as tasks
+from training.recorded import on_one_and_on_three, run
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(2, [2, 4, 5]), ("epoch", [4, 5]), ("end", [5])], ids=lambda value: str(value)
+)
+def test_evaluations_happen_when_the_job_says_and_always_at_the_end(
+    every: int | str, steps: list[int], tmp_path: Path
+) -> None:
+    ran = on_one_and_on_three(tasks.Seen, tmp_path, steps=5, evaluate={"every": every})
+    assert list(ran.metrics) == steps
+
+
+def test_each_validation_sample_counts_once_also_in_an_uneven_last_batch(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Seen, tmp_path, steps=1, evaluate={"batch_size": 4})
+    expected = bit_tasks.Points(21).targets.double().sum().item()
+    (metrics,) = ran.metrics.values()
+    assert metrics["targets"] == pytest.approx(expected / 6)
+    assert metrics["batches"] == 1.0
+    assert metrics["samples"] == 21 / 6
+
+
+def test_metrics_are_means_over_samples_or_sums_over_counts(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Measured, tmp_path, steps=2, evaluate={"batch_size": 8})
+    (metrics,) = ran.metrics.values()
+    assert metrics["large"] == pytest.approx(metrics["loss"] / 2)
+    assert metrics["size"] == pytest.approx((8 * 8 + 8 * 8 + 5 * 5) / 21)
+
+
+def test_without_metrics_of_ones_own_the_loss_is_measured(tmp_path: Path) -> None:
+    usual = on_one_and_on_three(bit_tasks.Regression, tmp_path / "usual", steps=2, evaluate={"batch_size": 8})
+    measured = run(tasks.Measured, tmp_path / "measured", steps=2, evaluate={"batch_size": 8})
+    assert usual.metrics[2] == {"loss": pytest.approx(measured.metrics[2]["loss"])}
+
+
+def test_a_loss_per_token_is_measured_per_token(tmp_path: Path) -> None:
+    """Texts differ in length, so a mean over batches would depend on how they are cut."""
+    task = bit_tasks.TinyTransformer
+    whole = on_one_and_on_three(task, tmp_path, steps=1, evaluate={"batch_size": 10})
+    singly = run(task, tmp_path / "singly", steps=1, evaluate={"batch_size": 1})
+    assert set(whole.metrics[1]) == {"loss"}
+    assert singly.metrics[1]["loss"] == pytest.approx(whole.metrics[1]["loss"], rel=1e-5)
+
+
+def test_the_best_evaluation_is_remembered_and_marked(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Scripted, tmp_path, steps=6, evaluate={"every": 1})
+    assert ran.ended.progress["best"] == {"value": 1.0, "step": 5}
+    assert [step for step, best in ran.fields("evaluation", "best").items() if best] == [1, 2, 5]
+
+
+def test_early_stop_stops_at_the_same_step_everywhere(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        tasks.Scripted, tmp_path, steps=6, evaluate={"every": 1}, early_stop={"metric": "loss", "patience": 2}
+    )
+    assert ran.ended.ending == "early stop"
+    assert ran.ended.progress["cursor"] == [4, 1]
+    assert ran.saved_steps == [4]
+
+
+@pytest.mark.parametrize("stop_at", [2, 3])
+def test_patience_goes_on_after_a_resume(stop_at: int, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"evaluate": {"every": 1}, "early_stop": {"metric": "loss", "patience": 2}}
+    undisturbed = run(tasks.Scripted, tmp_path / "undisturbed", 1, **keys)
+    assert run(tasks.Scripted, tmp_path / "stopped", 3, stop_at, **keys).ended.ending == "interrupted"
+    resumed = run(tasks.Scripted, tmp_path / "stopped", 2, **keys)
+    assert resumed.ended.ending == "early stop"
+    assert resumed.ended.progress == undisturbed.ended.progress
+    assert resumed.ended.digest == undisturbed.ended.digest
+
+
+def test_a_job_that_stopped_early_stays_stopped(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"evaluate": {"every": 1}, "early_stop": {"metric": "loss", "patience": 1}}
+    first = run(tasks.Scripted, tmp_path / "run", **keys)
+    again = run(tasks.Scripted, tmp_path / "run", 2, **keys)
+    assert again.ended.ending == first.ended.ending == "early stop"
+    assert again.ended.progress == first.ended.progress
+    assert again.fields("step", "loss") == {}
+
+
+def test_a_plateau_schedule_lowers_the_rate_after_an_evaluation(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Plateau, tmp_path, steps=6, evaluate={"every": 1})
+    rates = list(ran.fields("step", "learning_rate").values())
+    assert rates == [1e-3, 1e-3, 1e-3, 5e-4, 2.5e-4, 2.5e-4]
+
+
+def test_a_plateau_schedule_goes_on_after_a_resume(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"steps": 6, "evaluate": {"every": 1}}
+    undisturbed = run(tasks.Plateau, tmp_path / "undisturbed", **keys)
+    run(tasks.Plateau, tmp_path / "stopped", 2, 3, **keys)
+    resumed = run(tasks.Plateau, tmp_path / "stopped", 3, **keys)
+    assert resumed.ended.digest == undisturbed.ended.digest
+    rates = undisturbed.fields("step", "learning_rate")
+    assert resumed.fields("step", "learning_rate") == {step: rates[step] for step in (4, 5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "text"),
+    [
+        (tasks.Plateau, {}, "waits for the metric 'loss'.*metrics.. gives f1"),
+        (tasks.Scripted, {"evaluate": {"every": 1, "metric": "accuracy"}}, "no metric 'accuracy'.*f1"),
+        (tasks.Scripted, {"early_stop": {"metric": "loss", "patience": 1}}, "early_stop.metric.*'loss'.*f1"),
+    ],
+)
+def test_a_metric_that_is_waited_for_and_never_comes(
+    task: type[Task], keys: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    ran = run(task, tmp_path / "run", params={"wrong_metric": True}, **{"evaluate": {"every": 1}, **keys})
+    assert re.search(text, ran.ended.failure.message)
+
+
+def test_logged_numbers_are_means_over_the_samples_of_the_step(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Logging, tmp_path, steps=3, batch_size=13, evaluate={"every": 1})
+    logs = ran.fields("step", "log")
+    assert [log["size"] for log in logs.values()] == [pytest.approx((4 * 4 + 3 * 3 * 3) / 13)] * 3
+    assert all(log.get("sometimes", 2.5) == 2.5 for log in logs.values())
+    assert not any("from_metrics" in log for log in logs.values())
+    assert len({log["mean_target"] for log in logs.values()}) == 3
+
+
+def test_a_step_tells_loss_rate_norm_samples_and_epoch(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        bit_tasks.Adam, tmp_path, epochs=2, last_batch="keep", schedule={"kind": "linear", "warmup": 2}
+    )
+    assert list(ran.fields("step", "samples").values()) == [12, 12, 12, 12, 2] * 2
+    assert list(ran.fields("step", "epoch").values()) == [0] * 5 + [1] * 5
+    rates = list(ran.fields("step", "learning_rate").values())
+    assert rates[:3] == [pytest.approx(5e-4), pytest.approx(1e-3), pytest.approx(1e-3)]
+    assert all(norm > 0 for norm in ran.fields("step", "gradient_norm").values())
+    (began,) = [event for event in ran.events if event.kind == "run"]
+    assert (began.fields["from_step"], began.fields["total_steps"], began.fields["steps_per_epoch"]) == (0, 10, 5)
+
+
+def test_two_optimizers_are_told_by_name(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(bit_tasks.TwoOptimizers, tmp_path, steps=2)
+    for field in ("loss", "learning_rate", "gradient_norm"):
+        assert set(ran.fields("step", field).values()) == {None}
+        assert all(isinstance(value, float) for value in ran.fields("step", f"{field}.make").values())
+        assert all(isinstance(value, float) for value in ran.fields("step", f"{field}.judge").values())
+
+
+def test_initial_weights_are_where_training_starts(tmp_path: Path) -> None:
+    preset = on_one_and_on_three(tasks.Preset, tmp_path / "preset", steps=2)
+    usual = run(bit_tasks.Regression, tmp_path / "usual", steps=2)
+    assert preset.ended.digest != usual.ended.digest
+    assert run(tasks.Preset, tmp_path / "seed", steps=2).ended.losses == preset.ended.losses
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+@pytest.mark.parametrize("task", [tasks.DictBatches, tasks.DataclassBatches])
+def test_batches_of_dicts_and_dataclasses_train_as_tuples_do(
+    task: type[Task], loader_workers: int, tmp_path: Path
+) -> None:
+    ran = on_one_and_on_three(task, tmp_path, steps=2, loader_workers=loader_workers)
+    assert ran.ended.digest == run(bit_tasks.Regression, tmp_path / "tuples", steps=2).ended.digest
+
+
+def test_a_layer_kept_in_evaluation_mode_stays_so(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.KeptInEvaluation, tmp_path, steps=4, evaluate={"every": 1})
+    assert {log["modes"] for log in ran.fields("step", "log").values()} == {0b1101}
+
+
+@pytest.mark.parametrize("task", [bit_tasks.BatchNormAndDropout, bit_tasks.RandomTransform])
+def test_evaluation_does_not_disturb_training(task: type[Task], tmp_path: Path) -> None:
+    often = on_one_and_on_three(task, tmp_path, batch_size=20, steps=4, evaluate={"every": 1})
+    rarely = run(task, tmp_path / "rarely", batch_size=20, steps=4, evaluate={"every": "end"})
+    assert often.ended.digest == rarely.ended.digest
+    assert often.ended.losses == rarely.ended.losses
+    assert len(often.metrics) == 4
+
+
+def test_checkpoints_come_every_so_many_steps_and_old_ones_go(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        bit_tasks.Regression, tmp_path, steps=7, checkpoint={"every": 2, "keep": 2}, evaluate={"every": "end"}
+    )
+    assert list(ran.fields("checkpoint", "path")) == [2, 4, 6, 7]
+    assert ran.saved_steps[-2:] == [6, 7]
+    assert len(ran.saved_steps) <= 3
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        tasks.Scripted,
+        tmp_path,
+        steps=6,
+        params={"script": [3.0, 1.0, 2.0, 2.0, 2.0, 2.0]},
+        evaluate={"every": 1},
+        checkpoint={"every": 1, "keep": 2},
+    )
+    assert ran.saved_steps == [2, 5, 6]
+
+
+def test_keeping_checkpoints_more_often_does_not_change_the_bits(tmp_path: Path) -> None:
+    often = run(bit_tasks.Adam, tmp_path / "often", 2, checkpoint={"every": 1})
+    assert often.ended.digest == run(bit_tasks.Adam, tmp_path / "rarely").ended.digest
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_stop_request_ends_all_workers_at_its_step_with_a_checkpoint(workers: int, tmp_path: Path) -> None:
+    ran = run(bit_tasks.Momentum, tmp_path / "run", workers, 3)
+    assert ran.ended.ending == "interrupted"
+    assert ran.ended.progress["cursor"] == [3, 0]
+    assert ran.saved_steps == [3]
+    assert len(ran.ended.losses) == 3
+
+
+def test_lanes_with_different_numbers_of_micro_batches_count_batch_norm_as_lane_0_does(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        tasks.UnevenMicroBatches, tmp_path, lanes=3, batch_size=9, accumulate=3, epochs=1, last_batch="keep"
+    )
+    assert len(ran.ended.losses) == 6, "50 samples: five whole batches and one of five, in lanes of 2, 2 and 1"
+
+
+def test_a_buffer_that_grows_goes_through_a_checkpoint(tmp_path: Path) -> None:
+    undisturbed = on_one_and_on_three(tasks.Growing, tmp_path)
+    run(tasks.Growing, tmp_path / "stopped", 2, 3)
+    assert run(tasks.Growing, tmp_path / "stopped", 3).ended.digest == undisturbed.ended.digest
+
+
+def test_a_batch_in_which_nothing_counts_is_refused_before_it_ruins_the_weights(tmp_path: Path) -> None:
+    failure = run(tasks.NothingCounted, tmp_path / "run", 2).ended.failure
+    assert failure.kind == "LossError"
+    assert "count" in failure.message
+    assert "step 1" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "text"),
+    [
+        ("list", "LossError", "metrics() gave a list"),
+        ("triple", "UserCodeError", "in metrics()"),
+        ("raise", "UserCodeError", "KeyError: 'no such metric' (in metrics())"),
+    ],
+)
+def test_metrics_that_are_none(result: str, kind: str, text: str, tmp_path: Path) -> None:
+    failure = run(tasks.BadMetrics, tmp_path / "run", steps=1, params={"result": result}).ended.failure
+    assert failure.kind == kind
+    assert text in failure.message
+
+
+def test_a_replica_that_differs_is_found_at_the_checkpoint_by_tensor_and_worker(tmp_path: Path) -> None:
+    def flip_a_bit(position: int, loop: Any) -> None:
+        if position == 1:
+            with torch.no_grad():
+                next(loop.replica.model.parameters()).view(-1)[0] += 1e-3
+
+    ended = gang.train(bit_tasks.Regression, gang.job(bit_tasks.Regression), 3, tmp_path, sabotage=flip_a_bit)
+    assert ended.failure.kind == "DivergedError"
+    assert "worker(s) 1 hold other bits" in ended.failure.message
+    assert "first in '0.weight'" in ended.failure.message
+
+
+def test_clipping_is_told_by_the_norm_before_it(tmp_path: Path) -> None:
+    clipped = on_one_and_on_three(bit_tasks.Regression, tmp_path, steps=2, clip_norm=1e-3)
+    free = run(bit_tasks.Regression, tmp_path / "free", steps=2)
+    norms, free_norms = clipped.fields("step", "gradient_norm"), free.fields("step", "gradient_norm")
+    assert norms[1] == pytest.approx(free_norms[1])
+    assert norms[1] > 1e-3
+    assert clipped.ended.digest != free.ended.digest

@@ -1,0 +1,208 @@
+"""Optimizers and schedulers of a task: two of them, every kind of schedule, their state, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError, UserCodeError
+from quorate.spec.job import ScheduleSpec
+from quorate.training.optimizers import SOLE, Optimizers
+from quorate.training.task import Task
+
+Build = Callable[[nn.Module], Any]
+
+
+class Made(Task):
+    def __init__(self, build: Build, schedule: Callable[[Optimizer], Any] = lambda optimizer: None) -> None:
+        self.build = build
+        self.make_schedule = schedule
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return self.build(model)
+
+    def schedule(self, optimizer: Optimizer) -> Any:
+        return self.make_schedule(optimizer)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+
+
+def sgd(built: nn.Module) -> Optimizer:
+    return SGD(built.parameters(), lr=0.5, momentum=0.9)
+
+
+def optimizers(
+    build: Build = sgd, schedule: Any = lambda optimizer: None, spec: ScheduleSpec | None = None
+) -> Optimizers:
+    return Optimizers(Made(build, schedule), model(), spec)
+
+
+def run(given: Optimizers, steps: int) -> list[float]:
+    """The learning rate after each of so many steps with a gradient of ones."""
+    rates = []
+    for _ in range(steps):
+        for name in given.by_name:
+            for parameter in given.parameters(name):
+                parameter.grad = torch.ones_like(parameter)
+        given.step()
+        rates.append(next(iter(given.learning_rates.values())))
+    return rates
+
+
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "StepLR": lambda o: StepLR(o, 2, 0.5),
+    "OneCycleLR": lambda o: OneCycleLR(o, max_lr=1.0, total_steps=12),
+    "LambdaLR": lambda o: LambdaLR(o, lambda step: 1 / (1 + step)),
+    "CyclicLR": lambda o: CyclicLR(o, base_lr=0.1, max_lr=0.5, step_size_up=3),
+    "WarmRestarts": lambda o: CosineAnnealingWarmRestarts(o, T_0=3),
+    "SequentialLR": lambda o: SequentialLR(o, [LambdaLR(o, lambda step: 0.1), StepLR(o, 2, 0.5)], [3]),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_tasks_schedule_moves_the_rate_as_in_plain_pytorch(kind: str) -> None:
+    plain = sgd(model())
+    scheduler = SCHEDULES[kind](plain)
+    expected = []
+    for _ in range(6):
+        plain.step()
+        scheduler.step()
+        expected.append(plain.param_groups[0]["lr"])
+    assert run(optimizers(schedule=SCHEDULES[kind]), 6) == expected
+    assert len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_goes_on_where_its_checkpoint_stopped(kind: str, tmp_path: Path) -> None:
+    first = optimizers(schedule=SCHEDULES[kind])
+    run(first, 3)
+    second = optimizers(schedule=SCHEDULES[kind])
+    second.load(through_a_checkpoint(first.state(), tmp_path))
+    assert second.learning_rates == first.learning_rates
+    assert run(second, 5) == run(first, 5)
+
+
+def through_a_checkpoint(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    checkpoints = CheckpointFolder(folder)
+    checkpoints.save(state, step=1, phase=0, weights_digest="x", job={}, environment={}, metrics={})
+    newest = checkpoints.newest_whole()
+    assert newest is not None
+    return checkpoints.load(newest).state
+
+
+def test_a_plateau_schedule_reacts_to_evaluations_only_and_remembers(tmp_path: Path) -> None:
+    def plateau(optimizer: Optimizer) -> Any:
+        return ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
+
+    given = optimizers(schedule=plateau)
+    assert given.reacts
+    assert run(given, 4) == [0.5] * 4
+    given.react(1.0)
+    given.react(1.0)
+    again = optimizers(schedule=plateau)
+    again.load(through_a_checkpoint(given.state(), tmp_path))
+    assert again.learning_rates == {SOLE: 0.5}
+    again.react(1.0)
+    assert again.learning_rates[SOLE] == pytest.approx(0.05)
+
+
+def test_the_job_files_schedule_multiplies_each_groups_own_rate() -> None:
+    def two_groups(built: nn.Module) -> Optimizer:
+        assert isinstance(built, nn.ModuleDict)
+        groups: list[dict[str, Any]] = [
+            {"params": built["a"].parameters()},
+            {"params": built["b"].parameters(), "lr": 4.0},
+        ]
+        return SGD(groups, lr=1.0)
+
+    given = optimizers(two_groups, spec=ScheduleSpec(kind="linear", warmup=2))
+    rates = []
+    for step in range(1, 7):
+        given.prepare(step, 6)
+        rates.append([group["lr"] for group in given.by_name[SOLE].param_groups])
+    assert rates[:3] == [[0.5, 2.0], [1.0, 4.0], [1.0, 4.0]]
+    assert rates[3:] == [[0.75, 3.0], [0.5, 2.0], [0.25, 1.0]]
+    assert not given.reacts
+
+
+def named(built: nn.Module) -> Any:
+    assert isinstance(built, nn.ModuleDict)
+    return {"one": SGD(built["a"].parameters(), lr=0.1), "two": Adam(built["b"].parameters(), lr=0.2)}
+
+
+def test_two_named_optimizers_have_their_own_parameters_rates_and_schedules() -> None:
+    given = optimizers(named, schedule=lambda o: StepLR(o, 1, 0.5) if isinstance(o, Adam) else None)
+    assert given.learning_rates == {"one": 0.1, "two": 0.2}
+    assert [tuple(p.shape) for p in given.parameters("one")] == [(2, 2), (2,)]
+    assert not {id(p) for p in given.parameters("one")} & {id(p) for p in given.parameters("two")}
+    run(given, 1)
+    assert given.learning_rates == {"one": 0.1, "two": 0.1}
+    assert set(given.state()["optimizers"]) == {"one", "two"}
+    assert set(given.state()["schedulers"]) == {"two"}
+
+
+def test_frozen_parameters_are_no_inputs_of_a_backward_pass() -> None:
+    def partly(built: nn.Module) -> Any:
+        assert isinstance(built, nn.ModuleDict)
+        built["a"].bias.requires_grad_(False)
+        return {"one": SGD(built["a"].parameters(), lr=0.1)}
+
+    assert [tuple(p.shape) for p in optimizers(partly).parameters("one")] == [(2, 2)]
+
+
+def test_scheduling_twice_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"scheduled twice: by the job file \(schedule: cosine\)"):
+        optimizers(schedule=lambda o: StepLR(o, 1), spec=ScheduleSpec(kind="cosine"))
+
+
+def shared(built: nn.Module) -> Any:
+    assert isinstance(built, nn.ModuleDict)
+    return {"one": SGD(built.parameters(), lr=0.1), "two": SGD(built["b"].parameters(), lr=0.1)}
+
+
+REFUSED: dict[str, tuple[Build, type[Exception], str]] = {
+    "closure": (lambda m: torch.optim.LBFGS(m.parameters()), UnsupportedModelError, "LBFGS.*closure.*AdamW"),
+    "foreign": (lambda m: SGD([nn.Parameter(torch.ones(1))], lr=1), TaskError, "not a parameter of the model"),
+    "twice": (shared, TaskError, r"'b\.weight' belongs to two optimizers, 'one' and 'two'"),
+    "no optimizer": (lambda m: "SGD", TaskError, "gave a str, not a torch optimizer"),
+    "nothing": (lambda m: None, TaskError, "gave a NoneType"),
+    "no optimizers": (lambda m: {}, TaskError, "empty dict"),
+    "raises": (lambda m: SGD([], lr=1), UserCodeError, r"empty parameter list \(in optimizer\(\)\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_optimizer_may_not_give(case: str) -> None:
+    build, error, text = REFUSED[case]
+    with pytest.raises(error, match=text):
+        optimizers(build)
+
+
+def test_an_exception_in_schedule_or_step_is_the_users() -> None:
+    with pytest.raises(UserCodeError, match=r"ZeroDivisionError.*in schedule\(\)"):
+        optimizers(schedule=lambda o: 1 / 0)
+    late = optimizers(schedule=lambda o: LambdaLR(o, lambda step: 1 / (1 - step) if step else 1.0))
+    with pytest.raises(UserCodeError, match=r"in optimizer\.step\(\)"):
+        run(late, 1)
+
+
+def test_a_state_of_another_set_of_optimizers_is_refused() -> None:
+    with pytest.raises(DivergedError, match=r"optimizers \[''\], the task now gives \['one', 'two'\]"):
+        optimizers(named).load(optimizers().state())

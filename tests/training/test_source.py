@@ -1,0 +1,160 @@
+"""Finding the task, and noticing when its code has changed."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quorate.core.errors import TaskError, UserCodeError
+from quorate.training.source import load_task_type, source_digest
+from quorate.training.task import Task
+
+TASK = """
+import quorate
+{extra}
+class Digits(quorate.Task):
+    pass
+number = 3
+def function():
+    pass
+"""
+numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def clean_imports() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(folder: Path, extra: str = "", name: str | None = None) -> Path:
+    # A name of its own for each file: Python keeps a module under its name.
+    file = folder / (name or f"task_{next(numbers)}.py")
+    file.write_text(TASK.format(extra=extra))
+    return file
+
+
+def forget(*files: Path) -> None:
+    for file in files:
+        sys.modules.pop(file.stem, None)
+
+
+def test_a_class_in_a_file(tmp_path: Path) -> None:
+    found = load_task_type(f"{write(tmp_path)}:Digits")
+    assert issubclass(found, Task)
+    assert found.__name__ == "Digits"
+
+
+def test_a_class_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / f"package_{next(numbers)}"
+    package.mkdir()
+    write(package, name="inner.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_task_type(f"{package.name}.inner:Digits").__module__ == f"{package.name}.inner"
+
+
+def test_a_file_imports_what_stands_beside_it(tmp_path: Path) -> None:
+    beside = write(tmp_path)
+    file = write(tmp_path, f"import {beside.stem}")
+    assert load_task_type(f"{file}:Digits").__module__ == file.stem
+    assert Path(str(sys.modules[beside.stem].__file__)) == beside
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Digit", "has no class Digit. Did you mean Digits"),
+        ("Unlike", "has no class Unlike. Its tasks: Digits"),
+        ("number", "number .*is not a Task.*class number"),
+        ("function", "function .*is not a Task"),
+    ],
+)
+def test_a_class_that_is_not_there_or_not_a_task(name: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=text):
+        load_task_type(f"{write(tmp_path)}:{name}")
+
+
+def test_a_module_without_any_task_gives_no_hint(tmp_path: Path) -> None:
+    file = tmp_path / f"empty_{next(numbers)}.py"
+    file.write_text("")
+    with pytest.raises(TaskError, match=r"has no class Digits\.$"):
+        load_task_type(f"{file}:Digits")
+
+
+def test_a_file_or_module_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"no file .*absent\.py"):
+        load_task_type(f"{tmp_path}/absent.py:Digits")
+    for module in ("absent_module", "absent_package.module"):
+        with pytest.raises(TaskError, match=f"no module {module}.*searched in"):
+            load_task_type(f"{module}:Digits")
+
+
+@pytest.mark.parametrize("how", ["file", "module"])
+def test_an_import_that_fails_shows_the_users_traceback(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "import a_library_that_is_not_installed")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserCodeError, match=r"a_library_that_is_not_installed.*in importing") as raised:
+        load_task_type(f"{file if how == 'file' else file.stem}:Digits")
+    lines = raised.value.traceback.splitlines()
+    assert str(file) in lines[1]
+    assert "import a_library_that_is_not_installed" in lines[2]
+
+
+class TestSourceDigest:
+    def load(self, file: Path, *beside: Path) -> str:
+        forget(file, *beside)
+        return source_digest(load_task_type(f"{file}:Digits"))
+
+    def test_it_changes_with_the_tasks_file_and_only_then(self, tmp_path: Path) -> None:
+        file = write(tmp_path)
+        before = self.load(file)
+        assert self.load(file) == before
+        file.write_text(file.read_text() + "\n# another word\n")
+        assert self.load(file) != before
+
+    def test_it_changes_with_what_the_task_imports_from_its_folder(self, tmp_path: Path) -> None:
+        folder = tmp_path / "parts"
+        folder.mkdir()
+        beside, below = write(tmp_path), write(folder)
+        file = write(tmp_path, f"import {beside.stem}\nimport parts.{below.stem}")
+        before = self.load(file, beside)
+        beside.write_text(beside.read_text() + "\n# another word\n")
+        changed = self.load(file, beside)
+        assert changed != before
+        below.write_text(below.read_text() + "\n# another word\n")
+        sys.modules.pop(f"parts.{below.stem}")
+        assert self.load(file, beside) != changed
+
+    def test_it_does_not_change_with_what_the_task_does_not_import(self, tmp_path: Path) -> None:
+        file = write(tmp_path)
+        before = self.load(file)
+        write(tmp_path)
+        (tmp_path / "data.csv").write_text("1,2")
+        elsewhere = tmp_path.parent / f"elsewhere_{next(numbers)}"
+        elsewhere.mkdir()
+        load_task_type(f"{write(elsewhere)}:Digits")
+        assert self.load(file) == before
+
+    def test_it_does_not_change_when_the_folder_moves(self, tmp_path: Path) -> None:
+        home, other = tmp_path / "home", tmp_path / "other"
+        home.mkdir()
+        other.mkdir()
+        file = write(home)
+        before = self.load(file)
+        forget(file)
+        assert self.load(file.rename(other / file.name)) == before
+
+    def test_a_task_without_a_file_is_refused(self) -> None:
+        module = type(sys)("made_up")
+        module.__file__ = None
+        sys.modules["made_up"] = module
+        task_type = type("Digits", (Task,), {"__module__": "made_up"})
+        with pytest.raises(TaskError, match="made_up has no file"):
+            source_digest(task_type)
