@@ -17,6 +17,7 @@ import torch._dynamo  # noqa: F401 (the first optimizer would import it in every
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
 from quorate.reduce.neighbours import meet_neighbours
@@ -162,10 +163,11 @@ def _work(
     activity: Activity,
 ) -> dict[str, Any]:
     pin_machine(spec.threads, spec.deterministic)
-    configured = configure(task, spec.params, "test")
+    configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     replica = Replica(configured, spec)
     ground = Ground(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
+    fingerprint_in_child(ground.samples)
     progress = Progress()
     newest = checkpoints.newest_whole()
     if newest is not None:

@@ -1,7 +1,9 @@
 """Small tasks, each with something that makes bits depend on the number of workers where it is done carelessly."""
 
 import random
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
@@ -287,11 +289,130 @@ class UnruledBuffer(LaneZeroBuffer):
 class DrawsWhileBuilding(Regression):
     """Random data, a random learning rate: whatever a task draws while it is built has a seed."""
 
+    def __init__(self) -> None:
+        self.scale = random.random()
+
     def datasets(self) -> Any:
-        shift = torch.rand(1) + float(numpy.random.rand()) + random.random()
+        shift = self.scale + torch.rand(1) + float(numpy.random.rand()) + random.random()
         points = Points()
         points.targets += shift
         return points
 
     def optimizer(self, model: nn.Module) -> Any:
         return torch.optim.SGD(model.parameters(), lr=1e-4 * random.random())
+
+
+class NAdamInFloat64(Regression):
+    """Keeps a float32 product of its own; torch casts it to float64 when it loads a state."""
+
+    def model(self) -> nn.Module:
+        return super().model().double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        return F.mse_loss(model(inputs.double()).squeeze(-1), targets.double())
+
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.NAdam(model.parameters(), lr=1e-3)
+
+
+class MultiStep(Momentum):
+    """A scheduler whose state holds a Counter."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.5)
+
+
+class Plateau(Momentum):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5)
+
+
+class LeavesEvaluationMode(BatchNormAndDropout):
+    """What a lane does to the modes of the model must not reach the next lane."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        model.eval()
+        return loss
+
+
+class KeepsItsModel(Regression):
+    """A task may hold on to what it built."""
+
+    def model(self) -> nn.Module:
+        self._net = super().model()
+        return self._net
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(self._net, batch)
+
+
+class WorksInPlace(Regression):
+    """Hands out the dataset's own tensors and changes them."""
+
+    def collate(self, samples: Any) -> Any:
+        return list(samples)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        for inputs, _ in batch:
+            inputs.mul_(0.9)
+        inputs, targets = (torch.stack(column) for column in zip(*batch, strict=True))
+        return super().loss(model, (inputs, targets))
+
+
+class LinesOfAFile:
+    """Opens its file when it is first read, as one does so that each loader process has its own."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        path = Path(tempfile.mkdtemp()) / "points.txt"
+        path.write_text("".join(f"{index:06d}\n" for index in range(4000)))
+        self._path = path
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._file is None:
+            self._file = self._path.open("rb", buffering=0)
+        self._file.seek(index * 7)
+        value = torch.tensor(float(self._file.read(7)) / 4000)
+        return value.expand(FEATURES), value
+
+
+class LazyFile(Regression):
+    def datasets(self) -> Any:
+        return LinesOfAFile()
+
+
+class _Shares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 1)
+        self.first, self.second = _Holder(), _Holder()
+        self.second.register_buffer("table", self.first.table)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.second.table.mul_(0.5).add_(inputs.mean())
+        out: torch.Tensor = self.linear(inputs) + 1e-3 * self.first.table.mean()
+        return out
+
+
+class _Holder(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(3))
+
+
+class SharedBuffer(Regression):
+    """One buffer registered in two modules, changed through the second."""
+
+    buffer_rules: ClassVar[Mapping[str, str]] = {"first.table": "mean"}
+    learning_rate: float = 1e-8
+
+    def model(self) -> nn.Module:
+        return _Shares()

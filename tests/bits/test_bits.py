@@ -46,6 +46,14 @@ CASES = [
     Case(tasks.IndexBackward, {"threads": 2}),
     Case(tasks.IndexBackward, {"threads": 2, "loader_workers": 1}),
     Case(tasks.DrawsWhileBuilding),
+    Case(tasks.NAdamInFloat64),
+    Case(tasks.MultiStep),
+    Case(tasks.Plateau, {"evaluate": {"every": 1}}),
+    Case(tasks.LeavesEvaluationMode),
+    Case(tasks.KeepsItsModel),
+    Case(tasks.WorksInPlace, {"epochs": 3}),
+    Case(tasks.LazyFile, {"loader_workers": 2, "batch_size": 200}),
+    Case(tasks.SharedBuffer),
 ]
 
 
@@ -61,9 +69,20 @@ def test_any_number_of_workers_gives_one_digest(case: Case, lanes: int, tmp_path
     assert len(set(digests.values())) == 1, digests
 
 
-def test_loader_workers_do_not_change_the_bits(tmp_path: Path) -> None:
-    none, two = (Case(tasks.RandomTransform, {"loader_workers": count}) for count in (0, 2))
+@pytest.mark.parametrize("task", [tasks.RandomTransform, tasks.LazyFile, tasks.WorksInPlace])
+def test_loader_workers_do_not_change_the_bits(task: type[Task], tmp_path: Path) -> None:
+    none, two = (Case(task, {"loader_workers": count, "batch_size": 40}) for count in (0, 2))
     assert digest(none, 4, 2, tmp_path / "none") == digest(two, 4, 2, tmp_path / "two")
+
+
+def test_a_longer_job_passes_through_the_end_of_a_shorter_one(tmp_path: Path) -> None:
+    """The evaluation that is there only because a job ends has no effect on the rate."""
+    keys: dict[str, Any] = {"evaluate": {"every": 3}, "batch_size": 20}
+    folder = _folder(tmp_path / "extended")
+    gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=4, **keys), 2, folder)
+    extended = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 3, folder)
+    at_once = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 1, _folder(tmp_path / "at_once"))
+    assert extended.digest == at_once.digest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

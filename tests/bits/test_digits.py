@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 @pytest.mark.parametrize("lanes", [4, 5])
 def test_one_digest_on_any_number_of_workers(lanes: int, tmp_path: Path) -> None:
     spec = load_job(EXAMPLE, {}, []).spec
-    task = load_task_type(spec.task)
+    task = load_task_type(spec.task, spec.seed)
     spec = spec.model_copy(update={"lanes": lanes, "epochs": None, "steps": 25})
     ends = []
     for workers in range(1, lanes + 1):

@@ -317,7 +317,7 @@ def test_a_users_exception_ends_the_job_and_what_follows_is_not_told() -> None:
     reported, *later = play(
         training(), (1.0, FailureReported(1, user)), (1.1, FailureReported(0, PEER_LOST)), (1.2, exited(1, 1))
     )
-    assert reported.state == Ended(user.at(worker=1))
+    assert reported.state == Ended(user.at(worker=1), heard={0: 0, 1: 0, 2: 0})
     assert [(decision.state, decision.actions) for decision in later] == [(reported.state, ())] * 2
 
 
@@ -340,7 +340,7 @@ def test_the_step_of_a_failure_is_filled_in_from_the_last_heartbeat() -> None:
 def test_job_is_complete_when_all_are_done_with_equal_digests() -> None:
     *waiting, last = play(training(), *((1.0, Completed(worker, "d", {"by": worker})) for worker in (2, 2, 1, 0)))
     assert [decision.actions for decision in waiting] == [()] * 3
-    assert last.state == Ended(None, {"by": 0})
+    assert last.state == Ended(None, {"by": 0}, heard={0: 0, 1: 0, 2: 0})
     assert last.actions == (EndJob(None, "d", {"by": 0}),)
 
 
@@ -400,6 +400,22 @@ def test_a_launcher_that_is_gone_ends_the_job() -> None:
     assert failure.kind == "LauncherGone"
 
 
+def test_events_that_arrive_after_the_end_are_written_once() -> None:
+    decisions = play(
+        training(),
+        (1.0, heartbeat(0, 3, events=("a",))),
+        (1.1, killed(1)),
+        (1.2, heartbeat(0, 3, events=("a",))),
+        (1.3, heartbeat(0, 4, events=("b",))),
+        (1.4, heartbeat(0, 4, events=("b",))),
+        (1.5, heartbeat(2, 1, events=("c",))),
+        (1.6, heartbeat(7, 1, events=("from a stranger",))),
+    )
+    after = [decision.actions for decision in decisions[2:]]
+    assert after == [(), (RecordEvents(("b",)),), (), (RecordEvents(("c",)),), ()]
+    assert {type(decision.state) for decision in decisions[1:]} == {Ended}
+
+
 def test_who_comes_after_the_end_is_told_how_it_ended() -> None:
     failure = Failure("UserCodeError", "no")
     assert decide(Ended(failure), registered(0), 9.0).actions == (Refuse(0, failure),)
@@ -448,7 +464,9 @@ def test_any_sequence_of_events_ends_at_most_once_and_hosts_every_lane_once(
         decision = decide(state, event, now)
         state = decision.state
         assert decision.reason
-        assert not isinstance(before, Ended) or state is before
+        if isinstance(before, Ended):
+            assert isinstance(state, Ended)
+            assert (state.failure, state.result) == (before.failure, before.result)
         endings += [action for action in decision.actions if isinstance(action, EndJob)]
         generations += [action for action in decision.actions if isinstance(action, DeclareGeneration)]
     assert len(endings) == int(isinstance(state, Ended))

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunFolder:
 @contextmanager
 def coordinator(run: RunFolder, **changes: object) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     """A coordinator's process and its answer."""
-    assignment = {"run": str(run.path), "lanes": 2, "workers": 1, "failure_timeout": 0.2, "token": TOKEN, **changes}
+    appointment = {"run": str(run.path), "lanes": 2, "workers": 1, "failure_timeout": 0.2, "token": TOKEN, **changes}
     command = [sys.executable, "-m", "quorate.coordinator"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -35,7 +35,7 @@ def coordinator(run: RunFolder, **changes: object) -> Iterator[tuple["subprocess
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps(assignment) + "\n")
+        process.stdin.write(json.dumps(appointment) + "\n")
         process.stdin.flush()
         yield process, json.loads(process.stdout.readline())
     finally:
@@ -126,12 +126,12 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
 
 
 @pytest.mark.parametrize("line", ["", "{}\n", "not json\n", "[]\n"])
-def test_a_missing_assignment_is_told(line: str) -> None:
+def test_a_missing_appointment_is_told(line: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "quorate.coordinator"], input=line, capture_output=True, text=True, timeout=10
     )
     assert done.returncode == 2
-    assert "no assignment on standard input" in json.loads(done.stdout)["error"]
+    assert "no appointment on standard input" in json.loads(done.stdout)["error"]
 
 
 def test_a_run_folder_that_is_gone_is_told(tmp_path: Path) -> None:

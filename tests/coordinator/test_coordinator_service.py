@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import SupervisorClient
-from quorate.coordinator.server import TokenGuard, explain_refusal, join_address
+from quorate.coordinator.server import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
@@ -121,11 +121,6 @@ def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path)
     with pytest.raises(LinkError, match=r"does not answer \(DEADLINE_EXCEEDED\)"):
         gone.stop("interrupted")
     gone.close()
-
-
-def test_addresses_of_both_families() -> None:
-    assert join_address("127.0.0.1", 80) == "127.0.0.1:80"
-    assert join_address("::1", 80) == "[::1]:80"
 
 
 def test_an_address_of_another_machine_is_explained() -> None:

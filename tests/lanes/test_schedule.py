@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -5,13 +6,24 @@ import pytest
 from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
 from quorate.lanes.order import summation_order
-from quorate.lanes.schedule import Visit, chunks_sent, hops_to_sum, plan_exchange
+from quorate.lanes.schedule import Visit, plan_exchange
 
 EVERY_CASE = [(lanes, workers) for lanes in range(1, 17) for workers in range(1, lanes + 1)]
 
 
 def plan(lanes: int, workers: int) -> tuple[tuple[Visit, ...], ...]:
     return plan_exchange(host_lanes(lanes, workers))
+
+
+def hops_to_sum(visits_of: Sequence[Sequence[Visit]]) -> list[int]:
+    """For each chunk, how often its partial sum is sent before it is finished."""
+    unfinished = Counter(visit.chunk for at in visits_of for visit in at if visit.sends and not visit.finished)
+    return [unfinished[chunk] for chunk in sorted({visit.chunk for at in visits_of for visit in at})]
+
+
+def chunks_sent(visits_of: Sequence[Sequence[Visit]]) -> list[int]:
+    """For each ring position, how many chunks it sends, partial and finished."""
+    return [sum(visit.sends for visit in at) for at in visits_of]
 
 
 def simulate(hosting: Sequence[range]) -> list[list[tuple[int, ...]]]:
@@ -85,8 +97,8 @@ def traffic_ratio(lanes: int, workers: int) -> float:
 
 
 def test_one_worker_sends_nothing() -> None:
-    assert chunks_sent(plan(8, 1)) == (0,)
-    assert hops_to_sum(plan(8, 1)) == (0,) * 8
+    assert chunks_sent(plan(8, 1)) == [0]
+    assert hops_to_sum(plan(8, 1)) == [0] * 8
 
 
 def test_uneven_hosting_after_a_loss_keeps_the_order() -> None:

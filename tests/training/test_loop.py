@@ -109,7 +109,7 @@ def test_a_plateau_schedule_goes_on_after_a_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "keys", "text"),
     [
-        (tasks.Plateau, {}, "waits for the metric 'loss'.*metrics.. gives f1"),
+        (tasks.Plateau, {}, "evaluate.metric: there is no metric 'loss'; metrics.. gives f1"),
         (tasks.Scripted, {"evaluate": {"every": 1, "metric": "accuracy"}}, "no metric 'accuracy'.*f1"),
         (tasks.Scripted, {"early_stop": {"metric": "loss", "patience": 1}}, "early_stop.metric.*'loss'.*f1"),
     ],
@@ -258,7 +258,7 @@ def test_a_replica_that_differs_is_found_at_the_checkpoint_by_tensor_and_worker(
 
     ended = gang.train(bit_tasks.Regression, gang.job(bit_tasks.Regression), 3, tmp_path, sabotage=flip_a_bit)
     assert ended.failure.kind == "DivergedError"
-    assert "worker(s) 1 hold other bits" in ended.failure.message
+    assert "worker 1 and workers 0, 2 hold different bits" in ended.failure.message
     assert "first in '0.weight'" in ended.failure.message
 
 

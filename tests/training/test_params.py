@@ -35,12 +35,12 @@ class Model(Base):
 
 def refused(task_type: type[Task], params: dict[str, Any]) -> str:
     with pytest.raises(JobFileError) as raised:
-        configure(task_type, params, "job.yaml")
+        configure(task_type, params, "job.yaml", 0)
     return str(raised.value)
 
 
 def test_defaults_stand_where_nothing_is_given() -> None:
-    task = configure(Model, {}, "job.yaml")
+    task = configure(Model, {}, "job.yaml", 0)
     assert isinstance(task, Model)
     assert (task.learning_rate, task.layers, task.sizes, task.folder) == (0.1, 2, (3, 4), Path("data"))
 
@@ -60,7 +60,7 @@ def test_only_annotated_public_attributes_are_parameters() -> None:
 
 def test_values_take_their_annotated_types() -> None:
     given = {"sizes": [5, 6, 7], "folder": "/tmp/x", "learning_rate": 1, "rate": 0.5, "kind": "large"}
-    task = configure(Model, given, "job.yaml")
+    task = configure(Model, given, "job.yaml", 0)
     assert isinstance(task, Model)
     assert task.sizes == (5, 6, 7)
     assert task.folder == Path("/tmp/x")
@@ -105,7 +105,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 
 def test_mutable_defaults_are_not_shared() -> None:
-    one, other = configure(Model, {}, ""), configure(Model, {}, "")
+    one, other = configure(Model, {}, "", 0), configure(Model, {}, "", 0)
     assert isinstance(one, Model) and isinstance(other, Model)
     one.names.append("x")
     one.options["b"] = 2.0
@@ -117,7 +117,7 @@ def test_constraints_in_an_annotation_hold() -> None:
     class Bounded(Task):
         dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
-    assert vars(configure(Bounded, {"dropout": 0.5}, ""))["dropout"] == 0.5
+    assert vars(configure(Bounded, {"dropout": 0.5}, "", 0))["dropout"] == 0.5
     assert "params.dropout" in refused(Bounded, {"dropout": 1.5})
 
 
@@ -129,7 +129,7 @@ def test_names_that_pydantic_uses_itself_are_free() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        task = configure(Named, {"model_size": 3, "schema": "y", "copy": True}, "")
+        task = configure(Named, {"model_size": 3, "schema": "y", "copy": True}, "", 0)
     assert vars(task) == {"model_size": 3, "schema": "y", "copy": True}
 
 
@@ -140,7 +140,7 @@ def test_a_dataclass_may_be_a_parameter() -> None:
         depth: int = 2
 
     task_type = type("Shaped", (Task,), {"__annotations__": {"shape": Shape}})
-    assert vars(configure(task_type, {"shape": {"width": 3}}, ""))["shape"] == Shape(3, 2)
+    assert vars(configure(task_type, {"shape": {"width": 3}}, "", 0))["shape"] == Shape(3, 2)
     assert "params.shape" in refused(task_type, {"shape": {"width": "x"}})
 
 
@@ -155,9 +155,9 @@ def test_an_exception_while_the_task_is_made_is_the_users() -> None:
             self.argument = argument
 
     with pytest.raises(UserCodeError, match=r"argument.*Demanding\(\)"):
-        configure(Demanding, {}, "")
+        configure(Demanding, {}, "", 0)
 
 
 def test_numbers_that_are_not_finite_go_through_as_they_are() -> None:
-    task = configure(Base, {"learning_rate": math.inf, "layers": 2}, "")
+    task = configure(Base, {"learning_rate": math.inf, "layers": 2}, "", 0)
     assert vars(task)["learning_rate"] == math.inf

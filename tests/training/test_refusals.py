@@ -69,6 +69,57 @@ class FreezesWhileTraining(tasks.Regression):
         return super().loss(model, batch)
 
 
+class TeachesInLoss(tasks.Regression):
+    """A mean teacher, moved where only lanes run."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        with torch.no_grad():
+            model.get_parameter("0.bias").mul_(0.99)
+        return super().loss(model, batch)
+
+
+class WritesThroughData(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.get_parameter("2.bias").data.add_(1e-3)
+        return super().loss(model, batch)
+
+
+class ChangedByMetrics(tasks.Regression):
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        model.get_parameter("0.bias").add_(1.0)
+        return super().metrics(model, batch)
+
+
+class LimitsNorms(tasks.IndexBackward):
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"rows": nn.Embedding(8, 4, max_norm=0.5), "out": nn.Linear(4, 1)})
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        return model["out"](model["rows"](batch).sum(1)).square().mean()
+
+
+class CountsCalls(tasks.Regression):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.calls += 1
+        return super().loss(model, batch) / self.calls
+
+
+class TearsSharedBuffer(tasks.SharedBuffer):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.get_submodule("second").table = torch.ones(3)
+        return super().loss(model, batch)
+
+
+class MixesLosses(tasks.Regression):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return (loss, 3) if batch[1][0] > 0 else loss
+
+
 class Lazy(tasks.Regression):
     def model(self) -> nn.Module:
         return nn.LazyLinear(1)
@@ -127,6 +178,13 @@ class NotFinite(tasks.Regression):
         (SparseGradients, {}, "UnsupportedModelError", ["'rows.weight'", "sparse"]),
         (FreezesWhileTraining, {}, "UnsupportedModelError", ["'0.bias'", "requires_grad"]),
         (tasks.UnruledBuffer, {}, "UnsupportedModelError", ["'table'", 'buffer_rules = {"table": "mean"}', "step 1"]),
+        (TeachesInLoss, {}, "UnsupportedModelError", ["'0.bias'", "changed in loss()"]),
+        (WritesThroughData, {}, "UnsupportedModelError", ["'2.bias'", "changed in loss()"]),
+        (ChangedByMetrics, {}, "UnsupportedModelError", ["'0.bias'", "changed in metrics()"]),
+        (LimitsNorms, {}, "UnsupportedModelError", ["'rows.weight'", "changed in loss()"]),
+        (CountsCalls, {}, "UnsupportedModelError", ["'self.calls'", "from lane to lane", "underscore"]),
+        (TearsSharedBuffer, {}, "UnsupportedModelError", ["'first.table'", "shared"]),
+        (MixesLosses, {}, "LossError", ["(sum, count) for others"]),
         (Lazy, {}, "UnsupportedModelError", ["'weight'", "lazy"]),
         (NothingToTrain, {}, "TaskError", ["requires_grad"]),
         (Lbfgs, {}, "UnsupportedModelError", ["LBFGS", "closure"]),
@@ -180,7 +238,8 @@ def test_a_worker_with_other_bits_is_named_at_the_checkpoint(
     spec = gang.job(tasks.Momentum, checkpoint={"every": 2})
     failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=sabotage).failure
     assert failure.kind == "DivergedError"
-    assert f"worker(s) {worker} hold other bits" in failure.message
+    rest = ", ".join(str(other) for other in range(3) if other != worker)
+    assert f"worker {worker} and workers {rest} hold different bits" in failure.message
     assert f"'{tensor}'" in failure.message
     assert "after step 2" in failure.message
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())

@@ -45,7 +45,7 @@ def forget(*files: Path) -> None:
 
 
 def test_a_class_in_a_file(tmp_path: Path) -> None:
-    found = load_task_type(f"{write(tmp_path)}:Digits")
+    found = load_task_type(f"{write(tmp_path)}:Digits", 0)
     assert issubclass(found, Task)
     assert found.__name__ == "Digits"
 
@@ -55,13 +55,13 @@ def test_a_class_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     package.mkdir()
     write(package, name="inner.py")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert load_task_type(f"{package.name}.inner:Digits").__module__ == f"{package.name}.inner"
+    assert load_task_type(f"{package.name}.inner:Digits", 0).__module__ == f"{package.name}.inner"
 
 
 def test_a_file_imports_what_stands_beside_it(tmp_path: Path) -> None:
     beside = write(tmp_path)
     file = write(tmp_path, f"import {beside.stem}")
-    assert load_task_type(f"{file}:Digits").__module__ == file.stem
+    assert load_task_type(f"{file}:Digits", 0).__module__ == file.stem
     assert Path(str(sys.modules[beside.stem].__file__)) == beside
 
 
@@ -76,22 +76,22 @@ def test_a_file_imports_what_stands_beside_it(tmp_path: Path) -> None:
 )
 def test_a_class_that_is_not_there_or_not_a_task(name: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=text):
-        load_task_type(f"{write(tmp_path)}:{name}")
+        load_task_type(f"{write(tmp_path)}:{name}", 0)
 
 
 def test_a_module_without_any_task_gives_no_hint(tmp_path: Path) -> None:
     file = tmp_path / f"empty_{next(numbers)}.py"
     file.write_text("")
     with pytest.raises(TaskError, match=r"has no class Digits\.$"):
-        load_task_type(f"{file}:Digits")
+        load_task_type(f"{file}:Digits", 0)
 
 
 def test_a_file_or_module_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"no file .*absent\.py"):
-        load_task_type(f"{tmp_path}/absent.py:Digits")
+        load_task_type(f"{tmp_path}/absent.py:Digits", 0)
     for module in ("absent_module", "absent_package.module"):
         with pytest.raises(TaskError, match=f"no module {module}.*searched in"):
-            load_task_type(f"{module}:Digits")
+            load_task_type(f"{module}:Digits", 0)
 
 
 @pytest.mark.parametrize("how", ["file", "module"])
@@ -101,7 +101,7 @@ def test_an_import_that_fails_shows_the_users_traceback(
     file = write(tmp_path, "import a_library_that_is_not_installed")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserCodeError, match=r"a_library_that_is_not_installed.*in importing") as raised:
-        load_task_type(f"{file if how == 'file' else file.stem}:Digits")
+        load_task_type(f"{file if how == 'file' else file.stem}:Digits", 0)
     lines = raised.value.traceback.splitlines()
     assert str(file) in lines[1]
     assert "import a_library_that_is_not_installed" in lines[2]
@@ -110,7 +110,7 @@ def test_an_import_that_fails_shows_the_users_traceback(
 class TestSourceDigest:
     def load(self, file: Path, *beside: Path) -> str:
         forget(file, *beside)
-        return source_digest(load_task_type(f"{file}:Digits"))
+        return source_digest(load_task_type(f"{file}:Digits", 0))
 
     def test_it_changes_with_the_tasks_file_and_only_then(self, tmp_path: Path) -> None:
         file = write(tmp_path)
@@ -139,7 +139,7 @@ class TestSourceDigest:
         (tmp_path / "data.csv").write_text("1,2")
         elsewhere = tmp_path.parent / f"elsewhere_{next(numbers)}"
         elsewhere.mkdir()
-        load_task_type(f"{write(elsewhere)}:Digits")
+        load_task_type(f"{write(elsewhere)}:Digits", 0)
         assert self.load(file) == before
 
     def test_it_does_not_change_when_the_folder_moves(self, tmp_path: Path) -> None:

@@ -178,9 +178,9 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         assert called == ["membership-follow", "again"]
         members[1].on_end(lambda: called.append("late"))
         assert called[-1] == "late"
-        assert members[1].failure == outcome.failure
-        with pytest.raises(JobEnded, match="ValueError: no"):
+        with pytest.raises(JobEnded, match="ValueError: no") as raised:
             members[1].check_lease()
+        assert raised.value.failure == outcome.failure
         assert served.kinds() == ["generation", "log", "failure"]
         assert served.events()[-1] == {
             "kind": "failure",
@@ -194,6 +194,33 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
             "traceback": "Traceback",
             "exit_code": 1,
         }
+
+
+def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path: Path) -> None:
+    # Heartbeats are ten seconds apart here: what arrives in time was sent for the sake of leaving.
+    with (
+        serve(tmp_path, workers=2, failure_timeout=100.0) as served,
+        joined(served, failure_timeout=100.0, workers=2) as members,
+    ):
+        members[1].report_failure(Failure("UserCodeError", "no"))
+        wait_until(lambda: members[0].ended)
+        for step in (1, 2):
+            members[0].publish(Event("step", step))
+        members[0].tell_the_rest()
+        assert served.kinds() == ["generation", "failure", "step", "step"]
+
+
+def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, ""))
+        member.register(registration(0))
+    try:
+        member.publish(Event("step", 1))
+        begun = time.monotonic()
+        member.tell_the_rest()
+        assert time.monotonic() - begun < 1.0
+    finally:
+        member.close()
 
 
 def test_a_callback_that_fails_does_not_keep_the_others_from_hearing(tmp_path: Path) -> None:

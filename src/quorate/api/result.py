@@ -45,7 +45,8 @@ class Result:
         return {"interrupted": 130, "terminated": 143}.get(self.status, 0)
 
     def load_model(self) -> Any:
-        """The trained model, from the run's newest checkpoint."""
+        """The trained model, from the run's newest checkpoint. The caller's random generators are left as they are."""
+        from quorate.data.streams import preserved_generators
         from quorate.training.params import configure
         from quorate.training.replica import Replica
         from quorate.training.source import load_task_type
@@ -55,6 +56,8 @@ class Result:
         if info is None:
             raise RunError(f"run {self.run} has no checkpoint to load a model from")
         spec = load_recorded(run.job_file, {}, []).spec
-        replica = Replica(configure(load_task_type(spec.task), spec.params, str(run.job_file)), spec)
+        with preserved_generators():
+            task_type = load_task_type(spec.task, spec.seed)
+            replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
         replica.load(CheckpointFolder(run.checkpoints).load(info).state["replica"])
         return replica.model

@@ -1,6 +1,5 @@
 """Running a job in its folder: a new run, or one that goes on."""
 
-import errno
 import logging
 import os
 import shutil
@@ -15,7 +14,7 @@ from quorate.api.result import Result
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
-from quorate.core.errors import JobError, QuorateError, RequestError, RunError
+from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
@@ -25,13 +24,13 @@ from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, dump_job
-from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 SOURCE = "task source"
-ENDINGS = {"complete": "complete", "early stop": "complete", "interrupted": "interrupted", "terminated": "terminated"}
+EARLY_STOP = "early stop"
+ENDINGS = {"complete": "complete", EARLY_STOP: "complete", "interrupted": "interrupted", "terminated": "terminated"}
 STOPPED = {130: "interrupted", 143: "terminated"}
 
 
@@ -102,6 +101,7 @@ def resume(
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
+    _refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
@@ -109,6 +109,7 @@ def resume(
     _refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
         _refuse_complete(run, recorded.spec, resolved.spec)
+        _warn_of_stretched_schedule(recorded.spec, resolved.spec)
         plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, facts), _newest_checkpoint(run))
         return _train(plan, watch, signals)
 
@@ -128,7 +129,7 @@ def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpo
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
         with run.lock():
             try:
-                _record_job(run, resolved)
+                run.write_job(dump_job(resolved))
                 return _train(Plan(run, resolved, run.write_environment, checkpoint), watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -156,10 +157,33 @@ def _refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
         )
 
 
+def _refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, branch: bool) -> None:
+    """However many steps are asked for: its patience is at its end, so it would end again where it begins."""
+    result = run.read_result() or {}
+    if result.get("ending") != EARLY_STOP or (branch and asked.early_stop != recorded.early_stop):
+        return
+    why = recorded.early_stop
+    rule = f"early_stop: {why.metric}, patience {why.patience}" if why else "early_stop"
+    raise RunError(
+        f"run {run.name} stopped early ({rule}) after {result.get('steps')} steps; start a branch without early_stop: "
+        f"quorate resume {run.name} --branch --set early_stop=null"
+    )
+
+
+def _warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
+    is_longer = (asked.steps, asked.epochs) != (recorded.steps, recorded.epochs)
+    if is_longer and asked.schedule is not None and asked.schedule.kind != "constant":
+        log.warning(
+            "the rate of a %s schedule depends on how long the job is, so from here on it differs from that of a job "
+            "that was this long from the start",
+            asked.schedule.kind,
+        )
+
+
 def _take_up(run: RunFolder, resolved: ResolvedJob, facts: Facts) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
     _check_facts(run, facts)
-    _record_job(run, resolved)
+    run.write_job(dump_job(resolved))
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
@@ -176,14 +200,6 @@ def _newest_checkpoint(run: RunFolder) -> CheckpointInfo:
             f"quorate train; `checkpoint: {{every: N}}` saves every N steps."
         )
     return search.newest
-
-
-def _record_job(run: RunFolder, resolved: ResolvedJob) -> None:
-    try:
-        write_atomically(run.job_file, dump_job(resolved))
-    except OSError as error:
-        kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
-        raise kind(f"cannot write {run.job_file}: {error.strerror}.") from error
 
 
 def _check_facts(run: RunFolder, facts: Facts) -> None:

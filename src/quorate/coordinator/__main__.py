@@ -30,7 +30,7 @@ _STDIN = 0
 
 
 @dataclass(frozen=True)
-class Assignment:
+class Appointment:
     """What the launcher tells its coordinator."""
 
     run: str
@@ -43,12 +43,12 @@ class Assignment:
     log_level: str = "info"
 
     @classmethod
-    def from_json(cls, line: bytes) -> "Assignment":
-        """The assignment that a line tells."""
+    def from_json(cls, line: bytes) -> "Appointment":
+        """The appointment that a line tells."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError) as error:
-            raise RequestError(f"the coordinator was given no assignment on standard input: {error}") from None
+            raise RequestError(f"the coordinator was given no appointment on standard input: {error}") from None
 
 
 def main() -> int:
@@ -58,29 +58,29 @@ def main() -> int:
     for interruption in (signal.SIGINT, signal.SIGTERM):
         signal.signal(interruption, signal.SIG_IGN)
     try:
-        assignment = Assignment.from_json(_read_line())
+        appointment = Appointment.from_json(_read_line())
         logging.basicConfig(
-            level=assignment.log_level.upper(),
+            level=appointment.log_level.upper(),
             stream=sys.stderr,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
-        asyncio.run(_serve(assignment))
+        asyncio.run(_serve(appointment))
     except QuorateError as error:
         _answer({"error": error.message, "exit_code": error.exit_code})
         return error.exit_code
     return 0
 
 
-async def _serve(assignment: Assignment) -> None:
-    run = RunFolder(Path(assignment.run))
-    timing = Timing(assignment.failure_timeout)
+async def _serve(appointment: Appointment) -> None:
+    run = RunFolder(Path(appointment.run))
+    timing = Timing(appointment.failure_timeout)
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
-    terms = Terms(run.next_incarnation(), assignment.lanes, assignment.workers, timing)
+    terms = Terms(run.next_incarnation(), appointment.lanes, appointment.workers, timing)
     with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
         service = CoordinatorService(terms, chronicle)
-        server = CoordinatorServer(service, assignment.token, assignment.host, assignment.port)
+        server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
-        run.write_address(server.address, assignment.token)
+        run.write_address(server.address, appointment.token)
         try:
             _answer({"address": server.address})
             await _until_over(service, timing)

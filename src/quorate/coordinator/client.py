@@ -9,7 +9,7 @@ import grpc
 from quorate.core.errors import LinkError
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata
+from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 
@@ -75,12 +75,6 @@ class SupervisorClient:
         try:
             return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
         except grpc.RpcError as error:
-            raise LinkError(_explain(self._address, error)) from None
+            raise unanswered(self._address, error) from None
         except ValueError:  # what gRPC raises for a closed channel
             raise LinkError(f"the call to the coordinator at {self._address} was closed") from None
-
-
-def _explain(address: str, error: Any) -> str:
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return f"the coordinator at {address} is another job's: it does not take this job's token"
-    return f"the coordinator at {address} does not answer ({error.code().name}): {error.details()}"

@@ -79,7 +79,15 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:
             decision = _tick(state, now)
         case _:
             assert_never(event)
-    return decision
+    return _remembering(decision, state)
+
+
+def _remembering(decision: Decision, before: Active) -> Decision:
+    """With what the workers have told so far, if this is the end: what comes later is written down once as well."""
+    if not isinstance(decision.state, Ended):
+        return decision
+    heard = {known.worker: known.sequence for known in before.crew.enrolled}
+    return replace(decision, state=replace(decision.state, heard=heard))
 
 
 def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
@@ -88,8 +96,16 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
         return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
-        return Decision(state, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
+        return _hear_last_events(state, event)
     return Decision(state, (), "the job has ended")
+
+
+def _hear_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
+    heard = state.heard.get(event.worker)
+    if heard is None or event.sequence <= heard:
+        return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
+    later = replace(state, heard={**state.heard, event.worker: event.sequence})
+    return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
 
 
 def _end(failure: Failure, *before: Action) -> Decision:

@@ -191,6 +191,8 @@ class Ended:
 
     failure: Failure | None
     result: Mapping[str, Any] = field(default_factory=dict)
+    # By worker, the number of the last heartbeat that was heard: their last events may still be on the way.
+    heard: Mapping[int, int] = field(default_factory=dict)
 
 
 Active = Forming | Training

@@ -10,6 +10,7 @@ import grpc.aio
 
 from quorate.coordinator.service import CoordinatorService
 from quorate.core.errors import RequestError
+from quorate.wire.address import join_address
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 
@@ -53,11 +54,6 @@ class CoordinatorServer:
     async def stop(self, grace: float) -> None:
         """Answer nothing new, let calls under way end for at most `grace` seconds, and give the port back."""
         await self._server.stop(grace)
-
-
-def join_address(host: str, port: int) -> str:
-    """Host and port in one text; an IPv6 address stands in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def explain_refusal(host: str, port: int, detail: str) -> str:

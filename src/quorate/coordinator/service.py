@@ -86,7 +86,7 @@ class CoordinatorService(CoordinatorServicer):
             )
         )
         granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
-        return pb.HeartbeatReply(lease=granted, ended=isinstance(self._state, Ended))
+        return pb.HeartbeatReply(lease=granted)
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""

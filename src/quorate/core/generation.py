@@ -38,7 +38,3 @@ class Generation:
     def position(self, worker: int) -> int:
         """Where a worker stands on the ring."""
         return next(i for i, member in enumerate(self.members) if member.worker == worker)
-
-    def member_hosting(self, lane: int) -> Member:
-        """Who hosts a lane."""
-        return next(member for member in self.members if lane in member.lanes)

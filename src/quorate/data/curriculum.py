@@ -79,12 +79,11 @@ class Curriculum:
             if chosen is None:
                 return torch.randperm(self._samples, generator=generator).numpy()
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
-        self._check_chosen(epoch, order)
+        self._check_chosen(epoch, order, expected=None if epoch == 0 else self.epoch_length)
         return order
 
-    def _check_chosen(self, epoch: int, order: Indices) -> None:
-        expected = getattr(self, "epoch_length", len(order))
-        if len(order) != expected:
+    def _check_chosen(self, epoch: int, order: Indices, expected: int | None) -> None:
+        if expected is not None and len(order) != expected:
             raise JobError(
                 f"order() gave {len(order)} samples for epoch {epoch} and {expected} for epoch 0. "
                 "Every epoch of a job must have the same length."

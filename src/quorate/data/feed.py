@@ -1,8 +1,10 @@
 """The stream of batches that a worker reads, fetched ahead in loader processes or, with none, just in time."""
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -38,7 +40,7 @@ class Feed:
             collate_fn=_packed if loader_workers else _as_it_is,  # type: ignore[arg-type]
             num_workers=loader_workers,
             multiprocessing_context="fork" if loader_workers else None,
-            worker_init_fn=_begin_loader,
+            worker_init_fn=partial(_begin_loader, os.getpid()),
         )
         with _child_signals_kept():
             self._batches: Iterator[Any] = iter(loader)
@@ -114,6 +116,6 @@ def _packed(fetched: Fetched | FetchTrouble) -> bytes:
         return bytes(ForkingPickler.dumps(FetchTrouble(fetched.request, None, message, user_traceback(error))))
 
 
-def _begin_loader(_: int) -> None:
+def _begin_loader(worker: int, _: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    die_with_parent(worker)

@@ -1,6 +1,7 @@
 """A digest of what a dataset holds, to find two workers that read different data."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +9,39 @@ import numpy
 import torch
 import xxhash
 
+from quorate.core.errors import JobError
+from quorate.core.processes import die_with_parent
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, Samples
+
+
+def fingerprint_in_child(samples: Samples) -> str:
+    """The fingerprint, taken in a process of its own.
+
+    Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
+    offset: each would read what the others skip, without an error.
+    """
+    receiving, sending = os.pipe()
+    worker = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            die_with_parent(worker)
+            torch.set_num_threads(1)
+            os.write(sending, fingerprint(samples).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as stream:
+        digest = stream.read().decode()
+    _, status = os.waitpid(pid, 0)
+    if not digest:
+        ending = os.waitstatus_to_exitcode(status)
+        how = f"was killed by signal {-ending}" if ending < 0 else f"exited with code {ending}"
+        raise JobError(f"The process that read the first and last samples of the datasets {how}.")
+    return digest
 
 
 def fingerprint(samples: Samples) -> str:

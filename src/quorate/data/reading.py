@@ -51,8 +51,13 @@ class EvaluationPlan:
         """Whether the job evaluates after this step; it always does after the last one."""
         if self.samples == 0 or step == 0:
             return False
-        if step == curriculum.total_steps:
-            return True
+        return step == curriculum.total_steps or self.has_effects(step, curriculum)
+
+    def has_effects(self, step: int, curriculum: Curriculum) -> bool:
+        """Whether the rate and the patience react to the evaluation after this step.
+
+        Not to one that is there only because the job ends: a longer job has none at that step.
+        """
         if self.every == "epoch":
             return curriculum.ends_epoch(step)
         return isinstance(self.every, int) and step % self.every == 0

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 from quorate.core.errors import TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import describe, user_traceback
+from quorate.data.collate import fresh_copy
 from quorate.data.reading import Request, Source
 from quorate.data.streams import seed_generators
 
@@ -46,6 +47,9 @@ class Samples:
     datasets: dict[Source, Dataset]
     collate: Callable[[Sequence[Any]], Any]
     seed: int
+    # A collate() of one's own may hand out the dataset's own memory, and a loss() that works in place would then
+    # change the dataset, in one worker only. A loader process does not help: it shares the memory of what it sends.
+    copies: bool = False
 
     def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
         index: int | None = None
@@ -56,7 +60,8 @@ class Samples:
                 seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
                 fetched.append(dataset[index])
             index = None
-            return Fetched(request, self.collate(fetched))
+            batch = self.collate(fetched)
+            return Fetched(request, fresh_copy(batch) if self.copies else batch)
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
 

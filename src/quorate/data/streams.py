@@ -1,6 +1,8 @@
 """Seeding every generator that user code may draw from without asking."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy
 import torch
@@ -14,3 +16,15 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+@contextmanager
+def preserved_generators() -> Iterator[None]:
+    """Leave the generators as they were found: a caller's own random stream must not be disturbed."""
+    states = torch.default_generator.get_state(), numpy.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        numpy.random.set_state(states[1])
+        random.setstate(states[2])

@@ -15,11 +15,11 @@ from quorate.engines.departure import describe_departure
 class CoordinatorProcess:
     """Starts at once, beside everything else; ends with the launcher, whose end of the pipe closes."""
 
-    def __init__(self, log_file: Path, assignment: dict[str, Any]) -> None:
+    def __init__(self, log_file: Path, appointment: dict[str, Any]) -> None:
         self._log_file = log_file
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "quorate.coordinator"],
+                [sys.executable, "-P", "-m", "quorate.coordinator"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -27,7 +27,7 @@ class CoordinatorProcess:
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which `address` tells
-            self._process.stdin.write(json.dumps(assignment).encode() + b"\n")
+            self._process.stdin.write(json.dumps(appointment).encode() + b"\n")
             self._process.stdin.flush()
 
     def address(self) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from quorate.core.timing import Timing
 from quorate.engines.coordinator_process import CoordinatorProcess
 from quorate.engines.messages import EXITED, STARTED
 from quorate.engines.nursery_process import NurseryProcess, Preparation
+from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
@@ -75,7 +75,7 @@ class LocalEngine:
             with contextlib.ExitStack() as stack:
                 # It does so itself, unless it was killed.
                 stack.callback(self._launch.run.remove_address)
-                coordinator = CoordinatorProcess(logs / "coordinator.log", self._coordinator_assignment())
+                coordinator = CoordinatorProcess(logs / "coordinator.log", self._appointment())
                 stack.callback(coordinator.close, patience=self._timing.failure_timeout)
                 nursery = NurseryProcess(logs / "nursery.log", self._preparation())
                 stack.callback(nursery.close)
@@ -97,7 +97,8 @@ class LocalEngine:
                 client.stop(self._signals.reason or "interrupted")
                 return Outcome(None, {"ending": self._signals.reason})
             self._accept_facts(facts)
-            return self._supervise(coordinator, nursery, client, address)
+            with contextlib.closing(OutcomeWatch(client)) as watch:
+                return self._supervise(coordinator, nursery, client, watch, address)
         except QuorateError as error:
             self._write_down(Failure.of(error), coordinator, client)
             raise
@@ -112,14 +113,18 @@ class LocalEngine:
             chronicle.job_failed(failure)
 
     def _supervise(
-        self, coordinator: CoordinatorProcess, nursery: NurseryProcess, client: SupervisorClient, address: str
+        self,
+        coordinator: CoordinatorProcess,
+        nursery: NurseryProcess,
+        client: SupervisorClient,
+        watch: OutcomeWatch,
+        address: str,
     ) -> Outcome:
         for slot in range(self._launch.workers):
             status_file(self._launch.run, slot).unlink(missing_ok=True)  # the last word of an earlier part of the run
             nursery.start(self._assignment(slot, address))
-        waiting = _Waiting(client)
         asked = False
-        while waiting.outcome is None:
+        while watch.outcome is None:
             self._look_after(nursery, client)
             self._show_events()
             if self._signals.at_once:
@@ -134,8 +139,8 @@ class LocalEngine:
                     client.stop(self._signals.reason)
                 if not self._has_formed:  # nothing is trained yet that would have to be saved
                     return Outcome(None, {"ending": self._signals.reason})
-        self._let_workers_leave(nursery, waiting.outcome)
-        return waiting.outcome
+        self._let_workers_leave(nursery, watch.outcome)
+        return watch.outcome
 
     def _look_after(self, nursery: NurseryProcess, client: SupervisorClient) -> None:
         try:
@@ -198,7 +203,7 @@ class LocalEngine:
             self._has_formed = self._has_formed or event.kind == "generation"
             self._show(event)
 
-    def _coordinator_assignment(self) -> dict[str, Any]:
+    def _appointment(self) -> dict[str, Any]:
         spec = self._launch.spec
         return {
             "run": str(self._launch.run.path),
@@ -217,6 +222,7 @@ class LocalEngine:
             params=spec.params,
             job_source=self._launch.job_source,
             search_path=self._launch.search_path,
+            seed=spec.seed,
             threads=spec.threads,
             deterministic=spec.deterministic,
         )
@@ -234,22 +240,6 @@ class LocalEngine:
             token=self._token,
             checkpoint=None if launch.checkpoint is None else str(launch.checkpoint),
         )
-
-
-class _Waiting:
-    """Asks the coordinator for the outcome, beside the loop that looks after the processes."""
-
-    def __init__(self, client: SupervisorClient) -> None:
-        self._client = client
-        self.outcome: Outcome | None = None
-        threading.Thread(target=self._wait, name="outcome", daemon=True).start()
-
-    def _wait(self) -> None:
-        while self.outcome is None:
-            try:
-                self.outcome = self._client.outcome(timeout=30.0)
-            except LinkError:
-                return  # the client was closed, or the coordinator is gone, which the loop sees by itself
 
 
 def _stopped_at_once(signals: Signals) -> Failure:

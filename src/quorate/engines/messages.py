@@ -1,5 +1,6 @@
 """What the launcher and the nursery say to each other, as JSON lines over a socket pair that only they hold."""
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -38,6 +39,11 @@ class Messages:
             self.closed = True
         *lines, self._partial = (self._partial + received).split(b"\n")
         return (json.loads(line) for line in lines)
+
+    def end(self) -> None:
+        """Say nothing more, which the other side takes for the end; what it still says can be read."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """End the conversation."""

@@ -76,8 +76,8 @@ class Nursery:
             self._search_path = message["search_path"]
             sys.path[:] = [*self._search_path, *(entry for entry in sys.path if entry not in self._search_path)]
             pin_machine(1, message["deterministic"])
-            self._task_type = load_task_type(message["task"])
-            configure(self._task_type, message["params"], message["job_source"])
+            self._task_type = load_task_type(message["task"], message["seed"])
+            configure(self._task_type, message["params"], message["job_source"], message["seed"])
             # The first optimizer step imports it, which takes as long as torch itself. After the task, so that a
             # mistake in it is told without this wait.
             import torch._dynamo  # noqa: F401
@@ -128,10 +128,12 @@ class Nursery:
             os._exit(code)
 
     def _spawn(self, assignment: Assignment) -> int:
+        # With -P and this path, imports are found where a forked worker finds them: the working directory does not
+        # come first.
         path = os.pathsep.join(self._search_path)
         with _open_log(assignment) as file:
             child = subprocess.Popen(
-                [sys.executable, "-m", "quorate.worker", str(os.getpid())],
+                [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,

@@ -1,5 +1,6 @@
 """The nursery's process, as its launcher holds it."""
 
+import logging
 import os
 import select
 import socket
@@ -13,8 +14,11 @@ from typing import Any
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
 from quorate.engines.departure import describe_departure
-from quorate.engines.messages import FAILED, PREPARE, READY, START, Messages
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
+from quorate.engines.pidfds import Pidfds
 from quorate.worker.assignment import Assignment
+
+log = logging.getLogger(__name__)
 
 # The same for every worker, on every machine: the bits depend on how many threads a kernel uses, and a hash seed
 # decides the order of sets.
@@ -41,6 +45,7 @@ class Preparation:
     params: dict[str, Any]
     job_source: str
     search_path: list[str]
+    seed: int
     threads: int
     deterministic: bool
 
@@ -51,11 +56,12 @@ class NurseryProcess:
     def __init__(self, log_file: Path, preparation: Preparation) -> None:
         self._log_file = log_file
         self._is_ready = False
+        self._workers = Pidfds()
         ours, theirs = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
         with log_file.open("ab") as log, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "quorate.engines.nursery", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "quorate.engines.nursery", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -90,13 +96,13 @@ class NurseryProcess:
         ready, _, _ = select.select([self._messages], [], [], seconds)
         if not ready:
             return
-        yield from self._messages.read()
+        yield from self._read()
         if self._messages.closed:
             raise JobError(f"{self._departure()}, and the workers with it")
 
     def close(self) -> None:
         """End the nursery and whatever it still has, and wait until they are gone."""
-        self._messages.close()
+        self._messages.end()
         if not self._is_ready:
             # User code that is being imported does not listen, and has no workers yet that could be left behind.
             self._process.kill()
@@ -105,6 +111,26 @@ class NurseryProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()  # the kernel ends the workers with it
             self._process.wait()
+        self._read_last_words()
+        self._messages.close()
+        # Only the nursery can reap them. Whoever holds the run's lock must not let go of it while one still writes.
+        left = self._workers.await_end(CLOSE_PATIENCE)
+        if left:
+            log.warning("workers still end after %s s: processes %s", CLOSE_PATIENCE, ", ".join(map(str, left)))
+        self._workers.close()
+
+    def _read_last_words(self) -> None:
+        """Of workers that were started last. It does not wait: what the user's code has forked may hold the socket."""
+        while not self._messages.closed and select.select([self._messages], [], [], 0)[0]:
+            list(self._read())
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        for message in self._messages.read():
+            if message["what"] == STARTED:
+                self._workers.add(message["pid"])
+            elif message["what"] == EXITED:
+                self._workers.discard(message["pid"])
+            yield message
 
     def _departure(self) -> str:
         code = self._process.wait()

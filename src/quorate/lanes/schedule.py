@@ -35,21 +35,6 @@ def plan_exchange(hosting: Sequence[range]) -> tuple[tuple[Visit, ...], ...]:
     return tuple(tuple(sorted(at, key=lambda visit: (visit.round, visit.chunk))) for at in visits)
 
 
-def hops_to_sum(plan: Sequence[Sequence[Visit]]) -> tuple[int, ...]:
-    """For each chunk, how often its partial sum is sent before it is finished."""
-    chunks = 1 + max(visit.chunk for visits in plan for visit in visits)
-    hops = [0] * chunks
-    for visits in plan:
-        for visit in visits:
-            hops[visit.chunk] += visit.sends and not visit.finished
-    return tuple(hops)
-
-
-def chunks_sent(plan: Sequence[Sequence[Visit]]) -> tuple[int, ...]:
-    """For each ring position, how many chunks it sends, partial and finished."""
-    return tuple(sum(visit.sends for visit in visits) for visits in plan)
-
-
 def _walk(chunk: int, lanes: int, hosting: Sequence[range]) -> list[tuple[int, Visit]]:
     """A chunk's visits, each with its ring position."""
     stops = _stops(chunk, lanes, hosting)

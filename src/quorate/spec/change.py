@@ -36,7 +36,11 @@ def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
 
 
 def _extends(change: Change) -> bool:
-    """Training longer passes through all that was trained before, so it is no other job."""
+    """Training longer goes on from all that was trained before, so it is no other job.
+
+    With a linear or cosine `schedule` it ends elsewhere than a job that was this long from the start: the rate depends
+    on the total. Whoever resumes says so.
+    """
     both_given = change.before is not None and change.after is not None
     return change.key in {"epochs", "steps"} and both_given and bool(change.after > change.before)
 

@@ -92,6 +92,11 @@ class RunFolder:
         with _explaining(f"cannot remove {self._address_file}"):
             self._address_file.unlink(missing_ok=True)
 
+    def write_job(self, text: str) -> None:
+        """The job as it was resolved."""
+        with _explaining(f"cannot write {self.job_file}"):
+            write_atomically(self.job_file, text)
+
     def write_result(self, result: dict[str, Any]) -> None:
         """How the run ended."""
         self._write(self.result_file, result)

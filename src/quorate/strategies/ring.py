@@ -26,6 +26,11 @@ class RingStrategy:
         self._buffer_exchange = BufferExchange(ring, generation, buffers, first_index=len(gradients.plan))
 
     @property
+    def worker(self) -> int:
+        """Who this worker is."""
+        return self._member.worker
+
+    @property
     def hosted(self) -> range:
         """The lanes that this worker hosts."""
         return self._member.lanes

@@ -22,15 +22,25 @@ NORM_RULES = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": 
 
 @dataclass
 class _Buffer:
-    owner: torch.nn.Module
-    attribute: str
     committed: torch.Tensor
     home: torch.Tensor
+    # Modules may share a buffer; each place holds the same tensor.
+    places: list[tuple[torch.nn.Module, str]]
+
+    @property
+    def in_place(self) -> bool:
+        return all(owner._buffers[attribute] is self.home for owner, attribute in self.places)
 
     @property
     def live(self) -> torch.Tensor:
-        value = self.owner._buffers[self.attribute]
+        owner, attribute = self.places[0]
+        value = owner._buffers[attribute]
         return self.home if value is None else value
+
+    @property
+    def torn(self) -> bool:
+        owner, attribute = self.places[0]
+        return any(other._buffers[name] is not owner._buffers[attribute] for other, name in self.places[1:])
 
     @property
     def changed(self) -> bool:
@@ -44,12 +54,16 @@ class Buffers:
     def __init__(self, model: torch.nn.Module, rules: Mapping[str, str]) -> None:
         self._buffers: dict[str, _Buffer] = {}
         self.rules: dict[str, str] = {}
-        for name, value in model.named_buffers():
+        first_names: dict[torch.Tensor, str] = {}
+        for name, value in model.named_buffers(remove_duplicate=False):
             owner_name, _, attribute = name.rpartition(".")
             owner = model.get_submodule(owner_name)
-            self._buffers[name] = _Buffer(owner, attribute, value.detach().clone(), value)
+            first = first_names.setdefault(value, name)
+            if first == name:
+                self._buffers[name] = _Buffer(value.detach().clone(), value, [])
+            self._buffers[first].places.append((owner, attribute))
             if isinstance(owner, _NormBase) and attribute in NORM_RULES:
-                self.rules[name] = NORM_RULES[attribute]
+                self.rules[first] = NORM_RULES[attribute]
         self._empty = tuple(_empty_buffers(model))
         self._name_rules(rules)
 
@@ -76,7 +90,7 @@ class Buffers:
     def restore(self) -> None:
         """Put the committed values into the model again."""
         for buffer in self._buffers.values():
-            if buffer.owner._buffers[buffer.attribute] is not buffer.home or buffer.changed:
+            if not buffer.in_place or buffer.changed:
                 self._put(buffer)
 
     def take_changes(self) -> dict[str, torch.Tensor]:
@@ -87,6 +101,12 @@ class Buffers:
                     f"Buffer '{name}' was None when the job started and was filled while training: the next lane would "
                     "find what this one left. Give it a tensor in model()."
                 )
+        torn = next((name for name, buffer in self._buffers.items() if buffer.torn), None)
+        if torn is not None:
+            raise UnsupportedModelError(
+                f"Buffer '{torn}' is shared by several modules, and one of them was given another tensor in training. "
+                "Write into the buffer (copy_) instead of assigning a new one."
+            )
         return {name: b.live.detach().clone() for name, b in self._buffers.items() if b.changed}
 
     def commit(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -104,7 +124,8 @@ class Buffers:
     def _put(self, buffer: _Buffer) -> None:
         with torch.no_grad():
             buffer.home.copy_(buffer.committed)
-        buffer.owner._buffers[buffer.attribute] = buffer.home
+        for owner, attribute in buffer.places:
+            owner._buffers[attribute] = buffer.home
 
 
 def _empty_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:

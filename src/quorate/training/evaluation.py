@@ -31,9 +31,11 @@ class Evaluator:
 
     def run(self, step: int, strategy: Strategy) -> dict[str, float]:
         """Metrics of the state after `step`, the same on any number of workers."""
+        versions = self._replica.versions()
         with _evaluation_mode(self._replica.model):
             own = {batch: self._evaluate(step, batch) for batch in self._plan.hosted_batches(strategy.hosted)}
-        self._replica.buffers.restore()
+        self._replica.check_unchanged(versions, "metrics()")
+        self._replica.begin_lane()
         take_log(self._task)
         everyone = strategy.share(step, json.dumps(own).encode())
         by_batch = {int(batch): sums for payload in everyone for batch, sums in json.loads(payload).items()}

@@ -14,6 +14,7 @@ from quorate.data.streams import seed_generators
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task, take_log
 
 
@@ -60,6 +61,7 @@ class LaneRunner:
         self._replica = replica
         self._gradients = gradients
         self._seed = seed
+        self._watch = StateWatch(task, replica)
 
     def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
@@ -67,7 +69,8 @@ class LaneRunner:
         if not batches:
             self._gradients.clear(lane)
             return result
-        self._replica.buffers.restore()
+        self._replica.begin_lane()
+        self._watch.before_lane()
         seed_generators(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
         logged: dict[str, LossSum] = {}
@@ -81,6 +84,7 @@ class LaneRunner:
         result.present = self._gradients.finish()
         result.log = {name: total.mean for name, total in logged.items()}
         result.buffers = self._replica.buffers.take_changes()
+        self._watch.after_lane()
         return result
 
     def _backward(self, loss: Any, samples: int, batch_samples: int) -> dict[str, LossSum]:

@@ -6,7 +6,6 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
-from quorate.core.errors import LossError
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Request, Source
@@ -16,7 +15,7 @@ from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATI
 from quorate.training.evaluation import Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.optimizers import SOLE
-from quorate.training.progress import Progress
+from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.strategy import Agreement, Strategy
@@ -94,21 +93,13 @@ class Loop:
         with self.activity.during(EVALUATION):
             metrics = self.evaluator.run(cursor.step, self.strategy)
         before = self.progress.best
-        self.progress = self.progress.after_evaluation(metrics, self.spec.evaluate, self.spec.early_stop)
-        self._react(metrics)
+        has_effects = self.evaluation.has_effects(cursor.step, self.curriculum)
+        early_stop = self.spec.early_stop if has_effects else None
+        self.progress = self.progress.after_evaluation(metrics, self.spec.evaluate, early_stop)
+        if has_effects and self.replica.optimizers.reacts:
+            self.replica.optimizers.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
         best = self.progress.best is not before
         self.publish(Event("evaluation", cursor.step, {"metrics": metrics, "best": best}))
-
-    def _react(self, metrics: dict[str, float]) -> None:
-        if not self.replica.optimizers.reacts:
-            return
-        watched = self.spec.evaluate.metric or "loss"
-        if watched not in metrics:
-            raise LossError(
-                f"The learning rate waits for the metric '{watched}' (evaluate.metric), "
-                f"but metrics() gives {', '.join(metrics)}."
-            )
-        self.replica.optimizers.react(metrics[watched])
 
     def _save_is_due(self) -> bool:
         every = self.spec.checkpoint.every

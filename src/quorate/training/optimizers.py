@@ -1,6 +1,7 @@
 """The task's optimizers and schedulers, by name; a task with just one has it under the empty name."""
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,9 +83,9 @@ class Optimizers:
         if saved != self.by_name.keys():
             raise DivergedError(f"The checkpoint has the optimizers {[*saved]}, the task now gives {[*self.by_name]}.")
         for name, optimizer in self.by_name.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            _load_exactly(optimizer, state["optimizers"][name])
         for name, scheduler in self._schedulers.items():
-            scheduler.load_state_dict(state["schedulers"][name])
+            scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
 
     def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
         schedulers = {}
@@ -125,6 +126,25 @@ class Optimizers:
                     )
 
 
+def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Load a state and undo torch's casts: it turns an optimizer's float64 or float32 values into the parameter's type,
+    which changes their bits."""
+    optimizer.load_state_dict(saved)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        for key, value in saved["state"].get(index, {}).items():
+            if isinstance(value, torch.Tensor):
+                optimizer.state[parameter][key] = value
+
+
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
     # A scheduler's state may point at itself by a bound method it patched in; only plain values are state.
-    return {key: value for key, value in state.items() if not callable(value)}
+    kept = {key: value for key, value in state.items() if not callable(value)}
+    return {key: dict(value) if isinstance(value, Counter) else value for key, value in kept.items()}
+
+
+def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
+    """The saved state with its counters being counters again (MultiStepLR has one)."""
+    counters = {key for key, value in vars(scheduler).items() if isinstance(value, Counter)}
+    return {key: Counter(value) if key in counters else value for key, value in saved.items()}

@@ -9,12 +9,14 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 from pydantic import ConfigDict, ValidationError, create_model
 
 from quorate.core.errors import JobFileError, Problem
+from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
+from quorate.data.streams import seed_generators
 from quorate.spec.problems import describe_errors
 from quorate.training.task import Task
 
 
-def configure(task_type: type[Task], params: dict[str, Any], source: str) -> Task:
+def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: int) -> Task:
     """An instance of the task with its parameters set; every mistake is told at once."""
     fields = parameters_of(task_type)
     with warnings.catch_warnings():
@@ -28,6 +30,7 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str) -> Tas
         checked = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
         raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
+    seed_generators(derive_seed(seed, "task"))
     with user_code(f"{task_type.__name__}()"):
         task = task_type()
     for name in fields:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import TaskError
+from quorate.core.errors import JobError
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -41,11 +41,11 @@ class Progress:
         best = self.best
         watched = evaluate.metric or ("loss" if "loss" in metrics else None)
         if watched is not None:
-            best = _better(best, _metric(metrics, watched, "evaluate.metric"), step, evaluate.mode)
+            best = _better(best, metric_of(metrics, watched, "evaluate.metric"), step, evaluate.mode)
         after = replace(self, cursor=self.cursor.evaluated(), metrics=metrics, best=best)
         if early_stop is None:
             return after
-        value = _metric(metrics, early_stop.metric, "early_stop.metric")
+        value = metric_of(metrics, early_stop.metric, "early_stop.metric")
         patience_best = _better(self.patience_best, value, step, early_stop.mode)
         waited = 0 if patience_best is not self.patience_best else self.waited + 1
         return replace(after, patience_best=patience_best, waited=waited, early_stopped=waited >= early_stop.patience)
@@ -69,7 +69,8 @@ def _better(best: Best | None, value: float, step: int, mode: str) -> Best | Non
     return Best(value, step) if improved else best
 
 
-def _metric(metrics: dict[str, float], name: str, key: str) -> float:
+def metric_of(metrics: dict[str, float], name: str, key: str) -> float:
+    """The metric that a key of the job file names."""
     if name not in metrics:
-        raise TaskError(f"{key}: there is no metric '{name}'; metrics() gives {', '.join(metrics) or 'none'}.")
+        raise JobError(f"{key}: there is no metric '{name}'; metrics() gives {', '.join(metrics) or 'none'}.")
     return metrics[name]

@@ -29,6 +29,23 @@ class Replica:
         self.parameters = tuple(self.model.named_parameters())
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
         self._trained = tuple(p.requires_grad for _, p in self.parameters)
+        self._modes = tuple((module, module.training) for module in self.model.modules())
+
+    def begin_lane(self) -> None:
+        """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""
+        self.buffers.restore()
+        for module, training in self._modes:
+            module.training = training
+
+    def versions(self) -> list[int]:
+        """A number for each parameter that grows when it is written to."""
+        return [parameter._version for _, parameter in self.parameters]
+
+    def check_unchanged(self, before: list[int], where: str) -> None:
+        """Refuse a parameter that user code has changed outside the optimizer: the next lane would start from it."""
+        for (name, parameter), version in zip(self.parameters, before, strict=True):
+            if parameter._version != version:
+                raise changed_outside(name, where)
 
     def check_trainable(self) -> None:
         """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
@@ -87,6 +104,14 @@ class Replica:
                 f"The checkpoint was saved by another model: '{different}' has shape {theirs.get(different)} there "
                 f"and {own.get(different)} in the model that the task builds now."
             )
+
+
+def changed_outside(name: str, where: str) -> UnsupportedModelError:
+    """The error for a parameter that changed where only the optimizer may change it."""
+    return UnsupportedModelError(
+        f"Parameter '{name}' was changed in {where}. Lanes share the parameters, so a change there would depend on "
+        "which lanes a worker hosts. Change parameters in the optimizer's step() only."
+    )
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:

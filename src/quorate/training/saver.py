@@ -72,11 +72,17 @@ def check_equal(replica: Replica, progress: Progress, strategy: Strategy) -> Non
     brief = strategy.share(step, content_digest(json.dumps(own, sort_keys=True).encode()).encode())
     if len(set(brief)) == 1:
         return
-    everyone = [json.loads(payload) for payload in strategy.share(step, json.dumps(own).encode())]
+    everyone = [json.loads(payload) for payload in strategy.share(step, json.dumps([strategy.worker, own]).encode())]
     usual = Counter(brief).most_common(1)[0][0]
-    odd = [position for position, digest in enumerate(brief) if digest != usual]
-    name = first_difference(everyone[odd[0]], everyone[brief.index(usual)])
-    raise DivergedError(
-        f"The replicas differ after step {step}: worker(s) {', '.join(map(str, odd))} hold other bits than the rest, "
-        f"first in '{name}'. The last checkpoint was saved before this and is sound."
+    odd, rest = (
+        [told for told, b in zip(everyone, brief, strict=True) if (b == usual) is same] for same in (False, True)
     )
+    name = first_difference(odd[0][1], rest[0][1])
+    raise DivergedError(
+        f"The replicas differ after step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
+        f"'{name}'. This state was not saved."
+    )
+
+
+def _workers(told: list[Any]) -> str:
+    return f"worker{'s' if len(told) > 1 else ''} {', '.join(str(worker) for worker, _ in told)}"

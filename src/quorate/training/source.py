@@ -10,12 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 from quorate.core.errors import TaskError
+from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
+from quorate.data.streams import seed_generators
 from quorate.training.task import Task
 
 
-def load_task_type(reference: str) -> type[Task]:
-    """The class behind ``file.py:Class`` or ``package.module:Class``."""
+def load_task_type(reference: str, seed: int) -> type[Task]:
+    """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed."""
+    seed_generators(derive_seed(seed, "import"))
     place, _, name = reference.rpartition(":")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)

@@ -25,6 +25,11 @@ class Strategy(Protocol):
     """Carries a step's results between workers. The loop calls it from one thread."""
 
     @property
+    def worker(self) -> int:
+        """Who this worker is."""
+        ...
+
+    @property
     def hosted(self) -> range:
         """The lanes that this worker hosts."""
         ...

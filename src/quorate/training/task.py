@@ -31,6 +31,9 @@ class Task:
 
             def optimizer(self, model):
                 return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+
+    Lanes share the process of whoever hosts them, so nothing may pass from one call of loss() to the next: keep what
+    training must remember in buffers of the model, and change parameters in the optimizer only.
     """
 
     buffer_rules: ClassVar[Mapping[str, str]] = {}

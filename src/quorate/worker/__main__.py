@@ -21,7 +21,7 @@ def main() -> int:
     print_at_once()
     start_log(assignment)
     pin_machine(1, assignment.job["deterministic"])
-    return Worker(assignment, load_task_type(assignment.task)).live()
+    return Worker(assignment, load_task_type(assignment.task, assignment.job["seed"])).live()
 
 
 if __name__ == "__main__":

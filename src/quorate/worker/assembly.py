@@ -69,7 +69,7 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
     if len(pair) == 2 and pair[1] is not None:
         datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
-    return Samples(datasets, task.collate, spec.seed)
+    return Samples(datasets, task.collate, spec.seed, copies=type(task).collate is not Task.collate)
 
 
 def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:

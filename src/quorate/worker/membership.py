@@ -16,8 +16,9 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
+from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata
+from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, decode_generation, encode_failure, encode_id
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 from quorate.worker.lease import Clock, Lease
@@ -25,9 +26,8 @@ from quorate.worker.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-Deadline = Callable[[], float]
-
 _REPORT_LIMIT = 2.0
+_REST_LIMIT = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,11 @@ class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
 class Membership:
     """A worker's membership of its job.
 
-    Opens a gRPC channel, which starts threads: make it after the last fork. Two threads work from `register` to
-    `close`: one sends heartbeats, one follows what the coordinator declares.
+    Opens a gRPC channel, which starts threads, so it is made in the worker itself, after the nursery's fork. Two more
+    threads work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
+
+    The worker forks again later, for its loaders. That is safe because they never touch gRPC, whose threads they do
+    not have, and because GRPC_ENABLE_FORK_SUPPORT=false keeps gRPC from stopping its threads around every fork.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Membership:
         try:
             reply = self._call(self._stub.Register, request, self._timing.connect)
         except grpc.RpcError as error:
-            raise _unanswered(self._address, error) from None
+            raise unanswered(self._address, error) from None
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise _refused(refusal)
@@ -163,11 +166,6 @@ class Membership:
         """Whether the coordinator has ended the job."""
         return self._ended
 
-    @property
-    def failure(self) -> Failure | None:
-        """Why the coordinator has ended the job, if it has, and if there is a reason."""
-        return self._failure
-
     def on_end(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once when the coordinator ends the job: from the follow thread, or now if it has."""
         with self._changed:
@@ -193,6 +191,14 @@ class Membership:
                 self._call(self._stub.ReportFailure, report, limit)
         except Exception as error:
             log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._address, error)
+
+    def tell_the_rest(self) -> None:
+        """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
+        end = self._clock() + _REST_LIMIT
+        try:
+            self._flush(lambda: end - self._clock())
+        except Exception as error:
+            log.warning("cannot tell the coordinator at %s the last events: %r", self._address, error)
 
     def complete(self, digest: str, result: Mapping[str, Any]) -> None:
         """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded."""
@@ -221,7 +227,7 @@ class Membership:
                 return decode_failure(reply.failure)
             except grpc.RpcError as error:
                 if not _may_pass(error):
-                    raise _unanswered(self._address, error) from None
+                    raise unanswered(self._address, error) from None
             if self._ended:
                 return self._failure
             self.check_lease()
@@ -238,12 +244,13 @@ class Membership:
 
     def _beat(self, timeout: float) -> bool:
         """Send one heartbeat; whether it was answered. A coordinator that restarts is away for a while: no error."""
+        end = self._clock() + timeout
         if not self._beat_turn.acquire(timeout=timeout):
             return False
         try:
             request = self._next_heartbeat()
             sent = self._clock()
-            reply = self._call(self._stub.Heartbeat, request, timeout)
+            reply = self._call(self._stub.Heartbeat, request, max(0.0, end - sent))
             self._outbox.answered()
             self._lease.renew(sent, reply.lease)
             return True
@@ -272,7 +279,7 @@ class Membership:
             if remaining <= 0:
                 return
             if not self._beat(remaining):
-                self._closing.wait(self._timing.heartbeat_every)
+                self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
 
     # --- the follow thread
 
@@ -342,9 +349,3 @@ def _refused(failure: Failure) -> JobError:
 
 def _may_pass(error: Any) -> bool:
     return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-
-
-def _unanswered(address: str, error: Any) -> LinkError:
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return FrameError(f"the coordinator at {address} is another job's: it does not take this job's token")
-    return LinkError(f"the coordinator at {address} does not answer ({error.code().name}): {error.details()}")

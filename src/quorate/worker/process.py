@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
-from quorate.data.fingerprint import fingerprint
+from quorate.data.fingerprint import fingerprint_in_child
 from quorate.reduce.neighbours import meet_neighbours
 from quorate.reduce.ring import Ring
-from quorate.spec.job import JobSpec
+from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.machine import canary, machine_facts, pin_machine
@@ -76,12 +77,10 @@ class Worker:
             self._train()
             return 0
         except JobEnded as ended:
-            log.info("the job has ended: %s", ended)
-            return ENDED_WITH_THE_JOB
+            return self._leave(ended)
         except QuorateError as error:
             if self._membership.ended and isinstance(error, LinkError):
-                log.info("the job has ended: %s", error)
-                return ENDED_WITH_THE_JOB
+                return self._leave(error)
             log.error("%s", error)
             return self._report(Failure.of(error))
         except Exception as error:
@@ -92,6 +91,11 @@ class Worker:
             )
         finally:
             self._membership.close()
+
+    def _leave(self, reason: QuorateError) -> int:
+        log.info("the job has ended: %s", reason)
+        self._membership.tell_the_rest()
+        return ENDED_WITH_THE_JOB
 
     def _report(self, failure: Failure) -> int:
         activity = self._activity
@@ -133,20 +137,24 @@ class Worker:
         self._page.write(0, "build")
         self._activity.phase = "build"
         pin_machine(spec.threads, spec.deterministic)
-        task = configure(self._task_type, spec.params, self._assignment.job_source)
+        task = self._configure()
         replica = Replica(task, spec)
         if self._assignment.workers == 1:
-            check_repeatable(task, spec, replica)
+            # By a task of its own: what the first one keeps from building its model would hide the difference.
+            check_repeatable(self._configure(), spec, replica)
         samples = build_samples(task, spec)
         environment = machine_facts(spec.threads, spec.deterministic) | {
             "canary": canary(),
             "task source": source_digest(self._task_type),
             "layout": content_digest(replica.layout().encode()),
-            "dataset": fingerprint(samples),
+            "dataset": fingerprint_in_child(samples),
         }
         folder = CheckpointFolder(self._run.checkpoints)
         ground = Ground(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
+
+    def _configure(self) -> Task:
+        return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)
 
     def _restore(self, ground: Ground) -> Progress:
         if self._assignment.checkpoint is None:
@@ -156,7 +164,7 @@ class Worker:
         folder = CheckpointFolder(path.parent)
         loaded = folder.load(next(info for info in folder.list() if info.path == path))
         ground.replica.load(loaded.state["replica"])
-        return Progress.from_dict(loaded.state["progress"])
+        return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
 
     def _registration(self, ground: Ground, progress: Progress, address: str) -> Registration:
         return Registration(
@@ -183,6 +191,12 @@ class Worker:
             stop_requested=lambda: membership.stop_requested,
             activity=self._activity,
         )
+
+
+def _under(progress: Progress, early_stop: EarlyStopSpec | None) -> Progress:
+    """A branch may have another patience, or none: what was an early stop before need not be one for it."""
+    stopped = early_stop is not None and progress.waited >= early_stop.patience
+    return replace(progress, early_stopped=stopped)
 
 
 def _with_place(failure: Failure) -> str:

@@ -1,9 +1,12 @@
-"""How a coordinator is called: the channel to it, and the token that goes with every call."""
+"""How a coordinator is called: the channel to it, the token that goes with every call, and a call without answer."""
 
 import hmac
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
+
+from quorate.core.errors import FrameError, LinkError
 
 TOKEN_KEY = "quorate-token"
 
@@ -39,3 +42,10 @@ def carries_token(metadata: Sequence[tuple[str, str | bytes]], token: str) -> bo
     given = next((value for key, value in metadata if key == TOKEN_KEY), "")
     given_bytes = given if isinstance(given, bytes) else given.encode()
     return hmac.compare_digest(given_bytes, token.encode())
+
+
+def unanswered(address: str, error: Any) -> LinkError:
+    """What a call amounts to that ended with an error of gRPC's: not ours to call, or nobody there."""
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return FrameError(f"the coordinator at {address} is another job's: it does not take this job's token")
+    return LinkError(f"the coordinator at {address} does not answer ({error.code().name}): {error.details()}")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$quorate/wire/proto/coordinator.proto\x12\nquorate.v1\"\x05\n\x03\x41\x63k\"3\n\x0cGenerationId\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\"Q\n\x06Member\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nfirst_lane\x18\x03 \x01(\x05\x12\x12\n\nlane_count\x18\x04 \x01(\x05\"W\n\nGeneration\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.quorate.v1.GenerationId\x12#\n\x07members\x18\x02 \x03(\x0b\x32\x12.quorate.v1.Member\"%\n\x06\x43ursor\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05phase\x18\x02 \x01(\x05\",\n\x0cTensorDigest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x84\x02\n\x0fRegisterRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0cring_address\x18\x04 \x01(\t\x12\x35\n\x05\x66\x61\x63ts\x18\x05 \x03(\x0b\x32&.quorate.v1.RegisterRequest.FactsEntry\x12)\n\x07tensors\x18\x06 \x03(\x0b\x32\x18.quorate.v1.TensorDigest\x12\"\n\x06\x63ursor\x18\x07 \x01(\x0b\x32\x12.quorate.v1.Cursor\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\rRegisterReply\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\r\n\x05lease\x18\x02 \x01(\x01\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"\x8f\x01\n\x10HeartbeatRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x18.quorate.v1.GenerationId\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0e\n\x06\x65vents\x18\x06 \x03(\t\".\n\x0eHeartbeatReply\x12\r\n\x05lease\x18\x01 \x01(\x01\x12\r\n\x05\x65nded\x18\x02 \x01(\x08\"\x1f\n\rFollowRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\"\x91\x01\n\tDirective\x12(\n\x06\x66ormed\x18\x01 \x01(\x0b\x32\x16.quorate.v1.GenerationH\x00\x12)\n\x04stop\x18\x02 \x01(\x0b\x32\x19.quorate.v1.StopDirectiveH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.quorate.v1.EndDirectiveH\x00\x42\x06\n\x04what\"\x1f\n\rStopDirective\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1f\n\x0c\x45ndDirective\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"@\n\rFailureReport\x12\x13\n\x06worker\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\tB\t\n\x07_worker\"I\n\x0f\x43ompleteRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x0e\n\x06result\x18\x03 \x01(\t\" \n\rCompleteReply\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x8e\x01\n\nExitReport\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x13\n\texit_code\x18\x04 \x01(\x05H\x00\x12\x10\n\x06signal\x18\x05 \x01(\x05H\x00\x12\x11\n\x04step\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05phase\x18\x07 \x01(\tB\x05\n\x03howB\x07\n\x05_step\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"!\n\x0eOutcomeRequest\x12\x0f\n\x07timeout\x18\x01 \x01(\x01\">\n\x0cOutcomeReply\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x0e\n\x06result\x18\x03 \x01(\t2\x81\x04\n\x0b\x43oordinator\x12\x42\n\x08Register\x12\x1b.quorate.v1.RegisterRequest\x1a\x19.quorate.v1.RegisterReply\x12\x45\n\tHeartbeat\x12\x1c.quorate.v1.HeartbeatRequest\x1a\x1a.quorate.v1.HeartbeatReply\x12<\n\x06\x46ollow\x12\x19.quorate.v1.FollowRequest\x1a\x15.quorate.v1.Directive0\x01\x12;\n\rReportFailure\x12\x19.quorate.v1.FailureReport\x1a\x0f.quorate.v1.Ack\x12\x42\n\x08\x43omplete\x12\x1b.quorate.v1.CompleteRequest\x1a\x19.quorate.v1.CompleteReply\x12\x35\n\nReportExit\x12\x16.quorate.v1.ExitReport\x1a\x0f.quorate.v1.Ack\x12\x30\n\x04Stop\x12\x17.quorate.v1.StopRequest\x1a\x0f.quorate.v1.Ack\x12?\n\x07Outcome\x12\x1a.quorate.v1.OutcomeRequest\x1a\x18.quorate.v1.OutcomeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$quorate/wire/proto/coordinator.proto\x12\nquorate.v1\"\x05\n\x03\x41\x63k\"3\n\x0cGenerationId\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\"Q\n\x06Member\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nfirst_lane\x18\x03 \x01(\x05\x12\x12\n\nlane_count\x18\x04 \x01(\x05\"W\n\nGeneration\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.quorate.v1.GenerationId\x12#\n\x07members\x18\x02 \x03(\x0b\x32\x12.quorate.v1.Member\"%\n\x06\x43ursor\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05phase\x18\x02 \x01(\x05\",\n\x0cTensorDigest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x84\x02\n\x0fRegisterRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0cring_address\x18\x04 \x01(\t\x12\x35\n\x05\x66\x61\x63ts\x18\x05 \x03(\x0b\x32&.quorate.v1.RegisterRequest.FactsEntry\x12)\n\x07tensors\x18\x06 \x03(\x0b\x32\x18.quorate.v1.TensorDigest\x12\"\n\x06\x63ursor\x18\x07 \x01(\x0b\x32\x12.quorate.v1.Cursor\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\rRegisterReply\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\r\n\x05lease\x18\x02 \x01(\x01\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"\x8f\x01\n\x10HeartbeatRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x18.quorate.v1.GenerationId\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0e\n\x06\x65vents\x18\x06 \x03(\t\"\x1f\n\x0eHeartbeatReply\x12\r\n\x05lease\x18\x01 \x01(\x01\"\x1f\n\rFollowRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\"\x91\x01\n\tDirective\x12(\n\x06\x66ormed\x18\x01 \x01(\x0b\x32\x16.quorate.v1.GenerationH\x00\x12)\n\x04stop\x18\x02 \x01(\x0b\x32\x19.quorate.v1.StopDirectiveH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.quorate.v1.EndDirectiveH\x00\x42\x06\n\x04what\"\x1f\n\rStopDirective\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1f\n\x0c\x45ndDirective\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"@\n\rFailureReport\x12\x13\n\x06worker\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\tB\t\n\x07_worker\"I\n\x0f\x43ompleteRequest\x12\x0e\n\x06worker\x18\x01 \x01(\x05\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x0e\n\x06result\x18\x03 \x01(\t\" \n\rCompleteReply\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\x8e\x01\n\nExitReport\x12\x0c\n\x04slot\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x13\n\texit_code\x18\x04 \x01(\x05H\x00\x12\x10\n\x06signal\x18\x05 \x01(\x05H\x00\x12\x11\n\x04step\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\r\n\x05phase\x18\x07 \x01(\tB\x05\n\x03howB\x07\n\x05_step\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"!\n\x0eOutcomeRequest\x12\x0f\n\x07timeout\x18\x01 \x01(\x01\">\n\x0cOutcomeReply\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x0e\n\x06result\x18\x03 \x01(\t2\x81\x04\n\x0b\x43oordinator\x12\x42\n\x08Register\x12\x1b.quorate.v1.RegisterRequest\x1a\x19.quorate.v1.RegisterReply\x12\x45\n\tHeartbeat\x12\x1c.quorate.v1.HeartbeatRequest\x1a\x1a.quorate.v1.HeartbeatReply\x12<\n\x06\x46ollow\x12\x19.quorate.v1.FollowRequest\x1a\x15.quorate.v1.Directive0\x01\x12;\n\rReportFailure\x12\x19.quorate.v1.FailureReport\x1a\x0f.quorate.v1.Ack\x12\x42\n\x08\x43omplete\x12\x1b.quorate.v1.CompleteRequest\x1a\x19.quorate.v1.CompleteReply\x12\x35\n\nReportExit\x12\x16.quorate.v1.ExitReport\x1a\x0f.quorate.v1.Ack\x12\x30\n\x04Stop\x12\x17.quorate.v1.StopRequest\x1a\x0f.quorate.v1.Ack\x12?\n\x07Outcome\x12\x1a.quorate.v1.OutcomeRequest\x1a\x18.quorate.v1.OutcomeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,29 +54,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_start=698
   _globals['_HEARTBEATREQUEST']._serialized_end=841
   _globals['_HEARTBEATREPLY']._serialized_start=843
-  _globals['_HEARTBEATREPLY']._serialized_end=889
-  _globals['_FOLLOWREQUEST']._serialized_start=891
-  _globals['_FOLLOWREQUEST']._serialized_end=922
-  _globals['_DIRECTIVE']._serialized_start=925
-  _globals['_DIRECTIVE']._serialized_end=1070
-  _globals['_STOPDIRECTIVE']._serialized_start=1072
-  _globals['_STOPDIRECTIVE']._serialized_end=1103
-  _globals['_ENDDIRECTIVE']._serialized_start=1105
-  _globals['_ENDDIRECTIVE']._serialized_end=1136
-  _globals['_FAILUREREPORT']._serialized_start=1138
-  _globals['_FAILUREREPORT']._serialized_end=1202
-  _globals['_COMPLETEREQUEST']._serialized_start=1204
-  _globals['_COMPLETEREQUEST']._serialized_end=1277
-  _globals['_COMPLETEREPLY']._serialized_start=1279
-  _globals['_COMPLETEREPLY']._serialized_end=1311
-  _globals['_EXITREPORT']._serialized_start=1314
-  _globals['_EXITREPORT']._serialized_end=1456
-  _globals['_STOPREQUEST']._serialized_start=1458
-  _globals['_STOPREQUEST']._serialized_end=1487
-  _globals['_OUTCOMEREQUEST']._serialized_start=1489
-  _globals['_OUTCOMEREQUEST']._serialized_end=1522
-  _globals['_OUTCOMEREPLY']._serialized_start=1524
-  _globals['_OUTCOMEREPLY']._serialized_end=1586
-  _globals['_COORDINATOR']._serialized_start=1589
-  _globals['_COORDINATOR']._serialized_end=2102
+  _globals['_HEARTBEATREPLY']._serialized_end=874
+  _globals['_FOLLOWREQUEST']._serialized_start=876
+  _globals['_FOLLOWREQUEST']._serialized_end=907
+  _globals['_DIRECTIVE']._serialized_start=910
+  _globals['_DIRECTIVE']._serialized_end=1055
+  _globals['_STOPDIRECTIVE']._serialized_start=1057
+  _globals['_STOPDIRECTIVE']._serialized_end=1088
+  _globals['_ENDDIRECTIVE']._serialized_start=1090
+  _globals['_ENDDIRECTIVE']._serialized_end=1121
+  _globals['_FAILUREREPORT']._serialized_start=1123
+  _globals['_FAILUREREPORT']._serialized_end=1187
+  _globals['_COMPLETEREQUEST']._serialized_start=1189
+  _globals['_COMPLETEREQUEST']._serialized_end=1262
+  _globals['_COMPLETEREPLY']._serialized_start=1264
+  _globals['_COMPLETEREPLY']._serialized_end=1296
+  _globals['_EXITREPORT']._serialized_start=1299
+  _globals['_EXITREPORT']._serialized_end=1441
+  _globals['_STOPREQUEST']._serialized_start=1443
+  _globals['_STOPREQUEST']._serialized_end=1472
+  _globals['_OUTCOMEREQUEST']._serialized_start=1474
+  _globals['_OUTCOMEREQUEST']._serialized_end=1507
+  _globals['_OUTCOMEREPLY']._serialized_start=1509
+  _globals['_OUTCOMEREPLY']._serialized_end=1571
+  _globals['_COORDINATOR']._serialized_start=1574
+  _globals['_COORDINATOR']._serialized_end=2087
 # @@protoc_insertion_point(module_scope)

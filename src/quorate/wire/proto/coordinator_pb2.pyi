@@ -106,12 +106,10 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lease", "ended")
+    __slots__ = ("lease",)
     LEASE_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
     lease: float
-    ended: bool
-    def __init__(self, lease: _Optional[float] = ..., ended: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lease: _Optional[float] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("worker",)

@@ -1,0 +1,45 @@
+"""Waiting for the coordinator to say how the job ended."""
+
+import logging
+import threading
+from typing import Protocol
+
+from quorate.coordinator.client import Outcome
+from quorate.core.errors import LinkError
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0
+PAUSE = 0.2
+
+
+class Teller(Protocol):
+    """Who knows how the job ended."""
+
+    def outcome(self, timeout: float) -> Outcome | None:
+        """How the job ended; None if it has not within `timeout` seconds."""
+        ...
+
+
+class OutcomeWatch:
+    """Asks for the outcome in a thread of its own, beside the loop that looks after the processes."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._closed = threading.Event()
+        self.outcome: Outcome | None = None
+        threading.Thread(target=self._watch, name="outcome", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while self.outcome is None and not self._closed.is_set():
+            try:
+                self.outcome = self._teller.outcome(PATIENCE)
+            except LinkError as error:
+                # One call without an answer says nothing about the next: to give up here would lose the outcome of
+                # a job that is over. A coordinator that is gone is seen by whoever holds its process.
+                log.info("how the job ended could not be asked: %s", error)
+                self._closed.wait(PAUSE)
