@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,14 +219,31 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the usual job when nothing happens to it, found once for all processes of the test run."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the usual job was trained undisturbed, once for all processes of the test run: to be read."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    digest = shared / "undisturbed-digest"
-    with (shared / "undisturbed-lock").open("w") as turn:
+    folder = shared / "finished"
+    with (shared / "finished-lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        if not digest.exists():
-            place = Workplace(tmp_path_factory.mktemp("undisturbed"))
-            digest.write_text(place.train("--workers", "2", "--json").document["weights_digest"])
-    return digest.read_text()
+        if not folder.exists():
+            folder.mkdir()
+            done = Workplace(folder).train("--workers", "2", "--json")
+            assert done.code == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(finished: Path) -> str:
+    """The digest of the usual job when nothing happens to it."""
+    digest: str = json.loads((finished / "runs" / "tiny-0001" / "result.json").read_text())["weights_digest"]
+    return digest
+
+
+@pytest.fixture
+def used_workplace(workplace: Workplace, finished: Path) -> Workplace:
+    """A folder of the test's own in which the usual job has been trained already."""
+    shutil.copytree(finished / "runs", workplace.folder / "runs")
+    job = workplace.last / "job.yaml"
+    job.write_text(job.read_text().replace(str(finished), str(workplace.folder)))
+    return workplace

@@ -1,1 +1,1 @@
-from command import undisturbed, workplace  # noqa: F401 (fixtures)
+from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 
@@ -44,20 +43,42 @@ def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, und
 
 
 def test_a_run_in_use_is_refused_with_the_pid_and_a_dead_launcher_does_not_pass_for_complete(
-    workplace: Workplace, undisturbed: str
+    used_workplace: Workplace,
 ) -> None:
-    workplace.write_job(steps=2)
-    assert workplace.train("--workers", "1").code == 0
-    running = workplace.start("resume", "tiny-0001", "--steps", "8", PAUSE="0.1")
-    running.await_event("step", at_least=3)
-    in_use = workplace.start("resume", "last", "--steps", "8").done()
+    workplace = used_workplace
+    assert workplace.result()["status"] == "complete"
+    job = workplace.last / "job.yaml"
+    job.write_text(job.read_text().replace("schedule: null", "schedule: {kind: cosine}"))
+    running = workplace.start("resume", "tiny-0001", "--steps", "16", "--workers", "1", PAUSE="0.1")
+    running.await_event("step", at_least=9)
+    in_use = workplace.start("resume", "last", "--steps", "16").done()
     assert in_use.code == 2
     assert f"run tiny-0001 is in use by process {running.process.pid}" in in_use.error
     os.kill(running.process.pid, signal.SIGKILL)
-    running.done()
+    told = running.done().stderr
     workplace.assert_nobody_left()
     assert not (workplace.last / "result.json").exists()
-    again = workplace.run("resume", "tiny", "--set", "loader_workers=1", "--workers", "4", "--json")
-    assert again.code == 0, again.stderr
-    assert again.document["weights_digest"] == undisturbed
-    assert json.loads((workplace.last / "result.json").read_text())["status"] == "complete"
+    # The job is longer now than it was, and its rate depends on that.
+    assert told.count("WARNING: the rate of a cosine schedule depends on how long the job is") == 1
+
+
+def test_a_run_that_stopped_early_goes_on_only_as_a_branch_with_another_patience(workplace: Workplace) -> None:
+    # The loss falls, and is expected to rise: the second evaluation is the last.
+    early_stop = {"metric": "loss", "mode": "max", "patience": 1}
+    workplace.write_job(evaluate={"every": 1}, early_stop=early_stop)
+    stopped = workplace.train("--workers", "1", "--json")
+    assert (stopped.document["status"], stopped.document["ending"]) == ("complete", "early stop")
+    assert stopped.document["steps"] == 2
+    for arguments in ([], ["--steps", "12"], ["--branch", "--steps", "12"]):
+        refused = workplace.run("resume", "last", *arguments)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert refused.error == (
+            "run tiny-0001 stopped early (early_stop: loss, patience 1) after 2 steps; start a branch without "
+            "early_stop: quorate resume tiny-0001 --branch --set early_stop=null"
+        )
+    another = ("--branch", "--set", "early_stop=null", "--steps", "4", "--workers", "1", "--json")
+    branched = workplace.run("resume", "last", *another)
+    assert branched.code == 0, branched.stderr
+    assert (branched.document["run"], branched.document["ending"]) == ("tiny-0002", "complete")
+    assert branched.document["steps"] == 4
+    assert [event["step"] for event in workplace.events() if event["kind"] == "step"] == [3, 4]

@@ -43,16 +43,10 @@ def coordinator(run: RunFolder, **changes: object) -> Iterator[tuple["subprocess
         process.communicate()
 
 
-def address_file(run: RunFolder) -> Path:
-    return next(file for file in run.path.iterdir() if file.is_file() and TOKEN in file.read_text())
-
-
 def test_the_token_is_for_its_owner_only(run: RunFolder) -> None:
     with coordinator(run) as (process, answer):
-        written = run.read_address()
-        assert written is not None
-        assert (written.address, written.token) == (answer["address"], TOKEN)
-        assert address_file(run).stat().st_mode & 0o777 == 0o600
+        assert json.loads(run.address_file.read_text()) == {"address": answer["address"], "token": TOKEN}
+        assert run.address_file.stat().st_mode & 0o777 == 0o600
         assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
         assert TOKEN not in Path(f"/proc/{process.pid}/environ").read_text()
         assert answer["address"].startswith("127.0.0.1:")
@@ -65,7 +59,7 @@ def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
         process.stdin = None
         _, log = process.communicate(timeout=10)
         assert process.returncode == 0
-    assert run.read_address() is None
+    assert not run.address_file.exists()
     assert "the launcher of the job has ended" in log
     assert TOKEN not in log
     assert "Traceback" not in log
@@ -85,7 +79,7 @@ def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
     assert outcome is not None
     assert outcome.failure is not None
     assert "was killed by SIGKILL" in outcome.failure.message
-    assert run.read_address() is None
+    assert not run.address_file.exists()
 
 
 def test_ctrl_c_is_the_launchers_business(run: RunFolder) -> None:
@@ -109,7 +103,7 @@ def test_a_port_in_use_is_told_with_the_remedy(run: RunFolder) -> None:
                 "exit_code": 2,
             }
             assert process.wait(timeout=10) == 2
-    assert run.read_address() is None
+    assert not run.address_file.exists()
 
 
 def test_two_coordinators_never_share_a_port(run: RunFolder) -> None:

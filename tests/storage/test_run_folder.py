@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import stat
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobError, RunError
-from quorate.storage.run_folder import Address, RunFolder
+from quorate.storage.run_folder import RunFolder
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:
@@ -247,14 +248,20 @@ class TestIncarnation:
 class TestFiles:
     def test_the_address_is_for_its_owner_only(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
-        assert run.read_address() is None
         run.write_address("127.0.0.1:4000", "secret")
-        assert run.read_address() == Address("127.0.0.1:4000", "secret")
+        assert json.loads(run.address_file.read_text()) == {"address": "127.0.0.1:4000", "token": "secret"}
         holding = [file for file in run.path.iterdir() if file.is_file() and "secret" in file.read_text()]
         assert [stat.S_IMODE(file.stat().st_mode) for file in holding] == [0o600]
         run.remove_address()
         run.remove_address()
-        assert run.read_address() is None
+        assert not run.address_file.exists()
+
+    def test_a_job_that_cannot_be_written_is_told(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.write_job("lanes: 4\n")
+        assert run.job_file.read_text() == "lanes: 4\n"
+        with pytest.raises(RunError, match=r"cannot write .*job\.yaml: No such file or directory"):
+            RunFolder(tmp_path / "missing").write_job("")
 
     def test_result_and_environment_come_back(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ from quorate.storage.atomic import write_atomically
 from quorate.storage.incarnation import take_next
 from quorate.storage.lock import FolderInUse, hold
 from quorate.storage.run_search import find_run
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a running job's coordinator listens, and the secret that it asks for."""
-
-    address: str
-    token: str
 
 
 class RunFolder:
@@ -38,7 +29,7 @@ class RunFolder:
         self.environment_file = path / "environment.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._address_file = path / "coordinator.json"
+        self.address_file = path / "coordinator.json"
 
     @classmethod
     def create(cls, runs: Path, name: str) -> "RunFolder":
@@ -80,17 +71,12 @@ class RunFolder:
 
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
-        self._write(self._address_file, asdict(Address(address, token)), mode=0o600)
-
-    def read_address(self) -> Address | None:
-        """Where the coordinator listens, if it does."""
-        fields = self._read(self._address_file)
-        return None if fields is None else Address(**fields)
+        self._write(self.address_file, {"address": address, "token": token}, mode=0o600)
 
     def remove_address(self) -> None:
         """The coordinator listens no longer."""
-        with _explaining(f"cannot remove {self._address_file}"):
-            self._address_file.unlink(missing_ok=True)
+        with _explaining(f"cannot remove {self.address_file}"):
+            self.address_file.unlink(missing_ok=True)
 
     def write_job(self, text: str) -> None:
         """The job as it was resolved."""
