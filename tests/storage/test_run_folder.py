@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -161,6 +162,14 @@ def holder(run: RunFolder, then: str = "pass") -> Iterator["subprocess.Popen[str
             process.kill()
 
 
+def can_be_locked(run: RunFolder) -> bool:
+    try:
+        with run.lock():
+            return True
+    except RunError:
+        return False
+
+
 class TestLock:
     def test_keeps_a_second_process_out_and_names_the_first(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
@@ -178,8 +187,10 @@ class TestLock:
         with holder(run, child) as process:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            with run.lock():
-                pass
+            # The child lives on; it lets go as soon as it gets to run at all after the fork.
+            deadline = time.monotonic() + 10
+            while not can_be_locked(run):
+                assert time.monotonic() < deadline, "the child keeps the lock of its dead parent"
 
     def test_is_kept_when_a_forked_child_ends(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")

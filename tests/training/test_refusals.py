@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,6 +109,23 @@ class CountsCalls(tasks.Regression):
         return super().loss(model, batch) / self.calls
 
 
+class DrawsFromItsOwn(tasks.Regression):
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(1)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        return super().loss(model, (inputs + torch.rand(inputs.shape, generator=self._generator), targets))
+
+
+class DrawsFromNumpy(DrawsFromItsOwn):
+    def __init__(self) -> None:
+        self.random = numpy.random.default_rng(3)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return tasks.Regression.loss(self, model, batch) * self.random.random()
+
+
 class TearsSharedBuffer(tasks.SharedBuffer):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         model.get_submodule("second").table = torch.ones(3)
@@ -183,6 +201,8 @@ class NotFinite(tasks.Regression):
         (ChangedByMetrics, {}, "UnsupportedModelError", ["'0.bias'", "changed in metrics()"]),
         (LimitsNorms, {}, "UnsupportedModelError", ["'rows.weight'", "changed in loss()"]),
         (CountsCalls, {}, "UnsupportedModelError", ["'self.calls'", "from lane to lane", "underscore"]),
+        (DrawsFromItsOwn, {}, "UnsupportedModelError", ["'self._generator'", "global generators"]),
+        (DrawsFromNumpy, {}, "UnsupportedModelError", ["'self.random'", "global generators"]),
         (TearsSharedBuffer, {}, "UnsupportedModelError", ["'first.table'", "shared"]),
         (MixesLosses, {}, "LossError", ["(sum, count) for others"]),
         (Lazy, {}, "UnsupportedModelError", ["'weight'", "lazy"]),
@@ -260,3 +280,39 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tmp_path: Path) -> N
     gang.train(NotFinite, spec, 2, tmp_path)
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert saved == ["step-00000001", "step-00000002"]
+
+
+class CountingPoints(tasks.Points):
+    """Every visit changes the sample."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, target = super().__getitem__(index)
+        inputs += 0.1
+        return inputs, target
+
+
+class DrawingPoints(tasks.Points):
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = numpy.random.default_rng(3)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs * float(self.random.random()), target
+
+
+class ChangesItsSamples(tasks.Regression):
+    def datasets(self) -> Any:
+        return CountingPoints()
+
+
+class DrawsForSamples(tasks.Regression):
+    def datasets(self) -> Any:
+        return DrawingPoints()
+
+
+@pytest.mark.parametrize("task", [ChangesItsSamples, DrawsForSamples])
+def test_a_sample_that_differs_each_time_it_is_read_is_named(task: type[Task], tmp_path: Path) -> None:
+    failure = gang.train(task, gang.job(task), 2, tmp_path).failure
+    assert failure.kind == "DivergedError"
+    assert "Sample 0 of the training set is another one each time it is read" in failure.message

@@ -10,7 +10,7 @@ WORKER_LOST = "WorkerLost"
 LAUNCHER_GONE = "LauncherGone"
 
 _LIKELY_CAUSES = {
-    signal.SIGKILL: " Nobody else kills like this but the kernel when memory runs out: see `dmesg`; fewer workers or"
+    signal.SIGKILL: " Often it is the kernel that kills like this, when memory runs out: see `dmesg`; fewer workers or"
     " a smaller batch_size need less.",
     signal.SIGSEGV: " That is a crash in native code: an extension module, or a library built for another machine.",
     signal.SIGBUS: " That is a mapped file that was cut short, or shared memory that ran out.",

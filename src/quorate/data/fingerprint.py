@@ -9,10 +9,12 @@ import numpy
 import torch
 import xxhash
 
-from quorate.core.errors import JobError
+from quorate.core.errors import DivergedError, JobError
 from quorate.core.processes import die_with_parent
 from quorate.data.reading import Request
-from quorate.data.samples import Fetched, Samples
+from quorate.data.samples import Fetched, FetchTrouble, Samples
+
+_TROUBLE = "!"
 
 
 def fingerprint_in_child(samples: Samples) -> str:
@@ -29,7 +31,7 @@ def fingerprint_in_child(samples: Samples) -> str:
         try:
             die_with_parent(worker)
             torch.set_num_threads(1)
-            os.write(sending, fingerprint(samples).encode())
+            os.write(sending, _told(samples).encode())
             code = 0
         finally:
             os._exit(code)
@@ -37,11 +39,20 @@ def fingerprint_in_child(samples: Samples) -> str:
     with os.fdopen(receiving, "rb") as stream:
         digest = stream.read().decode()
     _, status = os.waitpid(pid, 0)
+    if digest.startswith(_TROUBLE):
+        raise DivergedError(digest.removeprefix(_TROUBLE))
     if not digest:
         ending = os.waitstatus_to_exitcode(status)
         how = f"was killed by signal {-ending}" if ending < 0 else f"exited with code {ending}"
         raise JobError(f"The process that read the first and last samples of the datasets {how}.")
     return digest
+
+
+def _told(samples: Samples) -> str:
+    try:
+        return fingerprint(samples)
+    except DivergedError as error:
+        return f"{_TROUBLE}{error}"
 
 
 def fingerprint(samples: Samples) -> str:
@@ -51,10 +62,19 @@ def fingerprint(samples: Samples) -> str:
         length = len(dataset)
         digest.update(f"{source.value}:{length}".encode())
         for index in (0, length - 1):
-            answer = samples[Request(source, 0, (index,))]
-            for part in _parts(answer.batch if isinstance(answer, Fetched) else answer.message):
-                digest.update(part)
+            once, again = (_content(samples[Request(source, 0, (index,))]) for _ in range(2))
+            if once != again:
+                raise DivergedError(
+                    f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
+                    "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
+                    "change what the dataset holds."
+                )
+            digest.update(once)
     return digest.hexdigest()
+
+
+def _content(answer: Fetched | FetchTrouble) -> bytes:
+    return b"".join(_parts(answer.batch if isinstance(answer, Fetched) else answer.message))
 
 
 def _parts(value: Any) -> Iterator[bytes]:
