@@ -9,9 +9,9 @@ import pytest
 from command import Running, Workplace, parent_of
 
 
-def start_and_reach(workplace: Workplace, workers: int, step: int, *arguments: str) -> Running:
-    running = workplace.start("train", "job.yaml", "--workers", str(workers), "--json", *arguments, PAUSE="0.1")
-    running.await_event("step", at_least=step)
+def start_and_reach_a_checkpoint(workplace: Workplace, workers: int, *arguments: str) -> Running:
+    running = workplace.start("train", "job.yaml", "--workers", str(workers), "--json", *arguments, PAUSE="0.2")
+    running.await_event("checkpoint", at_least=2)
     return running
 
 
@@ -27,7 +27,7 @@ def assert_resumes_to(workplace: Workplace, digest: str, workers: int) -> None:
 def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to_the_same_bits(
     workplace: Workplace, undisturbed: str, workers: int, afterwards: int
 ) -> None:
-    running = start_and_reach(workplace, workers, 2)
+    running = start_and_reach_a_checkpoint(workplace, workers)
     victim = workplace.workers()[-1]
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to
 
 
 def test_a_worker_that_is_stopped_is_found_by_its_silence(workplace: Workplace) -> None:
-    running = start_and_reach(workplace, 2, 2, "--set", "failure_timeout=1", "--steps", "1000")
+    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "failure_timeout=1", "--steps", "1000")
     victim = workplace.workers()[0]
     os.kill(victim, signal.SIGSTOP)
     stopped = time.monotonic()
@@ -69,7 +69,7 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence(workplace: Workplace) 
 def test_a_killed_process_that_is_no_worker_is_named(
     workplace: Workplace, undisturbed: str, module: str, name: str
 ) -> None:
-    running = start_and_reach(workplace, 2, 2)
+    running = start_and_reach_a_checkpoint(workplace, 2)
     victim = next(pid for pid in workplace.pids(module) if parent_of(pid) == running.process.pid)
     os.kill(victim, signal.SIGKILL)
     done = running.done(within=10)
@@ -85,7 +85,7 @@ def test_a_killed_process_that_is_no_worker_is_named(
 
 
 def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workplace: Workplace) -> None:
-    running = start_and_reach(workplace, 2, 2, "--set", "failure_timeout=0.5", "--steps", "1000")
+    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "failure_timeout=0.5", "--steps", "1000")
     (victim,) = workplace.pids("quorate.coordinator")
     os.kill(victim, signal.SIGSTOP)
     done = running.done(within=15)
@@ -97,7 +97,7 @@ def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workpl
 
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     shared_before = set(Path("/dev/shm").iterdir())
-    running = start_and_reach(workplace, 2, 2, "--set", "loader_workers=1")
+    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")
     assert len(workplace.pids()) == 1 + 2 + 2 + 2, "launcher, coordinator and nursery, workers, loaders"
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.done().code == -signal.SIGKILL
