@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long check format proto setup-all clean help
+.PHONY: demo setup test test-long check format proto setup-all clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
 
 demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several workers
 	@$(BIN)/quorate train examples/digits.yaml --workers 2
+
+setup: .venv/.stamp-examples  ## install Quorate and what the examples need
 
 test: .venv/.stamp-dev        ## run the tests
 	@$(BIN)/python scripts/proto.py --check

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import pytest
 
@@ -19,6 +21,7 @@ Found = TypeVar("Found")
 
 TASK_SOURCE = (Path(__file__).parent / "command_task.py").read_text()
 PATIENCE = 40.0
+AFTER_MESSAGE = re.compile(r"\n\n|\nnext: |\nusage: ")
 JOB: dict[str, Any] = {
     "name": "tiny",
     "task": "task.py:Tiny",
@@ -46,11 +49,24 @@ class Done:
 
     @property
     def error(self) -> str:
-        """The one message that standard error ends with."""
-        before, found, message = self.stderr.partition("error: ")
+        """The one message that standard error ends with, without traceback and advice."""
+        before, found, rest = self.stderr.partition("error: ")
         assert found, f"no error was told: {self.stderr!r}"
         assert "error: " not in before
-        return message.strip()
+        return AFTER_MESSAGE.split(rest)[0].strip()
+
+    @property
+    def traceback(self) -> str:
+        """The one traceback of the user's, if there is one: it stands between the message and the advice."""
+        assert self.stderr.count("Traceback") <= 1
+        _, found, rest = self.stderr.partition("error: ")[2].partition("\n\n")
+        return rest.partition("\n\nnext: ")[0] if found else ""
+
+    @property
+    def advice(self) -> str:
+        """What to do next."""
+        (advice,) = re.findall(r"^next: (.*)$", self.stderr, re.MULTILINE)
+        return str(advice)
 
 
 def await_condition(what: str, condition: Callable[[], Found | None], seconds: float = PATIENCE) -> Found:
@@ -131,6 +147,23 @@ class Workplace:
         done = self.start(*arguments, **environment).done()
         self.assert_nobody_left()
         return done
+
+    def run_into(self, stdout: TextIO | None, *arguments: str) -> Done:
+        """Give a command whose standard output is this file, or is closed."""
+        command = [sys.executable, "-m", "quorate", *arguments]
+        if stdout is None:
+            command = ["sh", "-c", f"exec {shlex.join(command)} >&-"]
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        self.assert_nobody_left()
+        return Done(done.returncode, "", done.stderr)
 
     def train(self, *arguments: str, **environment: str) -> Done:
         """Train the job file."""

@@ -1,27 +1,59 @@
 """Distributed PyTorch training that keeps going: the same bits on any number of workers.
 
-The public names are `Task`, `Job`, `Result`, `train`, `resume` and the errors; they are imported when first used, so
-that the command line answers without waiting for torch.
+::
+
+    job = quorate.Job(task=Digits, lanes=4, batch_size=64, epochs=3)
+    result = quorate.train(job)
+    model = result.load_model()
+
+`Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
+`RequestError` and `JobFailed` are what may go wrong, and `QuorateError` is both. The names are imported when first
+used, so that the command line answers without waiting for torch.
 """
 
 from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Evaluation": "quorate.api.evaluate",
     "Job": "quorate.api.job",
     "JobFailed": "quorate.core.failure",
+    "JobFileError": "quorate.core.errors",
     "QuorateError": "quorate.core.errors",
     "RequestError": "quorate.core.errors",
     "Result": "quorate.api.result",
+    "RunError": "quorate.core.errors",
     "Task": "quorate.training.task",
+    "TaskError": "quorate.core.errors",
+    "evaluate": "quorate.api.evaluate",
+    "open_run": "quorate.api.result",
     "resume": "quorate.api.train",
     "train": "quorate.api.train",
 }
 
-__all__ = ["Job", "JobFailed", "QuorateError", "RequestError", "Result", "Task", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "Job",
+    "JobFailed",
+    "JobFileError",
+    "QuorateError",
+    "RequestError",
+    "Result",
+    "RunError",
+    "Task",
+    "TaskError",
+    "evaluate",
+    "open_run",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'quorate' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

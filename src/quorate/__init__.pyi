@@ -1,10 +1,31 @@
+from quorate.api.evaluate import Evaluation as Evaluation
+from quorate.api.evaluate import evaluate as evaluate
 from quorate.api.job import Job as Job
 from quorate.api.result import Result as Result
+from quorate.api.result import open_run as open_run
 from quorate.api.train import resume as resume
 from quorate.api.train import train as train
+from quorate.core.errors import JobFileError as JobFileError
 from quorate.core.errors import QuorateError as QuorateError
 from quorate.core.errors import RequestError as RequestError
+from quorate.core.errors import RunError as RunError
+from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
 from quorate.training.task import Task as Task
 
-__all__ = ["Job", "JobFailed", "QuorateError", "RequestError", "Result", "Task", "resume", "train"]
+__all__ = [
+    "Evaluation",
+    "Job",
+    "JobFailed",
+    "JobFileError",
+    "QuorateError",
+    "RequestError",
+    "Result",
+    "RunError",
+    "Task",
+    "TaskError",
+    "evaluate",
+    "open_run",
+    "resume",
+    "train",
+]

@@ -1,9 +1,13 @@
+"""Scripts that train: what they get, and how they end."""
+
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Any
 
-from command import TASK_SOURCE, Workplace
+from command import TASK_SOURCE, Workplace, await_condition
 
 ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=3.0, workers=2"
 GUARDED = f"""
@@ -20,6 +24,7 @@ if __name__ == "__main__":
     torch.manual_seed(1), numpy.random.seed(1), random.seed(1)
     model = result.load_model()
     assert [torch.rand(1).item(), numpy.random.rand(), random.random()] == expected, "load_model() has reseeded"
+    assert isinstance(model, Model), "load_model() has imported the script again"
     again = weights_digest(named_bytes(name, tensor) for name, tensor in model.state_dict().items())
     told = [result.run, result.status, result.steps, result.weights_digest, again, result.metrics]
 
@@ -33,7 +38,18 @@ if __name__ == "__main__":
     thread = threading.Thread(target=fail_in_a_thread)
     thread.start()
     thread.join()
+    failed = quorate.open_run("last", runs=result.folder.parent)
+    told.extend([failed.status, failed.error])
     print(json.dumps(told))
+"""
+MODEL_OF_ITS_OWN = """
+class Model(nn.Sequential):
+    pass
+
+
+class Tiny(Tiny):
+    def model(self):
+        return Model(*super().model())
 """
 
 
@@ -55,7 +71,7 @@ def test_a_script_trains_loads_the_model_and_learns_of_a_failure_in_a_thread(
     workplace: Workplace, undisturbed: str
 ) -> None:
     script = workplace.folder / "script.py"
-    script.write_text(TASK_SOURCE + GUARDED)
+    script.write_text(TASK_SOURCE + MODEL_OF_ITS_OWN + GUARDED)
     done = run_python(workplace, str(script))
     assert (done.returncode, done.stderr) == (0, "")
     told: list[Any] = json.loads(done.stdout.splitlines()[-1])  # before it, the task's own word: load_model() builds it
@@ -64,6 +80,40 @@ def test_a_script_trains_loads_the_model_and_learns_of_a_failure_in_a_thread(
     assert told[6:8] == ["tiny-0002", "UserCodeError"]
     assert told[8].count("Traceback") == 1
     assert "step 5: ValueError: trouble in loss (in loss())" in told[8]
+    assert told[9] == "failed"
+    assert "trouble in loss" in told[10]
+
+
+LOOP = f"""
+if __name__ == "__main__":
+    job = quorate.Job(task=Tiny, {ARGUMENTS}).replace(steps=10_000)
+    for seed in range(3):
+        print(quorate.train(job.replace(seed=seed)))
+"""
+
+
+def test_ctrl_c_ends_the_whole_script_after_a_checkpoint(workplace: Workplace) -> None:
+    script = workplace.folder / "script.py"
+    script.write_text(TASK_SOURCE + LOOP)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=workplace.folder,
+        env=os.environ | {"PAUSE": "0.05"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    await_condition("a step", lambda: workplace.runs() and "step" in {event["kind"] for event in workplace.events()})
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    workplace.assert_nobody_left()
+    assert (process.returncode, stdout) == (-signal.SIGINT, "")
+    assert [run.name for run in workplace.runs()] == ["tiny-0001"]  # the loop did not go on to the next job
+    steps = workplace.result()["steps"]
+    assert workplace.checkpoints()[-1].startswith(f"step-{steps:08}")
+    message = f'run tiny-0001 was interrupted at step {steps}; quorate.resume("tiny-0001") goes on'
+    assert stderr.strip().splitlines()[-1] == f"KeyboardInterrupt: {message}"
 
 
 def test_a_script_that_trains_when_it_is_imported_gets_the_remedy(workplace: Workplace) -> None:

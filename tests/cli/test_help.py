@@ -1,38 +1,92 @@
+import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import pytest
+import typer
 
 from command import Workplace
+from quorate.cli.app import app
 
-NO_TORCH = """
+GROUP: Any = typer.main.get_command(app)
+VERBS: list[str] = sorted(GROUP.commands)
+
+# What takes long to import, and is not needed to answer.
+HEAVY = ["torch", "numpy", "grpc", "pydantic", "yaml", "rich", "importlib.metadata", "quorate.spec", "quorate.api"]
+
+ANSWER = """
 import sys
 sys.argv = ["quorate", *{arguments!r}]
 from quorate.cli.main import run
 try:
     run()
 finally:
-    assert "torch" not in sys.modules, "torch was imported"
-    assert "grpc" not in sys.modules, "grpc was imported"
+    print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--help"], ["train", "resume", "same bits on any number"]),
-        (["train", "--help"], ["JOB.yaml", "--workers", "--set", "--json", "Ctrl-C", "Example:"]),
-        (["resume", "--help"], ["RUN", "--branch", "last", "Example:"]),
-        (["--version"], [f"quorate {version('quorate')}"]),
-    ],
-)
-def test_help_answers_without_torch(arguments: list[str], words: list[str]) -> None:
-    code = NO_TORCH.format(arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    for word in words:
-        assert word in " ".join(done.stdout.split())
+def help_of(*verb: str, columns: int = 80) -> str:
+    """What a person sees, and that it took nothing heavy to show it."""
+    code = ANSWER.format(arguments=[*verb, "--help"], heavy=HEAVY)
+    environment = os.environ | {"COLUMNS": str(columns)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    return done.stdout
+
+
+def examples_of(verb: str) -> list[str]:
+    return re.findall(r"^\s*(quorate .*)$", GROUP.commands[verb].help, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_help_names_every_verb_with_its_whole_first_sentence(columns: int) -> None:
+    text = " ".join(help_of(columns=columns).split())
+    assert "to the same bits on any number of workers." in text
+    for verb in VERBS:
+        sentence = " ".join(GROUP.commands[verb].help.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        assert f" {verb} {sentence}." in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_answers_at_once_and_shows_its_examples_as_they_are_typed(verb: str) -> None:
+    text = help_of(verb)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    examples = examples_of(verb)
+    assert len(examples) >= 2
+    for example in examples:
+        assert example in [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_examples_in_the_help_can_be_parsed(verb: str) -> None:
+    for example in examples_of(verb):
+        command, named, *arguments = shlex.split(example)
+        assert (command, named) == ("quorate", verb)
+        with GROUP.commands[verb].make_context(verb, arguments) as context:
+            assert context.params
+
+
+def test_an_example_with_a_wrong_flag_would_be_found() -> None:
+    with pytest.raises(typer.TyperException, match="--worker"):
+        GROUP.commands["train"].make_context("train", ["job.yaml", "--worker", "2"])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_parameter_of_a_verb_is_explained(verb: str) -> None:
+    for parameter in GROUP.commands[verb].params:
+        assert parameter.help, f"{parameter.name} of {verb} has no help"
+
+
+def test_a_narrow_terminal_gets_a_narrow_help() -> None:
+    wide = [line for line in help_of("train", columns=50).splitlines() if len(line) > 50]
+    assert all(line.strip() in examples_of("train") for line in wide)
 
 
 def test_the_module_is_the_command(workplace: Workplace) -> None:

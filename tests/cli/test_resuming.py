@@ -35,7 +35,9 @@ def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, und
     state.write_bytes(state.read_bytes()[:-1])
     extended = workplace.run("resume", str(first), "--steps", "8", "--workers", "2", "--json")
     assert extended.code == 0, extended.stderr
-    assert "WARNING: checkpoint step-00000004-evaluated is not used" in extended.stderr
+    told = "WARNING: checkpoint step-00000004-evaluated is damaged, so step-00000002 is used: part state.safetensors is"
+    assert told in extended.stderr
+    assert extended.document["from_step"] == 2
     assert (extended.document["run"], extended.document["steps"]) == ("tiny-0001", 8)
     assert extended.document["weights_digest"] == undisturbed
     assert [event["from_step"] for event in workplace.events(first) if event["kind"] == "run"] == [0, 2]

@@ -57,5 +57,6 @@ def test_more_workers_than_cores_are_warned_of(workplace: Workplace) -> None:
     workplace.write_job(lanes=400, batch_size=400, task="task.py:NotATask")
     done = workplace.train("--workers", "300", "--set", "threads=2")
     assert done.code == 2
-    assert "is not a Task. Write `class NotATask(quorate.Task):`" in done.error
+    assert "NotATask in" in done.error
+    assert "is a class but not a task. Its tasks: " in done.error
     assert "WARNING: 300 workers × 2 threads = 600, more than the" in done.stderr

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import schemas
+from catalogue import signals
 from command import Running, Workplace, await_condition
 
 
@@ -16,8 +18,10 @@ def test_ctrl_c_stops_cleanly_and_a_resume_on_other_workers_ends_with_the_same_b
     running.interrupt()
     done = running.done(within=10)
     assert (done.code, done.document["status"]) == (130, "interrupted")
-    assert 1 <= done.document["steps"] < 8
+    steps = done.document["steps"]
+    assert 1 <= steps < 8
     assert "Traceback" not in done.stderr
+    assert done.advice == f"quorate resume tiny-0001  (goes on from step {steps})"
     workplace.assert_nobody_left()
     assert workplace.checkpoints()[-1].startswith(f"step-{done.document['steps']:08}")
     kinds = [event["kind"] for event in workplace.events()]
@@ -41,16 +45,17 @@ def test_ctrl_c_twice_stops_at_once(workplace: Workplace) -> None:
     asked = time.monotonic()
     done = running.done(within=10)
     assert time.monotonic() - asked < 2.0
-    assert (done.code, done.document["status"]) == (130, "interrupted")
-    assert "stopped at once" in done.error
+    signals.PAGE.hold(signals.AT_ONCE, done, workplace)
     workplace.assert_nobody_left(within=1.0)
     assert [event["message"] for event in workplace.failures()] == [done.error]
 
 
-def test_sigterm_leaves_a_checkpoint(workplace: Workplace) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_sigterm_and_a_closed_terminal_leave_a_checkpoint(workplace: Workplace, numbers: list[signal.Signals]) -> None:
     running = workplace.start("train", "job.yaml", "--workers", "1", PAUSE="0.1")
     running.await_event("step", at_least=1)
-    running.process.send_signal(signal.SIGTERM)
+    for number in numbers:
+        running.process.send_signal(number)
     done = running.done(within=10)
     assert done.code == 143
     assert "terminated" in done.stdout
@@ -67,6 +72,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(workplace: Workplace, place: 
     done = running.done(within=5)
     assert (done.code, done.document["status"], done.document["steps"]) == (130, "interrupted", 0)
     assert "Traceback" not in done.stderr
+    assert done.advice == "train again; nothing was trained yet, so there is nothing to resume"
     workplace.assert_nobody_left()
     assert workplace.failures() == []
     again = workplace.run("resume", "last")
@@ -74,7 +80,7 @@ def test_ctrl_c_before_the_first_step_ends_at_once(workplace: Workplace, place: 
     assert "ended before its first checkpoint" in again.error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_in_the_first_moments_is_quiet(workplace: Workplace, number: signal.Signals) -> None:
     running = workplace.start("train", "job.yaml", "--json")
     maps = Path(f"/proc/{running.process.pid}/maps")
@@ -82,9 +88,12 @@ def test_a_stop_in_the_first_moments_is_quiet(workplace: Workplace, number: sign
     await_condition("the first imports", lambda: "pydantic_core" in maps.read_text())
     os.killpg(running.process.pid, number)
     done = running.done(within=10)
-    assert done.code == 128 + number
-    assert done.document["status"] == ("interrupted" if number == signal.SIGINT else "terminated")
-    assert "Traceback" not in done.stderr
+    is_typed = number == signal.SIGINT
+    status, code = ("interrupted", 130) if is_typed else ("terminated", 143)
+    message = f"{status} before anything was started"
+    assert (done.code, done.stderr) == (code, f"{message}\n")
+    assert done.document == {"status": status, "exit_code": code, "error": message}
+    schemas.validate("error", done.document)
 
 
 def await_computing(running: Running) -> None:

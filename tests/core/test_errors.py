@@ -4,21 +4,38 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 from collections.abc import Iterator
 
 import pytest
 
 import quorate
-from quorate.core.errors import JobError, JobFileError, LinkError, PeerLost, Problem, QuorateError, RequestError
-from quorate.core.failure import Failure
+from quorate.core import errors
+from quorate.core.errors import (
+    JobError,
+    JobFileError,
+    LinkError,
+    OutputError,
+    PeerLost,
+    Problem,
+    QuorateError,
+    RequestError,
+    UserCodeError,
+)
+from quorate.core.failure import Failure, Remains
 
 for found in pkgutil.walk_packages(quorate.__path__, "quorate."):
     if not found.name.endswith("__main__"):
-        importlib.import_module(found.name)
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:  # of an extra that is not installed here
+            assert error.name is not None and not error.name.startswith("quorate")
 
 VALUES = {
     "source": "job.yaml",
     "problems": (Problem("lanes", "is 0", "Use 1."), Problem("seed", "is text")),
+    "remains": Remains("tiny-0001", "/runs/tiny-0001", "runs/tiny-0001/logs", None, "train again"),
+    "exit_code": 2,
     "failure": Failure("LossError", "the loss is nan", step=3, traceback="Traceback: a line"),
 }
 
@@ -53,9 +70,32 @@ def test_the_walk_finds_the_errors_that_carry_fields() -> None:
     assert names >= {"JobFailed", "UserCodeError", "PeerLost", "JobFileError", "LeaseExpired", "RunError"}
 
 
+def drawn() -> dict[str, str]:
+    """Name → parent of every error in the tree of the module's docstring, by its indentation."""
+    assert errors.__doc__ is not None
+    above: list[tuple[int, str]] = []
+    parents = {}
+    for depth, name in re.findall(r"^([ │├└─]*)([A-Z]\w+)\b", errors.__doc__.split("::")[1], re.MULTILINE):
+        above = [(other, parent) for other, parent in above if other < len(depth)]
+        parents[name] = above[-1][1] if above else "Exception"
+        above.append((len(depth), name))
+    return parents
+
+
+def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:
+    assert drawn() == {error_type.__name__: error_type.__base__.__name__ for error_type in tree(QuorateError)}  # type: ignore[union-attr]
+
+
 def test_a_wrong_request_and_a_failed_job_have_different_exit_codes() -> None:
     assert {error_type.exit_code for error_type in tree(RequestError)} == {2}
     assert {error_type.exit_code for error_type in tree(JobError)} == {1}
+    assert OutputError.exit_code == 1
+
+
+def test_an_exception_before_the_first_step_counts_as_a_wrong_request() -> None:
+    assert UserCodeError("no", "").exit_code == 1
+    early = UserCodeError("no", "", RequestError.exit_code)
+    assert (early.exit_code, pickle.loads(pickle.dumps(early)).exit_code) == (2, 2)
 
 
 def test_a_job_file_error_tells_every_mistake() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import LossError, RequestError, TaskError, UserCodeError
-from quorate.core.failure import Failure, JobFailed
+from quorate.core.failure import Failure, JobFailed, Remains
 
 numbers = st.none() | st.integers(0, 2**40)
 
@@ -52,6 +52,21 @@ def test_the_launcher_raises_a_request_error_for_a_wrong_request() -> None:
     error = Failure.of(TaskError("there is no class Digits")).error()
     assert isinstance(error, RequestError)
     assert str(error) == "there is no class Digits"
+
+
+def test_an_exception_of_the_task_is_no_mere_refusal_although_its_exit_code_is_two() -> None:
+    """Its run is kept: the logs hold what the task has printed."""
+    failure = Failure.of(UserCodeError("KeyError: 'x' (in model())", "Traceback: line 3", 2))
+    assert (failure.exit_code, failure.is_refusal) == (2, False)
+    assert isinstance(failure.error(), JobFailed)
+    assert Failure.of(TaskError("no class")).is_refusal
+    assert not Failure.of(LossError("nan")).is_refusal
+
+
+def test_a_failed_job_knows_its_run() -> None:
+    assert JobFailed(Failure("LossError", "nan")).run == ""
+    remains = Remains("tiny-0001", "/runs/tiny-0001", "runs/tiny-0001/logs", "quorate resume tiny-0001", "resume it")
+    assert JobFailed(Failure("LossError", "nan"), remains).run == "tiny-0001"
 
 
 def test_the_launcher_raises_job_failed_with_message_and_traceback() -> None:

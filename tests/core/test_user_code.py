@@ -9,7 +9,7 @@ import pytest
 
 import quorate
 from quorate.core.errors import LossError, UserCodeError
-from quorate.core.user_code import describe, user_code
+from quorate.core.user_code import building_code, describe, user_code
 
 PACKAGE = Path(quorate.__path__[0])
 
@@ -55,12 +55,32 @@ def run(inner):
 """
 
 
-def test_a_call_back_into_quorate_stays_in_the_traceback() -> None:
-    """`self.log` may raise: the user's line that called it comes first, ours after it."""
+def test_a_call_back_into_quorate_ends_at_the_users_line() -> None:
+    """`self.log` may raise, and says why; where in our code it does so helps nobody."""
     ours = code_in(f"{PACKAGE}/training/task.py", "def run():\n    raise ValueError('no number')")
     users = code_in("/home/someone/task.py", "def run(ours):\n    ours()")
     trace = caught(lambda: users(ours)).traceback
-    assert trace.index("/home/someone/task.py") < trace.index("training/task.py")
+    assert "/home/someone/task.py" in trace
+    assert "training/task.py" not in trace
+    assert trace.endswith("ValueError: no number")
+
+
+def test_frames_of_ours_and_of_torch_between_the_users_are_left_out_but_for_the_one_that_raised() -> None:
+    deep = code_in("/x/site-packages/torch/linear.py", "def run():\n    raise RuntimeError('shapes')")
+    call = code_in("/x/site-packages/torch/module.py", "def run(inner):\n    inner()")
+    users = code_in("/home/someone/task.py", "def run(call, inner):\n    call(inner)")
+    trace = caught(lambda: users(call, deep)).traceback
+    assert "module.py" not in trace
+    assert trace.index("/home/someone/task.py") < trace.index("torch/linear.py")
+
+
+def test_a_hint_stands_behind_the_sentence_and_the_exit_code_is_that_of_the_moment() -> None:
+    with pytest.raises(UserCodeError) as raised, user_code("loss()", lambda error: f"Use less {error}."):
+        raise ValueError("heat")
+    assert (str(raised.value), raised.value.exit_code) == ("ValueError: heat (in loss()). Use less heat.", 1)
+    with pytest.raises(UserCodeError) as raised, building_code("model()"):
+        raise ValueError("heat")
+    assert (str(raised.value), raised.value.exit_code) == ("ValueError: heat (in model())", 2)
 
 
 def test_a_folder_whose_name_begins_as_the_package_does_is_the_users() -> None:
@@ -84,6 +104,7 @@ def test_a_syntax_error_shows_the_users_line(tmp_path: Path) -> None:
     error = caught(lambda: compile(file.read_text(), str(file), "exec"))
     assert "def broken(:" in error.traceback
     assert str(file) in error.traceback
+    assert "importlib" not in error.traceback
 
 
 def test_leaving_by_sys_exit_is_an_error_too() -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -6,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.data.collate import collate
+from quorate.data.collate import UnlikeSamples, collate
 
 
 @dataclass
@@ -74,10 +75,38 @@ def test_a_field_that_is_not_given_but_made_is_made_anew() -> None:
     assert batch.size == 4
 
 
-@pytest.mark.parametrize("samples", [[(1, 2), (1,)], [{"a": 1}, {"b": 1}], [torch.zeros(2), torch.zeros(3)]])
-def test_samples_of_different_structure_are_an_error(samples: list[Any]) -> None:
-    with pytest.raises((ValueError, KeyError, RuntimeError)):
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([(1, 2), (1, 3), (1,)], "samples 0 and 2 of a batch differ: one has 2 values, the other 1 values"),
+        ([{"a": 1}, {"b": 1}], "differ: one has the keys a, the other the keys b"),
+        ([torch.zeros(2), torch.zeros(3)], "differ: one has shape (2,), the other shape (3,)"),
+        ([{"x": (1, numpy.zeros(2))}, {"x": (1, numpy.zeros(4))}], "one has shape (2,), the other shape (4,)"),
+        ([Point(torch.zeros(1), 1), Point(torch.zeros(2), 1)], "one has shape (1,), the other shape (2,)"),
+        ([(1, None), (2, None)], "sample 0 of a batch holds nothing (None), which cannot be stacked"),
+        ([1, None], "differ: one is the int 1, the other nothing (None)"),
+    ],
+)
+def test_samples_that_make_no_batch_are_named_with_what_differs(samples: list[Any], text: str) -> None:
+    with pytest.raises(UnlikeSamples, match=re.escape(text)):
         collate(samples)
+
+
+def test_keys_may_come_in_another_order_and_more_of_them_are_left_out() -> None:
+    assert collate([{"a": 1, "b": 2}, {"b": 4, "a": 3, "c": 5}])["b"].tolist() == [2, 4]
+
+
+def test_an_error_that_is_not_about_a_difference_stays_as_it_is() -> None:
+    @dataclass
+    class Picky:
+        size: Any
+
+        def __post_init__(self) -> None:
+            if isinstance(self.size, torch.Tensor):
+                raise ValueError("no tensors here")
+
+    with pytest.raises(ValueError, match="no tensors here"):
+        collate([Picky(1), Picky(2)])
 
 
 def test_a_batch_of_one() -> None:

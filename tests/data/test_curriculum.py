@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.jobs import curriculum
-from quorate.core.errors import JobError, UserCodeError
+from quorate.core.errors import JobError, TaskError, UserCodeError
 from quorate.data.curriculum import Curriculum
 
 
@@ -107,8 +107,12 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 def test_a_set_smaller_than_a_batch_is_refused_with_the_remedy() -> None:
-    with pytest.raises(JobError, match=r"5 samples.*batch_size: 8.*smaller batch_size.*last_batch: keep"):
+    with pytest.raises(TaskError, match=r"5 samples.*batch_size: 8.*batch_size of at most 5.*last_batch: keep"):
         curriculum(5, batch_size=8, lanes=2, epochs=1)
+    with pytest.raises(TaskError, match=r"An epoch of order\(\) has 3 samples, less than one batch"):
+        curriculum(9, lambda epoch, generator: range(3), batch_size=8, lanes=2, epochs=1)
+    with pytest.raises(TaskError, match=r"order\(\) gave no samples for epoch 0"):
+        curriculum(9, lambda epoch, generator: [], batch_size=8, lanes=2, epochs=1)
     assert curriculum(5, batch_size=8, lanes=2, epochs=1, last_batch="keep").total_steps == 1
 
 
@@ -156,7 +160,7 @@ class TestOrderOfOnesOwn:
 
     @pytest.mark.parametrize("index", [-1, 4])
     def test_an_index_outside_is_refused_by_number_and_epoch(self, index: int) -> None:
-        with pytest.raises(JobError, match=rf"sample {index} in epoch 0.*samples 0 to 3"):
+        with pytest.raises(TaskError, match=rf"sample {index} in epoch 0.*samples 0 to 3"):
             curriculum(4, lambda epoch, generator: [0, 1, 2, index], **self.keys)
         given = curriculum(4, lambda epoch, generator: [0, 1, 2, index if epoch else 3], **self.keys)
         with pytest.raises(JobError, match=rf"sample {index} in epoch 1"):

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
+from quorate.data.collate import collate
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples, check_dataset
 from quorate.data.streams import seed_generators
@@ -120,6 +121,13 @@ def test_trouble_in_collate_names_no_sample() -> None:
     assert "in refuse" in told.traceback
 
 
+def test_samples_that_make_no_batch_are_named_by_their_index() -> None:
+    told = trouble([torch.zeros(2), torch.zeros(2), torch.zeros(3)], collate, 1, 2)
+    assert told.message == "samples 1 and 2 of the training set differ: one has shape (2,), the other shape (3,)"
+    assert "collate(self, samples)" in told.hint
+    assert told.traceback == ""
+
+
 class Streamed(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -137,11 +145,13 @@ class OnlyItems:
     ("dataset", "text"),
     [
         (Streamed(), r"gave a Streamed as the training set.*list\(\.\.\.\)"),
-        (iter([1]), "list_iterator as the training set, which has no length"),
-        (OnlyItems(), "OnlyItems as the training set, which has no length"),
+        (iter([1]), "list_iterator as the training set, which has no len"),
+        (OnlyItems(), "gave an OnlyItems as the training set, which has no len"),
         ({1, 2}, r"set as the training set, which has no \[\]"),
         ([], "training set that datasets.. gave is empty"),
-        (None, "NoneType as the training set"),
+        (None, r"gave nothing \(None\) as the training set.*Is a `return` missing"),
+        (Streamed, r"gave the class Streamed as the training set.*Is `\(\)` missing after Streamed"),
+        (DataLoader(Streamed()), "gave a DataLoader as the training set; give the dataset that is inside it"),
     ],
 )
 def test_what_cannot_be_read_by_index_is_refused(dataset: Any, text: str) -> None:

@@ -22,6 +22,27 @@ def test_the_first_signal_is_a_request_and_the_second_an_order(number: signal.Si
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("other", [signal.SIGHUP, signal.SIGTERM])
+def test_a_closed_terminal_is_a_request_as_sigterm_is_and_never_hurries(other: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with listening_to_signals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (signals.reason, signals.at_once, signals.exit_code) == ("terminated", False, 143)
+        os.kill(os.getpid(), other)
+        assert not signals.at_once
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with listening_to_signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.reason is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_thread_leaves_the_handlers_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     heard: list[tuple[Signals, object]] = []

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from quorate.observe.console import Console
+from quorate.observe.console import Console, QuietConsole
 from quorate.observe.event import Event
 from quorate.observe.pace import Pace
+from quorate.observe.progress import Progress
 from quorate.observe.quantities import count, duration, measure, size
+from quorate.observe.screen import Screen
 from quorate.observe.summary import print_summary
+from quorate.spec.job import EarlyStopSpec
+from terminal import screen_after
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m|\x1b\[9[0-9]m")
@@ -31,58 +35,135 @@ def step(number: int, **fields: Any) -> Event:
     return Event("step", number, told | fields, time=1000.0 + number)
 
 
+def begin(total_steps: int | None = 600, from_step: int = 0) -> Event:
+    return Event("run", None, {"from_step": from_step, "total_steps": total_steps})
+
+
+def finished(ending: str, steps: int) -> Event:
+    return Event("finished", None, {"weights_digest": "ab", "result": {"ending": ending, "steps": steps}})
+
+
 EVALUATION = Event("evaluation", 200, {"metrics": {"accuracy": 0.91234, "loss": 0.3}, "best": True})
 CHECKPOINT = Event("checkpoint", 200, {"path": "/r/step-00000200", "bytes": 1_234_567, "seconds": 0.031})
 STOP = Event("stop", None, {"reason": "interrupted"})
 FAILURE = Event("failure", 7, {"message": "worker 3 on [red]node-1[/red] was killed (signal 9)"})
-FINISHED = Event("finished", None, {"weights_digest": "ab"})
+FINISHED = finished("complete", 600)
+OPENING = "job-0001 in runs/job-0001: 8 lanes on 4 workers"
 
 
-def console(stream: io.StringIO, clock: Clock, **options: Any) -> Console:
-    told: dict[str, Any] = {"is_terminal": False, "total_steps": 600, "workers": 4, "lanes": 8, "clock": clock}
-    return Console(stream, **(told | options))
+def progress(**known: Any) -> Progress:
+    usual: dict[str, Any] = {"run": "job-0001", "folder": "runs/job-0001", "workers": 4, "lanes": 8}
+    return Progress(**usual | known)
+
+
+def console(
+    stream: io.StringIO, clock: Clock, *, is_terminal: bool = False, width: int | None = None, **known: Any
+) -> Console:
+    return Console(Screen(stream, is_terminal, width), progress(**known), clock)
 
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-
-def shown(stream: io.StringIO) -> list[str]:
-    return [line for line in CONTROL.sub("", stream.getvalue().replace("\r", "\n")).split("\n") if line.strip()]
+    for variable in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 class TestElsewhere:
     """Not a terminal: plain lines."""
 
-    def test_a_step_line_at_most_every_few_seconds_and_at_the_end(self) -> None:
+    def test_the_first_line_says_which_run_it_is_and_where(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock())
+        assert stream.getvalue() == ""  # a job that is refused has no run
+        screen.handle(Event("generation", None, {"members": [{}, {}], "lanes": 8}))
+        screen.handle(begin())
+        assert stream.getvalue() == "job-0001 in runs/job-0001: 8 lanes on 2 workers\n"
+
+    def test_a_resumed_run_says_from_where(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock())
+        screen.handle(begin(from_step=120))
+        screen.handle(step(121))
+        screen.handle(begin(from_step=120))
+        assert stream.getvalue().splitlines() == [
+            f"{OPENING}, from step 120 of 600",
+            "step 121/600   loss 0.01901   12,346 samples/s",
+        ]
+
+    def test_a_step_line_at_once_then_every_few_seconds_and_at_the_end(self) -> None:
         stream, clock = io.StringIO(), Clock()
-        screen = console(stream, clock, total_steps=100)
+        screen = console(stream, clock)
+        screen.handle(begin(100))
         for number in range(1, 101):
             screen.handle(step(number))
             clock.now += 0.125
         screen.close()
-        lines = stream.getvalue().splitlines()
+        _, *lines = stream.getvalue().splitlines()
         assert [line.split("   ")[0] for line in lines] == ["step 1/100", "step 41/100", "step 81/100", "step 100/100"]
-        assert lines[1] == "step 41/100   loss 0.05610   12,346 samples/s   59 s left"
+        assert lines[1] == "step 41/100   loss 0.05610   256 samples/s   59 s left"
+        assert lines[-1] == "step 100/100   loss 0.02300   256 samples/s"
+
+    @pytest.mark.parametrize(
+        ("ending", "words"),
+        [
+            ("interrupted", "stopped after 7 of 600 steps"),
+            ("early stop", "stopped early after 7 steps: the last 3 evaluations brought no better accuracy"),
+        ],
+    )
+    def test_the_last_step_is_told_when_the_job_ends_before_its_time(self, ending: str, words: str) -> None:
+        stream = io.StringIO()
+        rule = EarlyStopSpec(metric="accuracy", mode="max", patience=3)
+        screen = console(stream, Clock(), early_stop=rule)
+        screen.handle(begin())
+        for number in range(1, 8):
+            screen.handle(step(number))
+        screen.handle(finished(ending, 7))
+        screen.close()
+        _, first, last, end = stream.getvalue().splitlines()
+        assert (first.split("   ")[0], last.split("   ")[0]) == ("step 1/600", "step 7/600")
+        assert "left" not in last
+        assert end == words
+
+    def test_the_last_step_is_told_when_the_job_fails(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock())
+        for number in (1, 2):
+            screen.handle(step(number))
+        screen.close()
+        assert [line.split("   ")[0] for line in stream.getvalue().splitlines()] == ["step 1", "step 2"]
 
     def test_what_happens_besides_is_told_at_once(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock())
-        screen.handle(step(1))
+        screen.handle(begin())
+        screen.handle(step(600))
         for event in (EVALUATION, CHECKPOINT, STOP, FAILURE, FINISHED, Event("log", None, {"message": "careful"})):
             screen.handle(event)
         screen.handle(Event("unheard-of", 1, {"x": 1}))
         screen.close()
-        assert stream.getvalue().splitlines()[1:] == [
+        assert stream.getvalue().splitlines()[2:] == [
             "evaluation at step 200: accuracy 0.9123   loss 0.3000   best so far",
             "checkpoint step-00000200: 1.23 MB in 0.031 s",
-            "stopping: interrupted",
+            "stopping after the running step, which is saved; Ctrl-C again stops at once",
             "failed at step 7: worker 3 on [red]node-1[/red] was killed (signal 9)",
-            "finished after 1 steps",
+            "finished after 600 steps",
             "careful",
         ]
+
+    def test_nothing_is_promised_to_whoever_stops_before_the_first_step(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock())
+        screen.handle(STOP)
+        screen.handle(finished("interrupted", 0))
+        screen.close()
+        assert stream.getvalue() == "stopping before the first step: interrupted\n"
+
+    def test_termination_names_itself(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock(), has_begun=True)
+        screen.handle(Event("stop", None, {"reason": "terminated"}))
+        assert stream.getvalue() == "terminated: stopping after the running step, which is saved\n"
 
     def test_no_control_characters_and_no_broken_lines(self) -> None:
         stream = io.StringIO()
@@ -91,6 +172,18 @@ class TestElsewhere:
         screen.close()
         assert "\x1b" not in stream.getvalue()
         assert len(stream.getvalue().splitlines()) == 1
+
+    def test_colours_in_a_file_only_when_forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for value, coloured in (("", False), ("0", False), ("1", True)):
+            monkeypatch.setenv("FORCE_COLOR", value)
+            stream = io.StringIO()
+            screen = console(stream, Clock())
+            screen.handle(begin())
+            screen.handle(EVALUATION)
+            screen.close()
+            assert bool(COLOUR.search(stream.getvalue())) is coloured
+            assert CONTROL.sub("", stream.getvalue()).splitlines()[0] == OPENING
+            assert "\x1b[?25l" not in stream.getvalue()  # colours, but nothing that moves
 
     def test_a_new_generation_is_told_only_once_training_has_begun(self) -> None:
         stream = io.StringIO()
@@ -104,61 +197,72 @@ class TestElsewhere:
 
     def test_without_a_known_end_there_is_no_time_left(self) -> None:
         stream, clock = io.StringIO(), Clock()
-        screen = console(stream, clock, total_steps=None)
+        screen = console(stream, clock)
         for number in (1, 2):
             screen.handle(step(number))
             clock.now += 10
-        assert stream.getvalue().splitlines()[-1] == "step 2   loss 1.150   12,346 samples/s"
+        assert stream.getvalue().splitlines()[-1] == "step 2   loss 1.150   256 samples/s"
 
     def test_every_optimizer_has_its_loss(self) -> None:
         stream = io.StringIO()
         fields = {"loss.critic": 0.5, "loss.generator": 1.5}
-        console(stream, Clock()).handle(Event("step", 1, fields))
+        console(stream, Clock(), total_steps=600).handle(Event("step", 1, fields))
         assert stream.getvalue() == "step 1/600   loss.critic 0.5000   loss.generator 1.500\n"
 
-    def test_events_without_their_fields_do_no_harm(self) -> None:
-        screen = console(io.StringIO(), Clock())
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_events_without_their_fields_do_no_harm(self, is_terminal: bool) -> None:
+        screen = console(io.StringIO(), Clock(), is_terminal=is_terminal)
         for kind in ("step", "evaluation", "checkpoint", "stop", "failure", "finished", "generation", "log", "run"):
             screen.handle(Event(kind))
             screen.handle(Event(kind, 1))
         screen.close()
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 class TestTerminal:
-    def run(self, width: int, **options: Any) -> io.StringIO:
+    def run(self, width: int, total_steps: int | None = 600) -> io.StringIO:
         stream, clock = io.StringIO(), Clock()
-        screen = console(stream, clock, is_terminal=True, width=width, **options)
+        screen = console(stream, clock, is_terminal=True, width=width)
+        screen.handle(begin(total_steps))
         for number in (1, 150, 300):
             screen.handle(step(number))
             clock.now += 1
         screen.handle(EVALUATION)
         screen.handle(CHECKPOINT)
+        self.during = screen_after(stream.getvalue(), width)
+        screen.handle(finished("interrupted", 300))
         screen.close()
         return stream
 
-    def test_the_bar_fits(self, width: int) -> None:
-        lines = shown(self.run(width))
-        bars = [line for line in lines if "step 300/600" in line]
-        facts = [line for line in lines if line.startswith("loss 0.007667")]
-        assert bars
-        assert facts
-        assert all(cell_len(line.rstrip()) <= width for line in bars + facts)
-
-    def test_a_wider_terminal_shows_more(self, width: int) -> None:
-        last = shown(self.run(width))[-1]
-        expected = {
-            20: "loss 0.007667",
-            40: "loss 0.007667   12,346 samples/s",
-            80: "loss 0.007667   12,346 samples/s   5:00 left   8 lanes on 4 workers",
+    def test_the_bar_and_all_numbers_are_shown_and_fit(self, width: int) -> None:
+        self.run(width)
+        bar = next(number for number, line in enumerate(self.during) if "step 300/600" in line)
+        facts = ["loss 0.007667", "256 samples/s", "5:00 left", "8 lanes on 4 workers"]
+        rows = {
+            20: [facts[:1], facts[1:2], facts[2:3], facts[3:]],
+            40: [facts[:2], facts[2:]],
+            60: [facts[:3], facts[3:]],
         }
-        assert last.rstrip() == expected[min(width, 80)]
+        assert self.during[bar + 1 :] == ["   ".join(row) for row in rows.get(width, [facts])]
+        assert all(cell_len(line) <= width for line in self.during)
+        assert "━" in self.during[bar if width > 20 else bar - 1]
 
-    def test_notices_stay_above_the_bar(self, width: int) -> None:
-        lines = shown(self.run(width))
-        at = next(number for number, line in enumerate(lines) if line.startswith("evaluation"))
-        assert "best so far" in lines[at]
-        assert any("step 300/600" in line for line in lines[at + 1 :])
+    def test_only_one_bar_is_on_the_screen_and_notices_stay_above_it(self, width: int) -> None:
+        self.run(width)
+        text = "\n".join(self.during)
+        assert text.count("step 300/600") == 1
+        assert "step 150/600" not in text
+        assert "starting" not in text
+        assert re.sub(r"\s+", " ", text).startswith(
+            f"{OPENING} evaluation at step 200: accuracy 0.9123 loss 0.3000 best"
+        )
+        assert text.index("checkpoint") < text.index("step 300/600")
+
+    def test_what_ended_it_is_told_below_the_bar_that_stays(self, width: int) -> None:
+        lines = screen_after(self.run(width).getvalue(), width)
+        bar = next(number for number, line in enumerate(lines) if "step 300/600" in line)
+        assert " ".join(lines[bar + 1 :]).endswith("stopped after 300 of 600 steps")
+        assert not any("left" in line for line in lines)
 
     def test_the_cursor_is_given_back(self, width: int) -> None:
         text = self.run(width).getvalue()
@@ -185,22 +289,38 @@ class TestTheScreen:
         assert threading.active_count() == before
         screen.close()
 
-    def test_is_not_redrawn_for_every_step(self) -> None:
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_is_not_written_to_for_every_step(self, is_terminal: bool) -> None:
         stream, clock = io.StringIO(), Clock()
-        screen = console(stream, clock, is_terminal=True, width=80)
+        screen = console(stream, clock, is_terminal=is_terminal, width=80)
+        screen.handle(begin(100_000))
         screen.handle(step(1))
         drawn = len(stream.getvalue())
-        screen.handle(step(2))
+        for number in range(2, 10_000):
+            screen.handle(step(number))
         assert len(stream.getvalue()) == drawn
-        clock.now += 1
-        screen.handle(step(3))
+        clock.now += 6
+        screen.handle(step(10_000))
         assert len(stream.getvalue()) > drawn
         screen.close()
 
-    def test_shows_nothing_for_a_job_that_never_began(self) -> None:
+    def test_says_that_it_starts_and_leaves_nothing_of_a_job_that_never_began(self) -> None:
         stream = io.StringIO()
-        console(stream, Clock(), is_terminal=True, width=80).close()
-        assert stream.getvalue() == ""
+        screen = console(stream, Clock(), is_terminal=True, width=80)
+        assert screen_after(stream.getvalue(), 80) == ["starting job-0001: 8 lanes on 4 workers ..."]
+        screen.close()
+        assert screen_after(stream.getvalue(), 80) == []
+
+    def test_a_resumed_run_begins_its_bar_where_it_was(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock(), is_terminal=True, width=80)
+        screen.handle(begin(from_step=300))
+        _, bar, hosting = screen_after(stream.getvalue(), 80)
+        assert bar.endswith("step 300/600")
+        assert hosting == "8 lanes on 4 workers"
+        for number in (301, 302):
+            screen.handle(step(number))
+        screen.close()
 
     @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
     @pytest.mark.parametrize("is_terminal", [True, False])
@@ -213,6 +333,31 @@ class TestTheScreen:
         screen.handle(step(1))
         screen.handle(FAILURE)
         screen.close()
+
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_that_knows_ascii_only_gets_ascii(self, is_terminal: bool) -> None:
+        written = io.BytesIO()
+        stream = io.TextIOWrapper(written, encoding="ascii", write_through=True)
+        screen = Console(Screen(stream, is_terminal, 80), progress())
+        screen.handle(begin())
+        screen.handle(step(300))
+        screen.handle(Event("log", None, {"message": "2 workers × 3 threads … ∞"}))
+        screen.close()
+        text = written.getvalue().decode("ascii")
+        assert r"2 workers x 3 threads ... \u221e" in text
+        assert is_terminal is ("---" in text)
+
+    def test_says_little_when_it_is_quiet(self) -> None:
+        stream = io.StringIO()
+        screen = QuietConsole(Screen(stream, is_terminal=False), progress())
+        careful = Event("log", None, {"message": "careful"})
+        for event in (begin(), step(1), EVALUATION, CHECKPOINT, careful, STOP, FINISHED):
+            screen.handle(event)
+        screen.close()
+        assert stream.getvalue().splitlines() == [
+            "careful",
+            "stopping after the running step, which is saved; Ctrl-C again stops at once",
+        ]
 
 
 RESULT: dict[str, Any] = {
@@ -250,6 +395,22 @@ class TestSummary:
         print_summary(RESULT, stream, is_terminal=True, width=width)
         assert COLOUR.search(stream.getvalue())
         assert "3f" * 32 in CONTROL.sub("", stream.getvalue())
+
+    def test_where_there_is_nothing_but_ascii(self) -> None:
+        written = io.BytesIO()
+        stream = io.TextIOWrapper(written, encoding="ascii", write_through=True)
+        print_summary(RESULT | {"folder": "runs/größe"}, stream)
+        assert rb"runs/gr\xf6\xdfe" in written.getvalue()
+
+    def test_of_a_resumed_run_tells_which_steps_took_that_time(self) -> None:
+        stream = io.StringIO()
+        print_summary(RESULT | {"from_step": 1200}, stream)
+        assert "  steps       1,600, the last 400 in 1:42" in stream.getvalue().splitlines()
+
+    def test_of_an_early_stop_says_so(self) -> None:
+        stream = io.StringIO()
+        print_summary(RESULT | {"ending": "early stop"}, stream)
+        assert stream.getvalue().splitlines()[0] == "fashion-mnist-0001  complete (stopped early)"
 
     def test_of_a_job_that_failed_before_its_first_step(self) -> None:
         stream = io.StringIO()
@@ -301,13 +462,32 @@ class TestNumbers:
     def test_counts(self, value: float, text: str) -> None:
         assert count(value) == text
 
-    def test_pace_starts_anew_when_steps_are_told_again(self) -> None:
+
+class TestPace:
+    def test_starts_anew_when_steps_are_told_again(self) -> None:
         pace = Pace()
-        pace.passed(100, 0.0)
-        assert pace.seconds_for(10) is None
-        pace.passed(101, 1.0)
-        assert pace.seconds_for(10) == 10.0
-        pace.passed(50, 500.0)
-        assert pace.seconds_for(10) is None
-        pace.passed(52, 504.0)
-        assert pace.seconds_for(10) == 20.0
+        told = [pace.seconds_per_step]
+        for number, time in ((100, 0.0), (101, 1.0), (50, 500.0), (52, 504.0)):
+            pace.passed(number, time)
+            told.append(pace.seconds_per_step)
+        assert told == [None, None, 1.0, None, 2.0]
+
+    def test_of_fast_steps_reaches_back_far_enough_to_hold_an_evaluation(self) -> None:
+        pace = Pace()
+        for number in range(10_000):
+            pace.passed(number, number * 1e-3 + (5.0 if number >= 5_000 else 0.0))
+        assert pace.seconds_per_step == pytest.approx(1.5e-3, rel=0.01)
+
+    def test_of_a_job_that_has_become_slow_forgets_the_fast_times(self) -> None:
+        pace = Pace()
+        for number in range(1_000):
+            pace.passed(number, number * 0.01)
+        for number in range(1_000, 1_100):
+            pace.passed(number, 10.0 + (number - 1_000) * 10.0)
+        assert pace.seconds_per_step == pytest.approx(10.0)
+
+    def test_is_never_negative_when_the_clock_is_set_back(self) -> None:
+        pace = Pace()
+        pace.passed(1, 100.0)
+        pace.passed(2, 40.0)
+        assert pace.seconds_per_step == 0.0

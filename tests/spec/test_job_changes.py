@@ -22,9 +22,9 @@ def test_equal_jobs_have_no_changes() -> None:
     [
         ({"lanes": 4}, "lanes: 8 → 4", Mark.MEANING),
         ({"params": {"rate": 2}}, "params.rate: 1 → 2", Mark.MEANING),
-        ({"params": {"rate": True}}, "params.rate: 1 → True", Mark.MEANING),
+        ({"params": {"rate": True}}, "params.rate: 1 → true", Mark.MEANING),
         ({"params": {"rate": 1.0}}, "params.rate: 1 → 1.0", Mark.MEANING),
-        ({"params": {"rate": 1, "decay": None}}, "params.decay: not given → None", Mark.MEANING),
+        ({"params": {"rate": 1, "decay": None}}, "params.decay: not given → null", Mark.MEANING),
         ({"params": {}}, "params.rate: 1 → not given", Mark.MEANING),
         ({"evaluate": {"every": 5}}, "evaluate.every: epoch → 5", Mark.MEANING),
         ({"checkpoint": {"keep": 9}}, "checkpoint.keep: 3 → 9", Mark.MANNER),

@@ -90,15 +90,16 @@ MISTAKES = {
     "more workers than lanes": (
         GOOD + "workers: 12\n",
         [
-            "workers: 12 workers cannot share 8 lanes: each worker hosts at least one lane, and 12 > 8. "
-            "Use at most 8 workers, or raise lanes (which changes what the job computes)."
+            "workers: 12 workers (job.yaml line 4) cannot share 8 lanes (the default): each worker hosts at least one "
+            "lane, and 12 > 8. Use at most 8 workers, or raise lanes (which changes what the job computes)."
         ],
     ),
     "too small a batch": (
         "task: digits.py:Digits\nbatch_size: 4\nepochs: 3\n",
         [
-            "batch_size: 4 samples cannot be shared by 8 lanes × accumulate 1: 4 < 8. "
-            "Use a batch_size of at least 8, or fewer lanes."
+            "batch_size: a batch of 4 (job.yaml line 2) cannot be shared by 8 lanes (the default): each gets at least "
+            "one sample, and 4 < 8. Use a batch_size of at least 8, or fewer lanes (which changes what the job "
+            "computes)."
         ],
     ),
     "no length": (
@@ -107,7 +108,17 @@ MISTAKES = {
     ),
     "two lengths": (
         GOOD + "steps: 5\n",
-        ["epochs: both epochs (3) and steps (5) are given. Keep exactly one of them."],
+        [
+            "epochs: both epochs: 3 (job.yaml line 3) and steps: 5 (job.yaml line 4) are given. "
+            "Keep exactly one of them."
+        ],
+    ),
+    "an early stop without evaluations to watch": (
+        GOOD + "evaluate: {every: end}\nearly_stop: {metric: loss, patience: 2}\n",
+        [
+            "early_stop: it watches the evaluations during training, and with evaluate.every: end (job.yaml line 4) "
+            "there are none. Use evaluate.every: epoch or a number of steps, or leave early_stop out."
+        ],
     ),
     "a key given twice": (
         GOOD + "epochs: 4\n",
@@ -153,7 +164,17 @@ MISTAKES = {
     ),
     "an open bracket": (
         GOOD + "params: {rate: 0.1\n",
-        ["line 5, column 1: expected ',' or '}', but got '<stream end>' while parsing a flow mapping."],
+        [
+            "line 5, column 1: expected ',' or '}', but got '<stream end>' while parsing a flow mapping. "
+            "A bracket is opened on line 4 and not closed, or a comma is missing between its values."
+        ],
+    ),
+    "an open quote": (
+        GOOD + 'runs: "here\n',
+        [
+            "line 5, column 1: found unexpected end of stream while scanning a quoted scalar. "
+            "A quote is opened on line 4 and not closed."
+        ],
     ),
 }
 
@@ -164,24 +185,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mistakes(folder: Path, text: str | bytes, environment: dict[str, str], *overrides: Override) -> list[str]:
+def refusal(folder: Path, text: str | bytes, environment: dict[str, str], *overrides: Override) -> JobFileError:
     path = folder / "job.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(JobFileError) as caught:
         load_job(path, environment, overrides)
-    assert caught.value.source == str(path)
-    return [str(problem) for problem in caught.value.problems]
+    return caught.value
+
+
+def mistakes(folder: Path, text: str | bytes) -> list[str]:
+    error = refusal(folder, text, {})
+    assert error.source == str(folder / "job.yaml")
+    return [str(problem) for problem in error.problems]
 
 
 @pytest.mark.parametrize(("text", "words"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_the_words_for(folder: Path, text: str, words: list[str]) -> None:
-    assert mistakes(folder, text, {}) == words
+    assert mistakes(folder, text) == words
 
 
 def test_all_mistakes_of_all_layers_are_told_at_once(folder: Path) -> None:
     text = "task: digit.py:Digits\nlanes: 0\nworkers: 4\nseeds: 7\nepoch: 3\nbatch_size: 4\nlog_level: warn\n"
     environment = {"QUORATE_THREADS": "none", "QUORATE_WORKRES": "3", "QUORATE_SEED": "[", "PATH": "/bin"}
-    assert mistakes(folder, text, environment, Override("lanes", 16, "--lanes"), parse_set("checkpoint.keep=0")) == [
+    error = refusal(folder, text, environment, Override("lanes", 16, "--lanes"), parse_set("checkpoint.keep=0"))
+    assert error.source == "the job", "some in the file, some over it"
+    assert [str(problem) for problem in error.problems] == [
         "environment QUORATE_SEED: the value '[' cannot be read: expected the node content, but found '<stream end>' "
         "while parsing a flow node.",
         'threads: the text "none" is not a whole number of at least 1 (environment QUORATE_THREADS).',
@@ -190,34 +218,64 @@ def test_all_mistakes_of_all_layers_are_told_at_once(folder: Path) -> None:
         "seeds: there is no such key (job.yaml line 4). Did you mean seed?",
         "epoch: there is no such key (job.yaml line 5). Did you mean epochs?",
         "workres: there is no such key (environment QUORATE_WORKRES). Did you mean QUORATE_WORKERS?",
-        "batch_size: 4 samples cannot be shared by 16 lanes × accumulate 1: 4 < 16. "
-        "Use a batch_size of at least 16, or fewer lanes.",
+        "batch_size: a batch of 4 (job.yaml line 6) cannot be shared by 16 lanes (--lanes): each gets at least one "
+        "sample, and 4 < 16. Use a batch_size of at least 16, or fewer lanes (which changes what the job computes).",
         f"task: there is no file {folder.resolve()}/digit.py (job.yaml line 1). Did you mean digits.py?",
     ]
 
 
 def test_a_rule_is_not_judged_by_a_key_that_is_wrong_itself(folder: Path) -> None:
-    assert len(mistakes(folder, GOOD + "lanes: -1\nworkers: 4\n", {})) == 1
+    assert len(mistakes(folder, GOOD + "lanes: -1\nworkers: 4\n")) == 1
 
 
 def test_a_parameter_at_the_top_is_sent_to_params(folder: Path) -> None:
-    (words,) = mistakes(folder, GOOD + "learning_rate: 0.1\n", {})
+    (words,) = mistakes(folder, GOOD + "learning_rate: 0.1\n")
     assert words.startswith(
-        "learning_rate: there is no such key (job.yaml line 4). The keys here: version, name, task,"
+        "learning_rate: there is no such key (job.yaml line 4). If it is a parameter of the task, write it under "
+        "params. The keys here: version, name, task,"
     )
-    assert words.endswith("The task's own parameters stand under params.")
+
+
+@pytest.mark.parametrize(
+    ("environment", "overrides", "source"),
+    [
+        ({}, [Override("workers", 9, "--workers")], "the command line"),
+        ({}, [Override("lanes", 2, "--lanes")], "the command line"),
+        ({}, [parse_set("checkpoint.evry=3")], "the command line"),
+        ({}, [parse_set("checkpoint=3")], "the command line"),
+        ({"QUORATE_LANES": "none"}, [], "the environment"),
+        ({"QUORATE_LANES": "["}, [], "the environment"),
+        ({"QUORATE_LANES": "none"}, [Override("workers", "x", "--workers")], "the job"),
+        ({}, [Override("workers", 9, "Job.replace")], "Job.replace"),
+    ],
+)
+def test_who_said_it_is_blamed_and_not_the_file(
+    folder: Path, environment: dict[str, str], overrides: list[Override], source: str
+) -> None:
+    text = GOOD + "workers: 4\n"
+    assert refusal(folder, text, environment, *overrides).source == source
+    assert refusal(folder, text + "seed: -1\n", environment, *overrides).source == "the job"
 
 
 def test_bytes_that_are_not_text(folder: Path) -> None:
-    assert mistakes(folder, b"task: \xff", {}) == ["file: it is not UTF-8 text: the byte at offset 6 is 0xff."]
+    assert mistakes(folder, b"task: \xff") == [
+        "file: it is not UTF-8 text: the byte at offset 6 is 0xff. Is it a job file? If so, save it as UTF-8."
+    ]
 
 
 def test_a_task_file_that_is_nowhere_near(folder: Path) -> None:
-    (words,) = mistakes(folder, GOOD.replace("digits.py", "jobs/x.py"), {})
+    (words,) = mistakes(folder, GOOD.replace("digits.py", "jobs/x.py"))
     assert words == (
         f"task: there is no file {folder.resolve()}/jobs/x.py (job.yaml line 1). "
         "The file is looked for relative to the job file."
     )
+
+
+@pytest.mark.parametrize("name", ["nn.py", "utils.py", "di.py"])
+def test_a_file_of_another_name_is_not_taken_for_the_one_that_was_meant(folder: Path, name: str) -> None:
+    (folder / "run.py").touch()
+    (words,) = mistakes(folder, GOOD.replace("digits.py", name))
+    assert words.endswith("The file is looked for relative to the job file.")
 
 
 def test_a_mapping_from_python_is_told_in_the_same_words() -> None:

@@ -76,7 +76,7 @@ def test_steps_of_a_later_layer_replace_epochs_and_the_reverse(job_file: Path) -
 
 
 def test_two_lengths_in_one_layer_are_a_mistake(job_file: Path) -> None:
-    with pytest.raises(JobFileError, match=r"both epochs \(2\) and steps \(5\)"):
+    with pytest.raises(JobFileError, match=r"both epochs: 2 \(--set epochs\) and steps: 5"):
         load(job_file, "epochs=2", "steps=5")
 
 
@@ -105,18 +105,22 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(job_file: Path) -> None:
     assert load(job_file).spec.batch_size == 64
 
 
-def test_a_missing_file_names_its_neighbours(job_file: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"no job file .*digit\.yaml\. The folder .* holds: digits\.yaml\."
-    ) as caught:
+def test_a_missing_file_names_its_neighbours(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job_file.parent / ".hidden.yaml").touch()
+    with pytest.raises(RequestError, match=r"no job file .*digit\.yaml\. Did you mean .*/digits\.yaml\?") as caught:
         load(job_file.with_name("digit.yaml"))
     assert not isinstance(caught.value, JobFileError)
+    with pytest.raises(RequestError, match=r"no job file .*train\.yaml\. The folder .* holds digits\.yaml\."):
+        load(job_file.with_name("train.yaml"))
+    monkeypatch.chdir(job_file.parent)
+    with pytest.raises(RequestError, match=r"no job file train\.yaml\. This folder holds digits\.yaml\."):
+        load(Path("train.yaml"))
     with pytest.raises(RequestError, match=r"no folder .*nowhere either"):
         load(job_file.parent / "nowhere" / "job.yaml")
 
 
 def test_a_path_that_cannot_be_read(job_file: Path) -> None:
-    with pytest.raises(RequestError, match=r"digits\.yaml/job\.yaml cannot be read: Not a directory"):
+    with pytest.raises(RequestError, match=r"no job file .*/digits\.yaml/job\.yaml: a part of that path is a file"):
         load(job_file / "job.yaml")
 
 
@@ -126,7 +130,7 @@ def test_a_folder_without_job_files(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_a_job_file(job_file: Path) -> None:
-    with pytest.raises(RequestError, match=r"is a folder, not a job file\. .* holds: digits\.yaml"):
+    with pytest.raises(RequestError, match=r"is a folder, not a job file\. .* holds digits\.yaml"):
         load(job_file.parent)
 
 

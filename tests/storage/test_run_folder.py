@@ -1,26 +1,32 @@
 import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quorate.core.errors import JobError, RunError
+from quorate.storage import run_search
+from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:
     """As if it had been created so long after the others."""
-    os.utime(run.path / "created", (1_000_000 + seconds, 1_000_000 + seconds))
+    (run.path / "created").write_text(f"{datetime.fromtimestamp(1_000_000 + seconds, UTC).isoformat()}\n")
     return run
 
 
@@ -98,6 +104,10 @@ class TestFind:
         path = runs / "mnist-0001"
         assert RunFolder.find(tmp_path / "elsewhere", str(path)).path == path
 
+    def test_a_path_has_the_name_of_its_folder(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(runs / "mnist-0001" / "logs")
+        assert RunFolder.find(runs, "..").name == "mnist-0001"
+
     def test_a_name_is_found_even_if_it_is_a_prefix_of_another(self, runs: Path) -> None:
         RunFolder.create(runs, "mnist-0001")
         assert RunFolder.find(runs, "mnist-0001").name == "mnist-0001"
@@ -132,6 +142,73 @@ class TestFind:
         (tmp_path / "runs").write_text("")
         with pytest.raises(RunError, match=r"cannot look for runs .*`runs`"):
             RunFolder.find(tmp_path / "runs", "last")
+
+
+class TestCreation:
+    def test_is_now(self, tmp_path: Path) -> None:
+        created = RunFolder.create(tmp_path, "mnist").created
+        assert timedelta(0) <= datetime.now(UTC) - created < timedelta(minutes=1)
+
+    def test_survives_a_copy_that_changes_the_times_of_files(self, tmp_path: Path) -> None:
+        runs = tmp_path / "runs"
+        old, new = aged(RunFolder.create(runs, "mnist"), 10), aged(RunFolder.create(runs, "mnist"), 40)
+        os.utime(old.path / "created")
+        assert [run.name for run in RunFolder.all_in(runs)] == [old.name, new.name]
+
+    @pytest.mark.parametrize("text", [b"", b"yesterday\n", b"\xff\xfe"])
+    def test_an_edited_one_is_replaced_by_the_time_of_its_file(self, tmp_path: Path, text: bytes) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        marker = run.path / "created"
+        marker.write_bytes(text)
+        os.utime(marker, (1_000_000, 1_000_000))
+        assert run.created == datetime.fromtimestamp(1_000_000, UTC)
+
+    def test_one_without_a_zone_is_taken_as_utc(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        (run.path / "created").write_text("2026-05-04T03:02:01")
+        assert run.created == datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+
+    def test_a_run_without_it_has_the_time_of_its_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "job.yaml").write_text("")
+        os.utime(tmp_path / "mine", (1_000_000, 1_000_000))
+        (run,) = RunFolder.all_in(tmp_path)
+        assert run.created == datetime.fromtimestamp(1_000_000, UTC)
+
+    def test_a_run_that_is_gone_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="cannot look at run mnist-0001"):
+            RunFolder(tmp_path / "mnist-0001").created  # noqa: B018
+
+
+class TestAllIn:
+    def test_a_folder_that_is_not_there_has_none(self, tmp_path: Path) -> None:
+        assert RunFolder.all_in(tmp_path / "missing") == ()
+
+    def test_a_run_that_is_removed_meanwhile_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        gone, stays = RunFolder.create(tmp_path, "mnist"), RunFolder.create(tmp_path, "mnist")
+        real = run_search.is_run
+
+        def remove_then_look(folder: Path) -> bool:
+            found = real(folder)
+            if folder == gone.path:
+                shutil.rmtree(folder)
+            return found
+
+        monkeypatch.setattr(run_search, "is_run", remove_then_look)
+        assert [run.name for run in RunFolder.all_in(tmp_path)] == [stays.name]
+
+    def test_a_folder_that_may_not_be_read_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        (tmp_path / "closed").mkdir()
+        real = Path.is_file
+
+        def refuse(path: Path) -> bool:
+            if path.parent.name == "closed":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return real(path)
+
+        monkeypatch.setattr(Path, "is_file", refuse)
+        assert [found.name for found in RunFolder.all_in(tmp_path)] == [run.name]
 
 
 HOLD = """
@@ -218,6 +295,67 @@ class TestLock:
             pass
 
 
+class TestHolder:
+    def test_is_the_process_at_work_for_as_long_as_it_lives(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        assert run.holder() is None
+        with holder(run) as process:
+            assert run.holder() == Holder(process.pid)
+            process.kill()
+            process.wait()
+            assert run.holder() is None
+
+    def test_a_run_of_this_process_is_held_too(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with run.lock():
+            assert run.holder() == Holder(os.getpid())
+        assert run.holder() is None
+
+    def test_asking_never_keeps_a_launcher_out(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        over = threading.Event()
+
+        def keep_asking() -> int:
+            asked = 0
+            while not over.is_set():
+                run.holder()
+                asked += 1
+            return asked
+
+        with ThreadPoolExecutor(2) as pool:
+            asking = [pool.submit(keep_asking) for _ in range(2)]
+            try:
+                taken = sum(can_be_locked(run) for _ in range(2000))
+            finally:
+                over.set()
+        assert taken == 2000
+        assert all(each.result() > 0 for each in asking)
+
+    def test_can_be_asked_where_nothing_may_be_written(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with run.lock():
+            run.lock_file.chmod(0o444)
+            assert run.holder() == Holder(os.getpid())
+
+    def test_without_a_readable_number_it_is_another_process(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        with run.lock():
+            run.lock_file.write_text("?")
+            assert run.holder() == Holder(None)
+            assert str(run.holder()) == "another process"
+
+    def test_trouble_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.lock_file.touch()
+
+        def refuse(*_: Any) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        with pytest.raises(RunError, match=r"cannot look at the lock of run mnist-0001 .*Input/output error"):
+            run.holder()
+
+
 class TestIncarnation:
     def test_grows_by_one_and_survives(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
@@ -263,9 +401,17 @@ class TestFiles:
         assert json.loads(run.address_file.read_text()) == {"address": "127.0.0.1:4000", "token": "secret"}
         holding = [file for file in run.path.iterdir() if file.is_file() and "secret" in file.read_text()]
         assert [stat.S_IMODE(file.stat().st_mode) for file in holding] == [0o600]
+        assert run.read_address() == "127.0.0.1:4000"
         run.remove_address()
         run.remove_address()
         assert not run.address_file.exists()
+        assert run.read_address() is None
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"address": 3}'])
+    def test_an_edited_address_is_none(self, tmp_path: Path, text: str) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.address_file.write_text(text)
+        assert run.read_address() is None
 
     def test_a_job_that_cannot_be_written_is_told(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
@@ -283,10 +429,10 @@ class TestFiles:
         assert run.read_result() == {"steps": 3, "final_metrics": {"loss": 0.1}}
         assert run.read_environment() == {"torch": "2"}
 
-    @pytest.mark.parametrize("text", ["{", "[]", ""])
-    def test_an_edited_result_is_told(self, tmp_path: Path, text: str) -> None:
+    @pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff\xfe{", b"[" * 100_000])
+    def test_an_edited_result_is_told(self, tmp_path: Path, content: bytes) -> None:
         run = RunFolder.create(tmp_path, "mnist")
-        run.result_file.write_text(text)
+        run.result_file.write_bytes(content)
         with pytest.raises(RunError, match=r"result\.json"):
             run.read_result()
 

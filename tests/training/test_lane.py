@@ -1,5 +1,6 @@
 """One lane: the gradient, losses, log and buffers that it contributes, and what loss() may not give."""
 
+import re
 from typing import Any
 
 import pytest
@@ -100,13 +101,19 @@ def test_a_lane_draws_from_a_stream_of_its_own() -> None:
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "number": (lambda model, batch: 1.0, r"loss\(\) gave a float; it must return a tensor"),
-    "nothing": (lambda model, batch: None, r"loss\(\) gave a NoneType"),
-    "vector": (lambda model, batch: model["a"].repeat(3), r"shape \(3,\); it must be a scalar"),
+    "number": (lambda model, batch: 1.0, "loss() gave the float 1.0; it must return a tensor with one element. Return"),
+    "nothing": (
+        lambda model, batch: None,
+        "loss() gave nothing (None); it must return a tensor with one element. Is a",
+    ),
+    "vector": (lambda model, batch: model["a"].repeat(3), "a tensor of shape (3,); it must have one element"),
     "constant": (lambda model, batch: torch.tensor(1.0), "does not depend on the parameters"),
+    "three values": (lambda model, batch: (model["a"].sum(), 1, 2), "gave a tuple of 3 values; a tuple must be (sum"),
+    "a count of text": (lambda model, batch: (model["a"].sum(), "x"), 'gave the text "x" as the count'),
+    "counts": (lambda model, batch: (model["a"].sum(), torch.ones(2)), "gave a Tensor of shape (2,) as the count"),
     "other names": (
         lambda model, batch: {"a": model["a"].sum()},
-        r"loss\(\) gave a dict with 'a' and optimizer\(\) a single",
+        "loss() gave a dict with 'a' and optimizer() a single",
     ),
 }
 
@@ -114,8 +121,15 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_what_loss_may_not_give(case: str) -> None:
     answer, text = MISTAKES[case]
-    with pytest.raises(LossError, match=text):
+    with pytest.raises(LossError, match=re.escape(text)):
         OneLane(answer).run((1, 1.0))
+
+
+def test_what_a_named_loss_may_not_give() -> None:
+    with pytest.raises(LossError, match=r"gave the float 1.0 for 'b'; it must return a tensor"):
+        OneLane(lambda model, batch: {"a": model["a"].sum(), "b": 1.0}, Named).run((1, 1.0))
+    with pytest.raises(LossError, match=r"loss\(\) gave nothing \(None\)"):
+        OneLane(lambda model, batch: None, Named).run((1, 1.0))
 
 
 def test_a_missing_name_is_told_with_both_sets() -> None:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError, UserCodeError
+from quorate.core.errors import RunError, TaskError, UserCodeError
 from quorate.spec.job import ScheduleSpec
 from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.task import Task
@@ -178,11 +178,13 @@ def shared(built: nn.Module) -> Any:
 
 
 REFUSED: dict[str, tuple[Build, type[Exception], str]] = {
-    "closure": (lambda m: torch.optim.LBFGS(m.parameters()), UnsupportedModelError, "LBFGS.*closure.*AdamW"),
+    "closure": (lambda m: torch.optim.LBFGS(m.parameters()), TaskError, "LBFGS.*closure.*AdamW"),
     "foreign": (lambda m: SGD([nn.Parameter(torch.ones(1))], lr=1), TaskError, "not a parameter of the model"),
     "twice": (shared, TaskError, r"'b\.weight' belongs to two optimizers, 'one' and 'two'"),
-    "no optimizer": (lambda m: "SGD", TaskError, "gave a str, not a torch optimizer"),
-    "nothing": (lambda m: None, TaskError, "gave a NoneType"),
+    "no optimizer": (lambda m: "SGD", TaskError, 'gave the text "SGD"; it must return a torch optimizer'),
+    "nothing": (lambda m: None, TaskError, r"gave nothing \(None\).*Is a `return` missing"),
+    "a class": (lambda m: SGD, TaskError, r"gave the class SGD.*Is `\(\)` missing after SGD"),
+    "a named nothing": (lambda m: {"one": None}, TaskError, r"gave nothing \(None\) under 'one'"),
     "no optimizers": (lambda m: {}, TaskError, "empty dict"),
     "raises": (lambda m: SGD([], lr=1), UserCodeError, r"empty parameter list \(in optimizer\(\)\)"),
 }
@@ -195,14 +197,22 @@ def test_what_optimizer_may_not_give(case: str) -> None:
         optimizers(build)
 
 
+def test_what_schedule_may_not_give() -> None:
+    with pytest.raises(TaskError, match=r"schedule\(\) gave the float 0.5; it must return a scheduler"):
+        optimizers(schedule=lambda o: 0.5)
+
+
 def test_an_exception_in_schedule_or_step_is_the_users() -> None:
-    with pytest.raises(UserCodeError, match=r"ZeroDivisionError.*in schedule\(\)"):
+    with pytest.raises(UserCodeError, match=r"ZeroDivisionError.*in schedule\(\)") as raised:
         optimizers(schedule=lambda o: 1 / 0)
+    assert raised.value.exit_code == 2, "nothing was trained yet"
     late = optimizers(schedule=lambda o: LambdaLR(o, lambda step: 1 / (1 - step) if step else 1.0))
-    with pytest.raises(UserCodeError, match=r"in optimizer\.step\(\)"):
+    with pytest.raises(UserCodeError, match=r"in optimizer\.step\(\)") as raised:
         run(late, 1)
+    assert raised.value.exit_code == 1
 
 
 def test_a_state_of_another_set_of_optimizers_is_refused() -> None:
-    with pytest.raises(DivergedError, match=r"optimizers \[''\], the task now gives \['one', 'two'\]"):
+    text = "saved with a single optimizer, and the task now gives the optimizers 'one', 'two'"
+    with pytest.raises(RunError, match=text):
         optimizers(named).load(optimizers().state())

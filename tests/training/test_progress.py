@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import JobError
+from quorate.core.errors import MetricError
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 from quorate.training.progress import Best, Progress
 
@@ -62,7 +62,7 @@ def test_early_stop_may_watch_another_metric_than_best() -> None:
 def test_a_metric_that_is_not_measured_is_named_with_those_that_are(key: str) -> None:
     evaluate = EvaluateSpec(metric="f1" if key.startswith("evaluate") else None)
     stop = EarlyStopSpec(metric="f1", patience=1) if key.startswith("early") else None
-    with pytest.raises(JobError, match=rf"{key}: there is no metric 'f1'; metrics\(\) gives loss, accuracy"):
+    with pytest.raises(MetricError, match=rf"{key}: there is no metric 'f1'; metrics\(\) gives loss, accuracy"):
         Progress().after_evaluation({"loss": 1.0, "accuracy": 0.5}, evaluate, stop)
 
 

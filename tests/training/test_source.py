@@ -15,7 +15,16 @@ TASK = """
 import quorate
 {extra}
 class Digits(quorate.Task):
+    def model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+    def optimizer(self, model): ...
+class Half(Digits):
+    model = quorate.Task.model
+    loss = quorate.Task.loss
+class Points:
     pass
+Task = quorate.Task
 number = 3
 def function():
     pass
@@ -69,9 +78,12 @@ def test_a_file_imports_what_stands_beside_it(tmp_path: Path) -> None:
     ("name", "text"),
     [
         ("Digit", "has no class Digit. Did you mean Digits"),
-        ("Unlike", "has no class Unlike. Its tasks: Digits"),
-        ("number", "number .*is not a Task.*class number"),
-        ("function", "function .*is not a Task"),
+        ("Unlike", "has no class Unlike. Its tasks: Digits, Half"),
+        ("number", "number in .* is the int 3, not a class. Its tasks: Digits, Half"),
+        ("function", "function in .* is a function, not a class. Its tasks"),
+        ("quorate", "quorate in .* is a module, not a class. Its tasks"),
+        ("Points", "Points in .* is a class but not a task. Its tasks: Digits"),
+        ("Task", "Task in .* is the class that tasks are made from. Its tasks"),
     ],
 )
 def test_a_class_that_is_not_there_or_not_a_task(name: str, text: str, tmp_path: Path) -> None:
@@ -79,18 +91,35 @@ def test_a_class_that_is_not_there_or_not_a_task(name: str, text: str, tmp_path:
         load_task_type(f"{write(tmp_path)}:{name}", 0)
 
 
-def test_a_module_without_any_task_gives_no_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Digits", r"has no class Digits\. Write `class Digits\(quorate\.Task\):` there"),
+        ("Points", r"Points in .* is a class but not a task\. Write `class Points\(quorate\.Task\):`"),
+        ("nn", r"nn in .* is a module, not a class\. A task is a class: `class MyTask\(quorate\.Task\):`"),
+    ],
+)
+def test_a_module_without_any_task_says_what_to_write(name: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / f"empty_{next(numbers)}.py"
-    file.write_text("")
-    with pytest.raises(TaskError, match=r"has no class Digits\.$"):
-        load_task_type(f"{file}:Digits", 0)
+    file.write_text("from torch import nn\nclass Points: ...\n")
+    with pytest.raises(TaskError, match=text):
+        load_task_type(f"{file}:{name}", 0)
+
+
+def test_a_task_without_a_method_is_told_all_that_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(TaskError) as raised:
+        load_task_type(f"{write(tmp_path)}:Half", 0)
+    first, *lines = str(raised.value).split("\n")
+    assert first.endswith(".py: class Half has no model() or loss(). A task needs")
+    assert [line.split("(")[0] for line in lines] == ["    def model", "    def loss"]
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_file_or_module_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"no file .*absent\.py"):
         load_task_type(f"{tmp_path}/absent.py:Digits", 0)
     for module in ("absent_module", "absent_package.module"):
-        with pytest.raises(TaskError, match=f"no module {module}.*searched in"):
+        with pytest.raises(TaskError, match=f"no module {module}: it is neither installed nor in .*PYTHONPATH=\\."):
             load_task_type(f"{module}:Digits", 0)
 
 
@@ -158,3 +187,15 @@ class TestSourceDigest:
         task_type = type("Digits", (Task,), {"__module__": "made_up"})
         with pytest.raises(TaskError, match="made_up has no file"):
             source_digest(task_type)
+
+
+def test_a_library_that_a_package_lacks_is_not_taken_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / f"package_{next(numbers)}"
+    package.mkdir()
+    (package / "__init__.py").write_text("import a_library_that_is_not_installed\n")
+    write(package, name="inner.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserCodeError, match=r"a_library_that_is_not_installed.*in importing"):
+        load_task_type(f"{package.name}.inner:Digits", 0)

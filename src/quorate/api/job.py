@@ -1,16 +1,21 @@
 """A job in Python: the job file's keys as keyword arguments."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from quorate.api.job_keys import JobKeys
 from quorate.core.errors import TaskError
 from quorate.spec.job import JobSpec
+from quorate.spec.layers import Layers
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
+
+REPLACED = "Job.replace"
 
 
 class Job:
@@ -20,23 +25,29 @@ class Job:
 
         job = quorate.Job(task=Digits, lanes=4, batch_size=64, epochs=3)
         result = quorate.train(job)
+        again = quorate.train(job.replace(seed=8))
 
-    Keys are those of the job file, and are checked in the same way; `task` may be the class itself.
+    Keys are those of the job file, checked in the same way; a section is a mapping: ``checkpoint={"every": 50}``.
+    `task` is the class itself, or ``"file.py:Class"``, or ``"package.module:Class"``. Variables of the environment that
+    begin with ``QUORATE_`` go over the keys. A job is a value: two with equal keys are equal.
     """
 
-    def __init__(self, task: Any, **keys: Any) -> None:
-        reference = task if isinstance(task, str) else reference_to(task)
-        name = reference.rpartition(":")[2].lower()
-        self.resolved: ResolvedJob = resolve_mapping(
-            {"name": name, "task": reference, **keys}, "Job(...)", os.environ, overrides=()
-        )
+    def __init__(self, task: Any, **keys: Unpack[JobKeys]) -> None:
+        reference = _reference(task)
+        mapping = {"name": _name_from(reference), "task": reference, **keys}
+        self.resolved: ResolvedJob = resolve_mapping(mapping, "Job(...)", os.environ, overrides=())
+        self.task_type: type[Any] | None = task if isinstance(task, type) else None
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Job":
-        """The job of a file; `overrides` (dotted keys) go over it."""
-        job = cls.__new__(cls)
+        """The job of a file; `overrides` (dotted keys, such as ``"checkpoint.every"``) go over it."""
         layer = [Override(key, value, "Job.from_file") for key, value in (overrides or {}).items()]
-        job.resolved = load_job(Path(path), os.environ, layer)
+        return cls._of(load_job(Path(path), os.environ, layer), None)
+
+    @classmethod
+    def _of(cls, resolved: ResolvedJob, task_type: type[Any] | None) -> "Job":
+        job = cls.__new__(cls)
+        job.resolved, job.task_type = resolved, task_type
         return job
 
     @property
@@ -44,12 +55,54 @@ class Job:
         """The job's keys with their values."""
         return self.resolved.spec
 
+    def replace(self, **keys: Any) -> "Job":
+        """The same job with other values for some keys, checked like the rest; this job stays as it is.
+
+        ::
+
+            job.replace(seed=8, workers=3)
+            job.replace(checkpoint__every=50)          # one key of a section: two underscores, as in QUORATE_ variables
+            job.replace(checkpoint={"every": 50})      # the whole section: what is not given becomes the default
+            job.replace(steps=100)                     # replaces epochs, and the reverse
+
+        `task` may be replaced too. A key may also be written with dots: ``replace(**{"checkpoint.every": 50})``.
+        """
+        task_type, overrides = self.task_type, {_dotted(key): value for key, value in keys.items()}
+        if "task" in overrides:
+            task = overrides["task"]
+            task_type = task if isinstance(task, type) else None
+            overrides["task"] = _reference(task)
+            if self.spec.name == _name_from(self.spec.task):
+                overrides.setdefault("name", _name_from(overrides["task"]))
+        return self._of(self._under([Override(key, value, REPLACED) for key, value in overrides.items()]), task_type)
+
+    def _under(self, overrides: list[Override]) -> ResolvedJob:
+        before = self.spec.model_dump()
+        # Not under the environment once more: what is replaced in Python is said later than that.
+        spec = resolve_mapping(before, f"{REPLACED}(...)", {}, overrides).spec
+        layers = Layers(before, self.resolved.origins).under(overrides)
+        return ResolvedJob(spec, layers.origins_of(spec.model_dump()), f"{REPLACED}(...)")
+
+    def _spelled(self) -> str:
+        # As text: Python holds 1, 1.0 and True for equal; a task may not.
+        return json.dumps(self.spec.model_dump(), sort_keys=True)
+
+    def __eq__(self, other: object) -> bool:
+        return self._spelled() == other._spelled() if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._spelled())
+
     def __repr__(self) -> str:
-        return f"Job({self.spec.name}: {self.spec.task}, lanes={self.spec.lanes})"
+        """The task, and every key that is not at its default."""
+        usual = {key: field.get_default() for key, field in JobSpec.model_fields.items()}
+        told = {key: value for key, value in self.spec if value != usual[key] and key != "task"}
+        plain = self.spec.model_dump(include=set(told))
+        return f"Job({', '.join(f'{key}={value!r}' for key, value in {'task': self.spec.task, **plain}.items())})"
 
 
 def reference_to(task: Any) -> str:
-    """How another process finds a task class: by its file or by its module."""
+    """How another process finds a task class: by its file or, inside a package, by its module."""
     if not isinstance(task, type):
         raise TaskError(f"task: {task!r} is not a class. Give the class itself, such as task={type(task).__name__}.")
     if "<locals>" in task.__qualname__:
@@ -57,13 +110,26 @@ def reference_to(task: Any) -> str:
             f"task: {task.__qualname__} is defined inside a function, where workers cannot find it. "
             "Define it at the top of a module."
         )
-    if task.__module__ != "__main__":
-        return f"{task.__module__}:{task.__qualname__}"
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None or not Path(file).is_file():
+    file = getattr(sys.modules.get(task.__module__), "__file__", None)
+    if task.__module__ == "__main__" and (file is None or not Path(file).is_file()):
         raise TaskError(
             f"task: {task.__name__} is defined in a notebook or an interactive session, which workers cannot import. "
             f"Write it to a file (in a notebook: begin its cell with `%%writefile {task.__name__.lower()}.py`), "
             f"and use `from {task.__name__.lower()} import {task.__name__}`."
         )
-    return f"{Path(file).resolve()}:{task.__qualname__}"
+    # By its file, the job can be resumed from anywhere. A module of a package can only be imported by its name.
+    if file is not None and file.endswith(".py") and "." not in task.__module__ and "site-packages" not in file:
+        return f"{Path(file).resolve()}:{task.__qualname__}"
+    return f"{task.__module__}:{task.__qualname__}"
+
+
+def _reference(task: Any) -> str:
+    return task if isinstance(task, str) else reference_to(task)
+
+
+def _name_from(reference: str) -> str:
+    return reference.rpartition(":")[2].lower()
+
+
+def _dotted(key: str) -> str:
+    return key if "." in key else key.replace("__", ".")

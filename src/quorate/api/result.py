@@ -1,18 +1,37 @@
-"""What a finished job leaves behind."""
+"""What a run leaves behind, or has so far."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import RunError
+from quorate.observe.notebook import html_table
+from quorate.observe.quantities import measure
+from quorate.observe.summary import summary_rows
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
+EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
+SHORT_DIGEST = 12
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
-    """How a run ended. `metrics` are those of the last evaluation."""
+    """A run: how it ended, or how far it has come.
+
+    ::
+
+        result = quorate.train(job)                    # or quorate.open_run("last")
+        result.metrics["accuracy"]
+        model = result.load_model("best")
+
+    `status` is complete, interrupted, terminated or failed; of a run that was opened also running, or lost: killed
+    before it could say how it ended. `metrics` are those of the last evaluation and `weights_digest` is that of the
+    model that training ended with. Of a run that did not end by itself, `steps`, `metrics` and `weights_digest` are
+    those of its newest checkpoint. `fields` is all of it as `quorate train --json` prints it.
+    """
 
     run: str
     folder: Path
@@ -22,42 +41,93 @@ class Result:
     weights_digest: str
     samples_per_second: float
     wall_seconds: float
-    fields: dict[str, Any] = field(repr=False, default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    task_type: type[Any] | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, run: RunFolder, fields: dict[str, Any]) -> "Result":
-        """From the content of `result.json`."""
+        """From the content of `result.json`, or what is known of it."""
         return cls(
             run=run.name,
             folder=run.path,
             status=fields["status"],
-            steps=fields["steps"],
-            metrics=fields["final_metrics"],
-            weights_digest=fields["weights_digest"],
-            samples_per_second=fields["samples_per_second"],
-            wall_seconds=fields["wall_seconds"],
+            steps=fields.get("steps", 0),
+            metrics=fields.get("final_metrics", {}),
+            weights_digest=fields.get("weights_digest", ""),
+            samples_per_second=fields.get("samples_per_second", 0.0),
+            wall_seconds=fields.get("wall_seconds", 0.0),
             fields=fields,
         )
 
     @property
     def exit_code(self) -> int:
         """What the command line ends with."""
-        return {"interrupted": 130, "terminated": 143}.get(self.status, 0)
+        return EXIT_CODES.get(self.status, 0)
 
-    def load_model(self) -> Any:
-        """The trained model, from the run's newest checkpoint. The caller's random generators are left as they are."""
+    @property
+    def error(self) -> str | None:
+        """What ended the run, if it failed."""
+        failure = self.fields.get("failure") or {}
+        return failure.get("message")
+
+    def load_model(self, checkpoint: str | int = LAST, *, map_location: Any = None) -> Any:
+        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
+
+        The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
+        It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
+        random generators are left as they are.
+        """
         from quorate.data.streams import preserved_generators
         from quorate.training.params import configure
         from quorate.training.replica import Replica
         from quorate.training.source import load_task_type
 
         run = RunFolder(self.folder)
-        info = CheckpointFolder(run.checkpoints).newest_whole()
-        if info is None:
-            raise RunError(f"run {self.run} has no checkpoint to load a model from")
         spec = load_recorded(run.job_file, {}, []).spec
+        folder = CheckpointFolder(run.checkpoints)
+        info = select(run.name, folder, checkpoint, Ranking.of(spec))
         with preserved_generators():
-            task_type = load_task_type(spec.task, spec.seed)
+            task_type = self.task_type or load_task_type(spec.task, spec.seed)
             replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
-        replica.load(CheckpointFolder(run.checkpoints).load(info).state["replica"])
-        return replica.model
+        replica.load(folder.load(info).state["replica"])
+        return replica.model if map_location is None else replica.model.to(map_location)
+
+    def __repr__(self) -> str:
+        metrics = [f"{name} {measure(value)}" for name, value in self.metrics.items()]
+        weights = [f"weights {self.weights_digest[:SHORT_DIGEST]}…"] if self.weights_digest else []
+        return f"<Result {self.run}: {', '.join([self.status, f'{self.steps:,} steps', *metrics, *weights])}>"
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        return html_table([("run", self.run), ("status", self.status), *summary_rows(self.fields)])
+
+
+def open_run(run: str | Path = LAST, runs: str | Path = "runs") -> Result:
+    """A run that there is: by its name, a unique prefix of it, its path, or ``"last"``; it may still be running.
+
+    ::
+
+        quorate.open_run("digits-0003").load_model("best")
+    """
+    folder = RunFolder(RunFolder.find(Path(runs), str(run)).path.absolute())
+    known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
+    return Result.of(folder, known | _ending_of(folder))
+
+
+def _ending_of(run: RunFolder) -> dict[str, Any]:
+    """How a run ended; if it did not say, whether there is still somebody who will."""
+    told = run.read_result()
+    if told is not None:
+        return told
+    if run.holder() is not None:
+        return {"status": "running"}
+    return run.read_result() or {"status": "lost"}  # it may have ended between the two looks
+
+
+def _so_far(run: RunFolder) -> dict[str, Any]:
+    """What the newest checkpoint tells, for a run that has not told how it ended."""
+    checkpoints: tuple[CheckpointInfo, ...] = CheckpointFolder(run.checkpoints).list()
+    if not checkpoints:
+        return {"steps": 0, "final_metrics": {}, "weights_digest": ""}
+    manifest = checkpoints[-1].manifest
+    return {"steps": manifest.step, "final_metrics": manifest.metrics, "weights_digest": manifest.weights_digest}

@@ -1,16 +1,26 @@
 """Running a job in its folder: a new run, or one that goes on."""
 
+import contextlib
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from quorate.api.remains import remains_of
 from quorate.api.result import Result
+from quorate.api.resumption import (
+    EARLY_STOP,
+    newest_checkpoint,
+    refuse_complete,
+    refuse_early_stopped,
+    refuse_other_meaning,
+    warn_of_stretched_schedule,
+)
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
@@ -19,17 +29,15 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
-from quorate.spec.change import refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
-from quorate.spec.override import Override
+from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 SOURCE = "task source"
-EARLY_STOP = "early stop"
 ENDINGS = {"complete": "complete", EARLY_STOP: "complete", "interrupted": "interrupted", "terminated": "terminated"}
 STOPPED = {130: "interrupted", 143: "terminated"}
 
@@ -39,8 +47,8 @@ class Begun:
     """What is known when a run begins, for whoever shows it."""
 
     run: RunFolder
+    spec: JobSpec
     workers: int
-    lanes: int
 
 
 class Show(Protocol):
@@ -101,17 +109,18 @@ def resume(
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
-    _refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
+    refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        return _train_in_new_run(resolved, folder, watch, checkpoint=_newest_checkpoint(run))
-    _refuse_other_meaning(run, recorded, resolved)
+        return _train_in_new_run(resolved, folder, watch, checkpoint=newest_checkpoint(run))
+    refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
-        _refuse_complete(run, recorded.spec, resolved.spec)
-        _warn_of_stretched_schedule(recorded.spec, resolved.spec)
-        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, facts), _newest_checkpoint(run))
-        return _train(plan, watch, signals)
+        refuse_complete(run, recorded.spec, resolved.spec)
+        warn_of_stretched_schedule(recorded.spec, resolved.spec)
+        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, facts), newest_checkpoint(run))
+        with _as_it_was(run):
+            return _train(plan, watch, signals)
 
 
 def refuse_in_worker() -> None:
@@ -138,46 +147,17 @@ def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpo
                 raise
 
 
-def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
-    changed = refused_on_resume(recorded.spec, resolved.spec)
-    if changed:
-        raise RunError(
-            f"run {run.name} means something else than what is asked for now: {'; '.join(map(str, changed))}. "
-            "Resume without the change, or start a new run from its checkpoint with --branch."
-        )
-
-
-def _refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
-    result = run.read_result() or {}
-    if result.get("status") == "complete" and (asked.steps, asked.epochs) == (recorded.steps, recorded.epochs):
-        flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
-        raise RunError(
-            f"run {run.name} is complete ({result.get('steps')} steps). "
-            f"To train further, ask for more: quorate resume {run.name} {flag}"
-        )
-
-
-def _refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, branch: bool) -> None:
-    """However many steps are asked for: its patience is at its end, so it would end again where it begins."""
-    result = run.read_result() or {}
-    if result.get("ending") != EARLY_STOP or (branch and asked.early_stop != recorded.early_stop):
-        return
-    why = recorded.early_stop
-    rule = f"early_stop: {why.metric}, patience {why.patience}" if why else "early_stop"
-    raise RunError(
-        f"run {run.name} stopped early ({rule}) after {result.get('steps')} steps; start a branch without early_stop: "
-        f"quorate resume {run.name} --branch --set early_stop=null"
-    )
-
-
-def _warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
-    is_longer = (asked.steps, asked.epochs) != (recorded.steps, recorded.epochs)
-    if is_longer and asked.schedule is not None and asked.schedule.kind != "constant":
-        log.warning(
-            "the rate of a %s schedule depends on how long the job is, so from here on it differs from that of a job "
-            "that was this long from the start",
-            asked.schedule.kind,
-        )
+@contextlib.contextmanager
+def _as_it_was(run: RunFolder) -> Iterator[None]:
+    """A refusal leaves the run as it was, however late it comes."""
+    job, result = run.job_file.read_text(), run.read_result()
+    try:
+        yield
+    except RequestError:
+        run.write_job(job)
+        if result is not None:
+            run.write_result(result)
+        raise
 
 
 def _take_up(run: RunFolder, resolved: ResolvedJob, facts: Facts) -> None:
@@ -186,20 +166,6 @@ def _take_up(run: RunFolder, resolved: ResolvedJob, facts: Facts) -> None:
     run.write_job(dump_job(resolved))
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
-
-
-def _newest_checkpoint(run: RunFolder) -> CheckpointInfo:
-    search = CheckpointFolder(run.checkpoints).search()
-    for skipped in search.skipped:
-        log.warning("checkpoint %s is not used: %s", skipped.path.name, skipped.reason)
-    if search.newest is None:
-        broken = "; ".join(f"{skipped.path.name}: {skipped.reason}" for skipped in search.skipped)
-        why = f"none of its checkpoints is whole ({broken})" if broken else "it ended before its first checkpoint"
-        raise RunError(
-            f"run {run.name} has nothing to go on from: {why}. Start it anew with "
-            f"quorate train; `checkpoint: {{every: N}}` saves every N steps."
-        )
-    return search.newest
 
 
 def _check_facts(run: RunFolder, facts: Facts) -> None:
@@ -221,8 +187,8 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     workers = spec.worker_count(cores)
     _warn_of_crowd(workers, spec.threads, cores)
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    show = watch(Begun(run, workers, spec.lanes))
-    launch = Launch(run, spec, workers, plan.resolved.source, checkpoint)
+    show = watch(Begun(run, spec, workers))
+    launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint)
     started = time.perf_counter()
     try:
         outcome = LocalEngine(launch, _without_failure(show), plan.accept_facts, signals).run()
@@ -233,10 +199,17 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     finally:
         show.close()
     if outcome.failure is not None:
-        raise _failed(run, outcome.failure)
-    fields = _result_fields(run, outcome.result, time.perf_counter() - started)
+        raise _failed(plan, outcome.failure)
+    fields = _result_fields(plan, outcome.result, time.perf_counter() - started)
     run.write_result(fields)
     return Result.of(run, fields)
+
+
+def _source_of_params(resolved: ResolvedJob) -> str:
+    """Where the task's parameters were said: a person who mistyped one in a flag must not look for it in the file."""
+    said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
+    over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
+    return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
 
 
 def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
@@ -261,25 +234,41 @@ def _without_failure(show: Show) -> Callable[[Event], None]:
     return handle
 
 
-def _failed(run: RunFolder, failure: Failure) -> QuorateError:
-    """The error for a failure that stands in the run folder as well."""
+def _failed(plan: Plan, failure: Failure) -> QuorateError:
+    """The error for a failure that stands in the run folder as well, unless it is a refusal, which changes nothing."""
+    run = plan.run
+    if failure.is_refusal:
+        return failure.error()
     status = STOPPED.get(failure.exit_code, "failed")
     try:
         run.write_result({"run": run.name, "folder": str(run.path), "status": status, "failure": failure.to_dict()})
     except QuorateError as error:
         log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
-    return failure.error() if failure.exit_code == RequestError.exit_code else JobFailed(failure, run.name)
+    return JobFailed(failure, remains_of(run, plan.resolved.spec, failure))
 
 
-def _result_fields(run: RunFolder, result: dict[str, Any], seconds: float) -> dict[str, Any]:
-    ending = result["ending"]
-    nothing: dict[str, Any] = {"steps": 0, "weights_digest": "", "samples_per_second": 0.0, "final_metrics": {}}
+def _result_fields(plan: Plan, result: dict[str, Any], seconds: float) -> dict[str, Any]:
+    run, ending = plan.run, result["ending"]
     return {
         "run": run.name,
         "folder": str(run.path),
         "status": ENDINGS[ending],
-        **nothing,
+        **_state_at_start(plan),
         **result,
         "wall_seconds": round(seconds, 3),
         "recoveries": [],
+    }
+
+
+def _state_at_start(plan: Plan) -> dict[str, Any]:
+    """What holds for a run that was stopped before a step was done. `from_step`: the steps before are not in its
+    time and speed."""
+    info = plan.checkpoint
+    step = 0 if info is None else info.cursor.step
+    return {
+        "from_step": step,
+        "steps": step,
+        "weights_digest": "" if info is None else info.manifest.weights_digest,
+        "samples_per_second": 0.0,
+        "final_metrics": {} if info is None else info.manifest.metrics,
     }

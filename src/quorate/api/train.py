@@ -1,21 +1,33 @@
 """`quorate.train` and `quorate.resume`."""
 
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quorate.api import session
+from quorate.api.interruption import pass_on_signal, passing_on_signals
 from quorate.api.job import Job
 from quorate.api.result import Result
-from quorate.observe.console import Console
+from quorate.api.show import NotebookStage, watch_here
+from quorate.core.errors import QuorateError
 from quorate.spec.override import Override
 
 
 def train(job: Job, progress: bool = True) -> Result:
-    """Train a job here and return how it ended; a failed job raises `JobFailed`."""
-    return session.start(job.resolved, show_on_stderr if progress else show_nothing)
+    """Train a job here and return how it ended; a failed job raises `JobFailed`, a mistake `RequestError`.
+
+    Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing.
+
+    The first Ctrl-C (in a notebook: interrupting the kernel) waits for the running step and saves a checkpoint, the
+    second ends the job at once; either raises KeyboardInterrupt when all workers have ended. SIGTERM does the same and
+    ends the script with SystemExit. Where the program has a signal handler of its own, that is called instead, and if
+    it returns, so does `train`: with a result whose `status` is interrupted or terminated. In a thread that is not the
+    main one `train` hears no signals.
+    """
+    result = _shown(lambda watch: session.start(job.resolved, watch), progress)
+    return replace(result, task_type=job.task_type)
 
 
 def resume(
@@ -26,23 +38,31 @@ def resume(
     branch: bool = False,
     progress: bool = True,
 ) -> Result:
-    """Go on from the newest whole checkpoint of a run; `overrides` (dotted keys) may change how it runs."""
+    """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
+
+    `overrides` (dotted keys, such as ``{"workers": 3}``) may change how it runs, and train it longer; with `branch` a
+    new run begins from the checkpoint, and they may change what it means. It ends as `train` does.
+    """
     layer = [Override(key, value, "quorate.resume") for key, value in (overrides or {}).items()]
-    watch = show_on_stderr if progress else show_nothing
-    return session.resume(Path(runs), str(run), os.environ, layer, watch=watch, branch=branch)
-
-
-def show_on_stderr(begun: session.Begun) -> session.Show:
-    """A live bar on a terminal, a line now and then elsewhere."""
-    return Console(
-        sys.stderr,
-        is_terminal=sys.stderr.isatty(),
-        total_steps=None,
-        workers=begun.workers,
-        lanes=begun.lanes,
+    return _shown(
+        lambda watch: session.resume(Path(runs), str(run), os.environ, layer, watch=watch, branch=branch), progress
     )
 
 
-def show_nothing(_: session.Begun) -> session.Show:
-    """No progress at all."""
-    return session.Silence()
+def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
+    watch = watch_here(progress)
+    try:
+        with passing_on_signals():
+            result = run(watch)
+    except QuorateError as error:
+        raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
+    if isinstance(watch, NotebookStage):
+        watch.conclude(result)
+    pass_on_signal(result.exit_code, _cut_short(result))
+    return result
+
+
+def _cut_short(result: Result) -> str:
+    if not result.steps:
+        return f"run {result.run} was {result.status} before its first step"
+    return f'run {result.run} was {result.status} at step {result.steps}; quorate.resume("{result.run}") goes on'

@@ -30,10 +30,15 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used, and why; the reason leaves out where, which the path says."""
 
     path: Path
     reason: str
+
+    @classmethod
+    def of(cls, path: Path, error: CheckpointError) -> "Skipped":
+        """The checkpoint at a path, skipped for this error."""
+        return cls(path, str(error).removeprefix(f"checkpoint {path}: "))
 
 
 @dataclass(frozen=True)
@@ -60,4 +65,4 @@ def look_at(path: Path) -> CheckpointInfo | Skipped:
     try:
         return CheckpointInfo(path, read_manifest(path))
     except CheckpointError as error:
-        return Skipped(path, str(error))
+        return Skipped.of(path, error)

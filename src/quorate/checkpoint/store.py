@@ -151,7 +151,7 @@ class CheckpointFolder:
         try:
             self.verify(found)
         except CheckpointError as error:
-            return Skipped(found.path, str(error))
+            return Skipped.of(found.path, error)
         return found
 
     def _is_whole(self, info: CheckpointInfo) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Stopped(BaseException):
-    """Ctrl-C or SIGTERM came before there was a job to stop.
+    """Ctrl-C, SIGTERM or the end of the terminal came before there was a job to stop.
 
     Not KeyboardInterrupt: the parser of the command line would swallow that.
     """
@@ -23,8 +23,10 @@ def run() -> None:
     """Run the command and exit with its code."""
     as_json = "--json" in sys.argv
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup asks for the end of the terminal to be ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _stop)
         code = _run_verb(as_json)
     except Stopped as stopped:
         code = _tell_stop(stopped.number, as_json)
@@ -38,29 +40,46 @@ def _stop(number: int, _: Any) -> None:
 def _run_verb(as_json: bool) -> int:
     import logging
 
+    from quorate.cli.app import app
+    from quorate.cli.output import guard_output
+    from quorate.core.errors import OutputError
+
+    guard_output()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        code = _code_of(app(standalone_mode=False))
+    except Exception as error:
+        code = _tell(error, as_json)
+    try:
+        sys.stdout.flush()
+    except OutputError as error:
+        code = max(code, _tell(error, as_json=False))
+    return code
+
+
+def _tell(error: Exception, as_json: bool) -> int:
     import typer
 
-    from quorate.cli.app import app
+    # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
     from quorate.cli.trouble import tell, tell_bug, tell_usage
     from quorate.core.errors import QuorateError
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    try:
-        code: int | None = app(standalone_mode=False)
-    except QuorateError as error:
+    if isinstance(error, QuorateError):
         return tell(error, as_json)
-    except typer.TyperException as error:
-        return tell_usage(error, as_json)
-    except Exception as error:
-        return tell_bug(error, as_json)
-    return code or 0
+    return tell_usage(error, as_json) if isinstance(error, typer.TyperException) else tell_bug(error, as_json)
+
+
+def _code_of(answer: object) -> int:
+    return answer if isinstance(answer, int) else 0
 
 
 def _tell_stop(number: int, as_json: bool) -> int:
     import json
 
-    status = "terminated" if number == signal.SIGTERM else "interrupted"
-    print(f"{status} before anything was started", file=sys.stderr)
+    is_interrupt = number == signal.SIGINT
+    status, code = ("interrupted", 130) if is_interrupt else ("terminated", 143)
+    message = f"{status} before anything was started"
+    print(message, file=sys.stderr)
     if as_json:
-        print(json.dumps({"status": status, "exit_code": 128 + number}))
-    return 128 + number
+        print(json.dumps({"status": status, "exit_code": code, "error": message}))
+    return code

@@ -1,25 +1,42 @@
-"""Options that several verbs share, and how they become overrides of the job file."""
+"""Arguments and options that several verbs share.
 
+Nothing of the job file is imported here: `--help` and the shell's completion answer without it.
+"""
+
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quorate.spec.override import Override, parse_set
+from quorate.cli.completion import job_files, run_names
 
-Workers = Annotated[str | None, typer.Option(help="Processes to run on: a number or auto. Never changes the result.")]
-Lanes = Annotated[int | None, typer.Option(help="Slices of every batch: part of what the job means.")]
-Steps = Annotated[int | None, typer.Option(help="Train this many steps.")]
-Epochs = Annotated[int | None, typer.Option(help="Train this many epochs.")]
-Seed = Annotated[int | None, typer.Option(help="The seed of every random stream.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Set any key: --set checkpoint.every=50. Repeatable.")]
+RUNS = Path("runs")
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", autocompletion=job_files)]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's name, a unique prefix of it, a path, or last.", autocompletion=run_names
+    ),
+]
+# By its variable too, which sets the key `runs` of every job: what `train` writes there must be found there again.
+Runs = Annotated[
+    Path, typer.Option("--runs", metavar="FOLDER", envvar="QUORATE_RUNS", help="The folder of run folders.")
+]
+"""Give it the default `RUNS`."""
+Workers = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Processes to run on: a number, or auto. Never changes the result."),
+]
+Lanes = Annotated[int | None, typer.Option(metavar="N", help="Slices of every batch: part of what the job means.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Train this many steps.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train this many epochs.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Where every random stream begins.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as checkpoint.every=50. Repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on standard output.")]
-
-
-def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Override]:
-    """The layer that the command line puts over the job file; flags go over `--set`."""
-    from_flags = [
-        Override(key, int(value) if isinstance(value, str) and value.isdigit() else value, f"--{key}")
-        for key, value in flags.items()
-        if value is not None
-    ]
-    return [*(parse_set(text) for text in settings or ()), *from_flags]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")
+]

@@ -1,35 +1,44 @@
 """`quorate resume`."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quorate.cli.options import Epochs, Json, Lanes, Seed, Set, Steps, Workers, overrides
+from quorate.cli.options import RUNS, Epochs, Json, Lanes, Quiet, Run, Runs, Seed, Set, Steps, Workers
 
 
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, a unique prefix of it, a path, or last.")],
+    run: Run,
     workers: Workers = None,
     lanes: Lanes = None,
     steps: Steps = None,
     epochs: Epochs = None,
     seed: Seed = None,
     settings: Set = None,
-    runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
+    runs: Runs = RUNS,
     branch: Annotated[
         bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")
     ] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on from a run's newest whole checkpoint, on any number of workers.
+    """Go on from a run's newest whole checkpoint.
 
-    Example: quorate resume last --workers 4
+    On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
+    may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
+
+    \b
+    Examples:
+      quorate resume last
+      quorate resume digits-0001 --workers 4
+      quorate resume last --branch --set params.learning_rate=0.05
     """
     from quorate.api import session
-    from quorate.api.train import show_on_stderr
+    from quorate.api.show import show_on_stderr, show_quietly
+    from quorate.cli.overrides import overrides
     from quorate.cli.report import report
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
-    report(session.resume(runs, run, os.environ, layer, watch=show_on_stderr, branch=branch), as_json)
+    watch = show_quietly if quiet else show_on_stderr
+    report(session.resume(runs, run, os.environ, layer, watch=watch, branch=branch), as_json)

@@ -1,43 +1,106 @@
-"""How a verb that did not succeed ends: with an error for people, a document for programs, and an exit code."""
+"""How a verb that did not succeed ends: with an error for people, a document for programs, and an exit code.
 
+The document is described by docs/json/error.schema.json.
+"""
+
+import itertools
 import json
+import re
 import sys
 import traceback
+from dataclasses import asdict
 from typing import Any
 
 import typer
+from rich.text import Text
 
-from quorate.core.errors import QuorateError
-from quorate.core.failure import JobFailed
+from quorate.cli.folding import fold
+from quorate.core.errors import JobFileError, OutputError, QuorateError
+from quorate.core.failure import JobFailed, Remains
 from quorate.core.user_code import describe
+from quorate.observe.screen import Screen
 
-STATUSES = {2: "refused", 130: "interrupted", 143: "terminated"}
+STOPPED = {130: "interrupted", 143: "terminated"}
 
 
 def tell(error: QuorateError, as_json: bool) -> int:
     """Tell why nothing was started, or why a job ended; the exit code."""
-    print(f"error: {error.message}", file=sys.stderr)
     if isinstance(error, JobFailed):
-        failure = error.failure
-        fields: dict[str, Any] = {"run": error.run, "error": failure.message, "failure": failure.to_dict()}
-        return _end(failure.exit_code, fields, as_json)
-    return _end(error.exit_code, {"error": error.message}, as_json)
+        return _tell_failed_job(error, as_json)
+    _say("error", error.message)
+    fields: dict[str, Any] = {"error": error.message}
+    if isinstance(error, JobFileError):
+        fields["problems"] = [asdict(problem) | {"keys": list(problem.keys)} for problem in error.problems]
+    # Not to where nothing can be written.
+    return _end(error.exit_code, fields, as_json and not isinstance(error, OutputError))
+
+
+def tell_next(remains: Remains) -> None:
+    """Tell what to do about a run that did not complete."""
+    _say("next", remains.advice)
+    _say("logs", remains.logs)
 
 
 def tell_usage(error: typer.TyperException, as_json: bool) -> int:
     """Tell a mistake on the command line itself, with the verb's usage; the exit code."""
-    error.show()  # type: ignore[attr-defined]  # every error of the parser has it, but not by its public type
-    return _end(error.exit_code, {"error": error.format_message()}, as_json)
+    context = getattr(error, "ctx", None)
+    message = _plainer(error.format_message())
+    if context is None or "\n" in message:  # a verb is missing, and what is shown is the help
+        error.show()  # type: ignore[attr-defined]  # every error of the parser has it, but not by its public type
+        message = "a verb is missing"
+    else:
+        _say("error", message)
+        usage = context.get_usage().removeprefix("Usage: ")
+        _say("usage", usage.replace("{", "").replace("}", ""))
+        _say("help", f"{context.command_path} --help")
+    return _end(error.exit_code, {"error": message}, as_json)
 
 
 def tell_bug(error: Exception, as_json: bool) -> int:
     """Tell an error that nobody foresaw, with its traceback, which is for us; the exit code."""
     traceback.print_exception(error)
-    print("error: Quorate itself has failed, by the traceback above; please report it.", file=sys.stderr)
-    return _end(1, {"error": describe(error)}, as_json)
+    _say("error", "Quorate itself has failed, by the traceback above; please report it.")
+    return _end(1, {"error": f"Quorate itself has failed: {describe(error)}"}, as_json)
+
+
+def _plainer(message: str) -> str:
+    """What the parser of the command line says, in our words."""
+    wrong = re.match(r"Invalid value for '(--[a-z-]+)': Input should be a valid integer", message)
+    if wrong is not None:
+        return f"{wrong[1]}: {_given_for(wrong[1])} is not a whole number."
+    message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _given_for(flag: str) -> str:
+    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag]
+    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
+    return f'the text "{[*behind, *joined, ""][0]}"'
+
+
+def _tell_failed_job(error: JobFailed, as_json: bool) -> int:
+    failure, remains = error.failure, error.remains
+    _say("error", failure.message)
+    if failure.traceback:
+        print(f"\n{failure.traceback}\n", file=sys.stderr)
+    fields: dict[str, Any] = {"error": failure.message, "failure": failure.to_dict()}
+    if remains is not None:
+        tell_next(remains)
+        fields |= {"run": remains.run, "folder": remains.folder, "resume": remains.resume}
+    return _end(failure.exit_code, fields, as_json)
+
+
+def _say(label: str, text: str) -> None:
+    """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
+    screen = Screen(sys.stderr, is_terminal=sys.stderr.isatty())
+    whole = f"{label}: {text}"
+    told = Text(fold(whole, screen.width) if screen.is_terminal else whole)
+    told.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
+    screen.print(told, soft_wrap=True)
 
 
 def _end(code: int, fields: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"status": STATUSES.get(code, "failed"), "exit_code": code, **fields}))
+        status = STOPPED.get(code) or ("failed" if code == 1 or "failure" in fields else "refused")
+        print(json.dumps({"status": status, "exit_code": code, **fields}))
     return code

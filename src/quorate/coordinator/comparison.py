@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quorate.coordinator.records import Completed, Registered
 from quorate.core.digests import first_difference
-from quorate.core.errors import DivergedError
+from quorate.core.errors import DivergedError, RequestError
 from quorate.core.failure import Failure
 
 CANARY = "canary"
@@ -16,7 +16,11 @@ def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
     message = (
         _fact_difference(newcomer, first) or _cursor_difference(newcomer, first) or _tensor_difference(newcomer, first)
     )
-    return None if message is None else _diverged(message, newcomer.worker)
+    if message is None:
+        return None
+    # Before the first step nothing is lost yet: the task, or the request, is wrong.
+    exit_code = RequestError.exit_code if first.cursor.step == 0 else DivergedError.exit_code
+    return _diverged(message, newcomer.worker).at(exit_code=exit_code)
 
 
 def completion_difference(completed: Sequence[Completed]) -> Failure | None:

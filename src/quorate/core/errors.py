@@ -3,18 +3,22 @@
 ::
 
     QuorateError
-    ├── RequestError            the request was wrong; nothing was started and nothing is lost (exit code 2)
-    │   ├── JobFileError        one or more mistakes in a job file, all told at once
-    │   ├── TaskError           the task cannot be found, is not a Task, or has other parameters
+    ├── RequestError            the request was wrong: nothing was trained and nothing is lost (exit code 2)
+    │   ├── JobFileError        one or more mistakes in a job file or in what goes over it, all told at once
+    │   ├── TaskError           the task cannot be found, or gives something that cannot be trained
     │   └── RunError            a run that does not exist, is complete, is in use, or has no checkpoint
+    ├── OutputError             the command did its work and could not say so: standard output is full or closed
     └── JobError                the job failed (exit code 1)
         ├── JobFailed           a whole job ended with a Failure: what `quorate.train` raises
-        ├── UserCodeError       an exception in the task, with the user's own traceback
+        ├── UserCodeError       an exception in the task, with the user's own traceback (exit code 2 if it was raised
+        │                       before the first step)
         ├── LossError           a loss that is not finite, not a scalar, or not a loss
+        ├── MetricError         a metric that is not a number, or that is not there
         ├── UnsupportedModelError
-        │                       a kind of gradient, buffer or optimizer that cannot keep the promise
+        │                       a kind of gradient or buffer that cannot keep the promise
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
+        ├── JobEnded            what a worker learns when its coordinator has ended the job
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place
@@ -37,18 +41,22 @@ class QuorateError(Exception):
 
 
 class RequestError(QuorateError):
-    """The request was wrong; nothing was started and nothing is lost."""
+    """The request was wrong: nothing was trained and nothing is lost."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a job file: where it is, what is wrong there, and what to write instead."""
+    """One mistake in a job file: where it is, what is wrong there, and what to write instead.
+
+    `keys` are the other keys that take part in it, where it is about several.
+    """
 
     path: str
     text: str
     hint: str = ""
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         hint = f" {self.hint}" if self.hint else ""
@@ -56,7 +64,7 @@ class Problem:
 
 
 class JobFileError(RequestError):
-    """One or more mistakes in a job file, all told at once."""
+    """One or more mistakes in a job file or in what goes over it, all told at once; `source` says which of them."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -70,11 +78,15 @@ class JobFileError(RequestError):
 
 
 class TaskError(RequestError):
-    """The task cannot be found, is not a Task, or has other parameters."""
+    """The task cannot be found, or gives something that cannot be trained."""
 
 
 class RunError(RequestError):
     """A run that does not exist, is complete, is in use, or has no checkpoint."""
+
+
+class OutputError(QuorateError):
+    """The command did its work and could not say so: standard output is full or closed."""
 
 
 class JobError(QuorateError):
@@ -82,22 +94,27 @@ class JobError(QuorateError):
 
 
 class UserCodeError(JobError):
-    """An exception in the task, with the user's own traceback."""
+    """An exception in the task, with the user's own traceback; before the first step its exit code is 2."""
 
-    def __init__(self, message: str, traceback: str) -> None:
+    def __init__(self, message: str, traceback: str, exit_code: int = JobError.exit_code) -> None:
         self.traceback = traceback
+        self.exit_code = exit_code
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.traceback)
+        return type(self), (self.message, self.traceback, self.exit_code)
 
 
 class LossError(JobError):
     """A loss that is not finite, not a scalar, or not a loss."""
 
 
+class MetricError(JobError):
+    """A metric that is not a number, or that is not there."""
+
+
 class UnsupportedModelError(JobError):
-    """A kind of gradient, buffer or optimizer that cannot keep the promise."""
+    """A kind of gradient or buffer that cannot keep the promise."""
 
 
 class DivergedError(JobError):

@@ -44,18 +44,42 @@ class Failure:
         """From JSON."""
         return cls(**fields)
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the request was wrong and all is said: an exception of the task leaves more to look at."""
+        return self.exit_code == RequestError.exit_code and not self.traceback
+
     def error(self) -> QuorateError:
         """What the launcher raises for it."""
-        return RequestError(self.message) if self.exit_code == RequestError.exit_code else JobFailed(self)
+        return RequestError(self.message) if self.is_refusal else JobFailed(self)
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What a run that did not complete has left, and what to do next.
+
+    `resume` is the command that goes on with it, None where nothing was saved; `advice` tells it in a sentence.
+    """
+
+    run: str
+    folder: str
+    logs: str
+    resume: str | None
+    advice: str
 
 
 class JobFailed(JobError):  # noqa: N818
-    """A whole job ended with a failure; `run` names the run, if there is one."""
+    """A whole job ended with a failure; `remains` tells what it has left, if it had a run folder."""
 
-    def __init__(self, failure: Failure, run: str = "") -> None:
+    def __init__(self, failure: Failure, remains: Remains | None = None) -> None:
         self.failure = failure
-        self.run = run
+        self.remains = remains
         super().__init__(f"{failure.message}\n\n{failure.traceback}".rstrip())
 
+    @property
+    def run(self) -> str:
+        """The name of the run; empty if there is none."""
+        return self.remains.run if self.remains else ""
+
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.failure, self.run)
+        return type(self), (self.failure, self.remains)

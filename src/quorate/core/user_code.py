@@ -3,20 +3,28 @@
 import importlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quorate.core.errors import QuorateError, UserCodeError
+from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
 
 # With its slash: a user's folder may be called quorate-experiments and stand beside the package.
 PACKAGE = f"{Path(__file__).parents[1]}/"
 IMPORTLIB = f"{Path(importlib.__file__).parent}{os.sep}"
 TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
 
+Hint = Callable[[BaseException], str]
+"""What to say beside the text of an exception; nothing for one that speaks for itself."""
+
+
+def no_hint(_: BaseException) -> str:
+    """Nothing to add."""
+    return ""
+
 
 @contextmanager
-def user_code(where: str) -> Iterator[None]:
+def user_code(where: str, hint: Hint = no_hint, *, exit_code: int = JobError.exit_code) -> Iterator[None]:
     """Turn an exception of the user's code into a `UserCodeError` that says where it was called from.
 
     A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`.
@@ -26,7 +34,15 @@ def user_code(where: str) -> Iterator[None]:
     except QuorateError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{describe(error)} (in {where})", user_traceback(error)) from error
+        message = f"{describe(error)} (in {where})"
+        raise UserCodeError(with_hint(message, hint(error)), user_traceback(error), exit_code) from error
+
+
+@contextmanager
+def building_code(where: str, hint: Hint = no_hint) -> Iterator[None]:
+    """The same for what runs before the first step: what is raised there is a mistake in the request."""
+    with user_code(where, hint, exit_code=RequestError.exit_code):
+        yield
 
 
 def describe(error: BaseException) -> str:
@@ -35,20 +51,33 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def with_hint(message: str, hint: str) -> str:
+    """A message and, if there is one, the hint behind it."""
+    return f"{message}. {hint}" if hint else message
+
+
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the frames of Quorate and torch at its top: it begins where the user's code does."""
+    """The traceback as the user's own frames, and below them the one that raised, unless it is ours."""
     told = traceback.TracebackException.from_exception(error)
+    raised: BaseException | None = error
     part: traceback.TracebackException | None = told
-    while part is not None:
-        part.stack = _from_users_frame(part.stack)
+    while part is not None and raised is not None:
+        part.stack = _users_frames(part.stack, raised)
+        raised = raised.__cause__ or raised.__context__
         part = part.__cause__ or part.__context__
     return "".join(told.format()).rstrip()
 
 
-def _from_users_frame(frames: traceback.StackSummary) -> traceback.StackSummary:
-    first = next((i for i, frame in enumerate(frames) if _is_users(frame.filename)), None)
-    if first is None:  # raised by torch itself, in nobody's code: a backward pass
-        first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE)), 0)
+def _users_frames(frames: traceback.StackSummary, raised: BaseException) -> traceback.StackSummary:
+    kept = [frame for frame in frames[:-1] if _is_users(frame.filename)]
+    # A syntax error stands below the frames of the import, which say nothing: its own text names file and line.
+    if isinstance(raised, SyntaxError):
+        return traceback.StackSummary.from_list(kept)
+    if kept or not frames or _is_users(frames[-1].filename):
+        last = [frame for frame in frames[-1:] if not frame.filename.startswith(PACKAGE)]
+        return traceback.StackSummary.from_list([*kept, *last])
+    # Raised by torch or by us, in nobody's code, as in a backward pass: then all of it is for whoever looks into that.
+    first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE)), 0)
     return traceback.StackSummary.from_list(frames[first:])
 
 

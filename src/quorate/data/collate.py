@@ -8,20 +8,82 @@ import numpy
 import torch
 from torch.utils.data import default_collate
 
+from quorate.core.given import given
+
+
+class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
+    """Samples that do not make a batch: the positions of two that differ (of one that cannot be stacked), and how."""
+
+    def __init__(self, positions: tuple[int, ...], how: str) -> None:
+        self.positions = positions
+        self.how = how
+        which = f"sample{'s' if len(positions) > 1 else ''} {' and '.join(map(str, positions))}"
+        super().__init__(f"{which} of a batch {how}")
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """A batch of the same structure as its samples, their leaves stacked."""
+    try:
+        return _collate(samples)
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+        # Looked for only now: looking at every sample of every batch would cost as much as stacking them.
+        found = _difference(samples)
+        if found is None:
+            raise
+        raise found from None
+
+
+def _collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
-        return type(first)(**{name: collate([getattr(sample, name) for sample in samples]) for name in names})
+        return type(first)(**{name: _collate([getattr(sample, name) for sample in samples]) for name in names})
     if isinstance(first, Mapping):
-        return {key: collate([sample[key] for sample in samples]) for key in first}
+        return {key: _collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(collate(column) for column in zip(*samples, strict=True)))
+        return type(first)(*(_collate(column) for column in zip(*samples, strict=True)))
     if isinstance(first, tuple | list):
-        return [collate(column) for column in zip(*samples, strict=True)]
+        return [_collate(column) for column in zip(*samples, strict=True)]
     return default_collate(list(samples))
+
+
+def _difference(samples: Sequence[Any]) -> UnlikeSamples | None:
+    """The first two samples that differ in what a batch needs alike, at any depth; None if it is not that."""
+    first = samples[0]
+    for position, sample in enumerate(samples):
+        if type(sample) is not type(first):
+            return UnlikeSamples((0, position), f"differ: one is {given(first)}, the other {given(sample)}")
+        if _form(sample) != _form(first):
+            return UnlikeSamples((0, position), f"differ: one has {_form(first)}, the other {_form(sample)}")
+    if not _is_leaf(first):
+        differences = (_difference([_parts(sample)[key] for sample in samples]) for key in _parts(first))
+        return next((difference for difference in differences if difference is not None), None)
+    try:
+        default_collate([first])
+    except TypeError:
+        return UnlikeSamples((0,), f"holds {given(first)}, which cannot be stacked")
+    return None
+
+
+def _is_leaf(sample: Any) -> bool:
+    is_record = dataclasses.is_dataclass(sample) and not isinstance(sample, type)
+    return not is_record and not isinstance(sample, Mapping | tuple | list)
+
+
+def _parts(sample: Any) -> Mapping[Any, Any]:
+    if isinstance(sample, Mapping):
+        return sample
+    if isinstance(sample, tuple | list):
+        return dict(enumerate(sample))
+    return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample) if field.init}
+
+
+def _form(sample: Any) -> str:
+    if isinstance(sample, Mapping):
+        return f"the keys {', '.join(sorted(map(str, sample)))}"
+    if isinstance(sample, tuple | list):
+        return f"{len(sample)} values"
+    return f"shape {tuple(sample.shape)}" if hasattr(sample, "shape") else ""
 
 
 def fresh_copy(batch: Any) -> Any:

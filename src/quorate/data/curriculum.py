@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy
 import torch
 
-from quorate.core.errors import JobError
+from quorate.core.errors import JobError, TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.streams import seed_generators
@@ -30,11 +30,17 @@ class Curriculum:
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
         self.epoch_length = len(self._epoch(0))
         if self.steps_per_epoch == 0:
-            raise JobError(
-                f"The training set has {self.epoch_length} samples, less than one batch "
-                f"(batch_size: {spec.batch_size}), and `last_batch: drop` drops what does not fill a batch. "
-                "Use a smaller batch_size, or `last_batch: keep`."
-            )
+            raise TaskError(self._nothing_to_train_on())
+
+    def _nothing_to_train_on(self) -> str:
+        if self.epoch_length == 0:
+            return "order() gave no samples for epoch 0, so there is nothing to train on."
+        where = "The training set has" if self.epoch_length == self._samples else "An epoch of order() has"
+        return (
+            f"{where} {self.epoch_length} samples, less than one batch (batch_size: {self._spec.batch_size}), and "
+            f"`last_batch: drop` leaves out what does not fill a batch. Use a batch_size of at most "
+            f"{self.epoch_length}, or `last_batch: keep`."
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -74,13 +80,18 @@ class Curriculum:
         generator = torch.Generator().manual_seed(seed)
         # order() may draw from the global generators all the same; workers reach an epoch at different moments.
         seed_generators(seed)
-        with user_code("order()"):
+        with user_code("order()", exit_code=self._trouble(epoch).exit_code):
             chosen = self._order(epoch, generator)
             if chosen is None:
                 return torch.randperm(self._samples, generator=generator).numpy()
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
         self._check_chosen(epoch, order, expected=None if epoch == 0 else self.epoch_length)
         return order
+
+    @staticmethod
+    def _trouble(epoch: int) -> type[TaskError | JobError]:
+        # The first epoch is ordered before the first step, where a mistake costs nothing yet.
+        return TaskError if epoch == 0 else JobError
 
     def _check_chosen(self, epoch: int, order: Indices, expected: int | None) -> None:
         if expected is not None and len(order) != expected:
@@ -90,7 +101,7 @@ class Curriculum:
             )
         outside = order[(order < 0) | (order >= self._samples)]
         if len(outside):
-            raise JobError(
+            raise self._trouble(epoch)(
                 f"order() names sample {outside[0]} in epoch {epoch}, "
                 f"but the training set has samples 0 to {self._samples - 1}."
             )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.processes import die_with_parent
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.user_code import describe, user_traceback, with_hint
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
@@ -53,10 +53,7 @@ class Feed:
         answer = self._fetch()
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
-        if isinstance(answer, FetchTrouble):
-            where = "collate()" if answer.index is None else f"sample {answer.index} of the {expected.source.value} set"
-            raise UserCodeError(f"{answer.message} (in {where})", answer.traceback)
-        return answer.batch
+        return batch_of(answer)
 
     def _fetch(self) -> Fetched | FetchTrouble:
         if self._threads is None:
@@ -88,6 +85,15 @@ class Feed:
         self._batches = iter(())
 
 
+def batch_of(answer: Fetched | FetchTrouble) -> Any:
+    """The batch; what user code raised instead of giving it is raised here."""
+    if isinstance(answer, Fetched):
+        return answer.batch
+    source = answer.request.source.value
+    where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
+    raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
+
+
 @contextmanager
 def _child_signals_kept() -> Iterator[None]:
     # A loader tells of its death by an exception out of a signal handler: welcome while waiting for a batch, but not in
@@ -112,8 +118,9 @@ def _packed(fetched: Fetched | FetchTrouble) -> bytes:
     try:
         return bytes(ForkingPickler.dumps(fetched))
     except Exception as error:
-        message = f"{describe(error)}; with loader_workers above 0 a batch must be picklable"
-        return bytes(ForkingPickler.dumps(FetchTrouble(fetched.request, None, message, user_traceback(error))))
+        hint = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
+        trouble = FetchTrouble(fetched.request, None, describe(error), user_traceback(error), hint)
+        return bytes(ForkingPickler.dumps(trouble))
 
 
 def _begin_loader(worker: int, _: int) -> None:

@@ -1,7 +1,6 @@
 """A digest of what a dataset holds, to find two workers that read different data."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +8,8 @@ import numpy
 import torch
 import xxhash
 
-from quorate.core.errors import DivergedError, JobError
-from quorate.core.processes import die_with_parent
+from quorate.core.child import ask_child
+from quorate.core.errors import JobError, TaskError
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
@@ -23,35 +22,19 @@ def fingerprint_in_child(samples: Samples) -> str:
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error.
     """
-    receiving, sending = os.pipe()
-    worker = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            die_with_parent(worker)
-            torch.set_num_threads(1)
-            os.write(sending, _told(samples).encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(sending)
-    with os.fdopen(receiving, "rb") as stream:
-        digest = stream.read().decode()
-    _, status = os.waitpid(pid, 0)
-    if digest.startswith(_TROUBLE):
-        raise DivergedError(digest.removeprefix(_TROUBLE))
-    if not digest:
-        ending = os.waitstatus_to_exitcode(status)
-        how = f"was killed by signal {-ending}" if ending < 0 else f"exited with code {ending}"
-        raise JobError(f"The process that read the first and last samples of the datasets {how}.")
-    return digest
+    answer = ask_child(lambda: _told(samples))
+    if answer.text.startswith(_TROUBLE):
+        raise TaskError(answer.text.removeprefix(_TROUBLE))
+    if not answer.text:
+        raise JobError(f"The process that read the first and last samples of the datasets {answer.ending}.")
+    return answer.text
 
 
 def _told(samples: Samples) -> str:
+    torch.set_num_threads(1)
     try:
         return fingerprint(samples)
-    except DivergedError as error:
+    except TaskError as error:
         return f"{_TROUBLE}{error}"
 
 
@@ -64,7 +47,7 @@ def fingerprint(samples: Samples) -> str:
         for index in (0, length - 1):
             once, again = (_content(samples[Request(source, 0, (index,))]) for _ in range(2))
             if once != again:
-                raise DivergedError(
+                raise TaskError(
                     f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
                     "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
                     "change what the dataset holds."

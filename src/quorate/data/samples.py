@@ -4,14 +4,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
+from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import describe, user_traceback
-from quorate.data.collate import fresh_copy
+from quorate.core.user_code import building_code, describe, user_traceback
+from quorate.data.collate import UnlikeSamples, fresh_copy
 from quorate.data.reading import Request, Source
 from quorate.data.streams import seed_generators
+
+_NEEDED = {"__len__": "len()", "__getitem__": "[]"}
+_BY_INDEX = (
+    " Samples are read by index, so that any number of workers reads each exactly once: give anything with len() and "
+    "[], such as a list or a torch Dataset (an IterableDataset becomes one with list(...))."
+)
+_ALIKE = "Make all samples alike in the dataset, or write collate(self, samples), which may pad or convert them."
 
 
 class Dataset(Protocol):
@@ -38,6 +46,7 @@ class FetchTrouble:
     index: int | None
     message: str
     traceback: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,19 +71,36 @@ class Samples:
             index = None
             batch = self.collate(fetched)
             return Fetched(request, fresh_copy(batch) if self.copies else batch)
+        except UnlikeSamples as error:  # all is said: no line of the task would explain it better
+            return FetchTrouble(request, None, self._named(error, request), "", _ALIKE)
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
+
+    def _named(self, error: UnlikeSamples, request: Request) -> str:
+        if self.copies:  # a collate() of one's own may have passed others on than it was given
+            return str(error)
+        indices = [str(request.indices[position]) for position in error.positions]
+        which = f"sample {indices[0]}" if len(indices) == 1 else f"samples {' and '.join(indices)}"
+        return f"{which} of the {request.source.value} set {error.how}"
 
 
 def check_dataset(dataset: Any, which: str) -> Dataset:
     """Refuse what cannot be read by index, with the remedy."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        lacks = "length" if not hasattr(dataset, "__len__") else "[]"
+    if isinstance(dataset, DataLoader):
         raise TaskError(
-            f"datasets() gave a {type(dataset).__name__} as the {which} set, which has no {lacks}. Samples are read by "
-            "index, so that any number of workers reads each exactly once: give anything with len() and [], such as a "
-            "list or a torch Dataset (an IterableDataset becomes one with list(...))."
+            f"datasets() gave a DataLoader as the {which} set; give the dataset that is inside it. "
+            "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
         )
-    if len(dataset) == 0:
-        raise TaskError(f"The {which} set that datasets() gave is empty.")
+    lacks = next((lack for name, lack in _NEEDED.items() if not hasattr(dataset, name)), None)
+    if isinstance(dataset, IterableDataset):
+        lacks = "[]"
+    if lacks is not None or isinstance(dataset, type):
+        raise TaskError(
+            f"datasets() gave {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
+            f"{likely_slip(dataset) or _BY_INDEX}"
+        )
+    with building_code(f"len() of the {which} set"):
+        length = len(dataset)
+    if length == 0:
+        raise TaskError(f"The {which} set that datasets() gave is empty: its len() is 0.")
     return dataset  # type: ignore[no-any-return]

@@ -25,13 +25,13 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.training.errand import Errand
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
 
 log = logging.getLogger(__name__)
 
 TICK = 0.05
-INTERRUPTED = "Interrupted"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Launch:
     workers: int
     job_source: str
     checkpoint: Path | None = None
-    search_path: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
+    errand: Errand = field(default_factory=Errand)
+    search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
 
 
 class LocalEngine:
@@ -127,8 +128,8 @@ class LocalEngine:
         while watch.outcome is None:
             self._look_after(nursery, client)
             self._show_events()
-            if self._signals.at_once:
-                raise JobFailed(_stopped_at_once(self._signals))
+            if self._is_ordered_to_end():
+                raise JobFailed(_stopped_at_once(self._signals, self._launch.errand))
             if not coordinator.is_alive:
                 raise JobFailed(self._lost(coordinator.departure))
             if self._is_deserted():
@@ -148,6 +149,11 @@ class LocalEngine:
                 self._note(message, client)
         except JobError as error:
             raise JobFailed(self._lost(error.message)) from None
+
+    def _is_ordered_to_end(self) -> bool:
+        """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
+        asked = self._signals.reason is not None
+        return self._signals.at_once or (asked and not self._launch.errand.is_training)
 
     def _is_deserted(self) -> bool:
         """Whether a coordinator that hangs has kept silent about the end of all its workers."""
@@ -239,9 +245,12 @@ class LocalEngine:
             coordinator=address,
             token=self._token,
             checkpoint=None if launch.checkpoint is None else str(launch.checkpoint),
+            errand=launch.errand,
         )
 
 
-def _stopped_at_once(signals: Signals) -> Failure:
+def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:
     message = "stopped at once, by the second signal; the checkpoints so far are kept."
-    return Failure(INTERRUPTED, message, exit_code=signals.exit_code)
+    if not errand.is_training:
+        message = f"{signals.reason}; the run is as it was."
+    return signals.failure(message)

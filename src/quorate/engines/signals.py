@@ -1,10 +1,17 @@
-"""Ctrl-C and SIGTERM: once is a request to stop, twice is an order."""
+"""Ctrl-C, SIGTERM and SIGHUP: once is a request to stop, twice is an order.
+
+SIGHUP, which comes when the terminal is closed, counts as SIGTERM does: the job ends as terminated, with a checkpoint
+and exit code 143. It never hurries, since it often comes twice, from the shell and from the kernel. Where it is ignored
+already (nohup), it stays ignored.
+"""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from quorate.core.failure import Failure
 
 
 @dataclass
@@ -18,17 +25,21 @@ class Signals:
         """What the job is told."""
         if not self.received:
             return None
-        return "terminated" if self.received[0] == signal.SIGTERM else "interrupted"
+        return "interrupted" if self.received[0] == signal.SIGINT else "terminated"
 
     @property
     def at_once(self) -> bool:
         """Whether to wait no longer."""
-        return len(self.received) > 1
+        return sum(number != signal.SIGHUP for number in self.received) > 1
 
     @property
     def exit_code(self) -> int:
         """What a command ends with that was stopped by them, as shells count: 130 or 143."""
-        return 128 + (self.received[0] if self.received else signal.SIGINT)
+        return 128 + (signal.SIGTERM if self.reason == "terminated" else signal.SIGINT)
+
+    def failure(self, message: str) -> Failure:
+        """What a job ends with that they have ended."""
+        return Failure("Interrupted", message, exit_code=self.exit_code)
 
 
 @contextmanager
@@ -40,7 +51,8 @@ def listening_to_signals() -> Iterator[Signals]:
         return
     before = {
         number: signal.signal(number, lambda received, _: signals.received.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield signals

@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Callable
-from pathlib import PurePath
-from typing import TextIO
 
 from rich.live import Live
 from rich.text import Text
 
 from quorate.observe.event import Event
+from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
-from quorate.observe.quantities import duration, measure, size
 from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
@@ -24,109 +22,75 @@ class Console:
     workers safely.
     """
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        is_terminal: bool,
-        total_steps: int | None,
-        workers: int,
-        lanes: int,
-        clock: Callable[[], float] = time.monotonic,
-        width: int | None = None,
-    ) -> None:
-        self._screen = Screen(stream, is_terminal, width)
-        self._progress = Progress(total_steps, workers, lanes)
+    def __init__(self, screen: Screen, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._screen = screen
+        self._progress = progress
         self._clock = clock
+        self._shown: int | None = None
         self._shown_at: float | None = None
         self._live: Live | None = None
-        if self._screen.is_terminal and not self._screen.is_dumb_terminal:
-            self._live = Live(console=self._screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        self._notices: dict[str, Callable[[Event], Text | None]] = {
-            "run": self._run,
-            "generation": self._generation,
-            "evaluation": _evaluation,
-            "checkpoint": _checkpoint,
-            "stop": _stop,
-            "failure": _failure,
-            "finished": self._finished,
-            "log": _log,
-        }
+        if screen.is_terminal and not screen.is_dumb_terminal:
+            self._live = Live(console=screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+            self._live.update(progress, refresh=True)
 
     def handle(self, event: Event) -> None:
         """Show an event."""
-        if event.kind == "step":
-            self._progress.advance(event)
-            self._show_progress()
-        elif event.kind in self._notices:
-            notice = self._notices[event.kind](event)
-            if notice is not None:
-                self._print(notice)
+        notice = notice_of(event, self._progress)
+        self._progress.take_in(event)
+        if event.kind == "finished":
+            self._end_progress()
+        if notice is not None:
+            say(self._screen, notice)
+        if event.kind in ("step", "run"):
+            self._show_progress(at_once=self._progress.is_at_the_end)
 
     def close(self) -> None:
         """Leave the last state of the bar on the screen and show nothing more."""
-        live, self._live = self._live, None
-        if live is not None and live.is_started:
-            live.update(self._progress, refresh=True)
-            live.stop()
+        self._end_progress()
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, at_once: bool) -> None:
         now = self._clock()
         pause = LINE_EVERY if self._live is None else REDRAW_EVERY
-        at_the_end = self._progress.step == self._progress.total_steps
-        if self._shown_at is not None and now - self._shown_at < pause and not at_the_end:
+        if self._shown_at is not None and now - self._shown_at < pause and not at_once:
             return
-        self._shown_at = now
-        if self._live is None:
-            self._print(Text(GAP.join([self._progress.place, *self._progress.facts])))
+        if self._live is not None:
+            self._live.update(self._progress, refresh=True)
+        elif self._progress.fields and self._progress.step != self._shown:
+            say(self._screen, Notice(GAP.join([self._progress.place, *self._progress.facts]), ""))
+        else:
             return
-        # Only now, so that nothing is drawn for a job that fails before its first step.
-        self._live.start()
-        self._live.update(self._progress, refresh=True)
+        self._shown, self._shown_at = self._progress.step, now
 
-    def _print(self, line: Text) -> None:
-        # A line in a log file stays one line, however long; a terminal breaks it by itself.
-        self._screen.print(line, soft_wrap=True)
-
-    def _run(self, event: Event) -> None:
-        self._progress.total_steps = event.fields.get("total_steps", self._progress.total_steps)
-
-    def _generation(self, event: Event) -> Text | None:
-        members = event.fields.get("members", [])
-        first = self._progress.step == 0
-        self._progress.workers = len(members) or self._progress.workers
-        self._progress.lanes = event.fields.get("lanes", self._progress.lanes)
-        return None if first else Text(f"going on with {self._progress.hosting}", style="yellow")
-
-    def _finished(self, event: Event) -> Text:
-        step = event.step if event.step is not None else self._progress.step
-        return Text(f"finished after {step:,} steps", style="green")
+    def _end_progress(self) -> None:
+        """The last step is shown always, also when the next line is not due yet."""
+        live, self._progress.is_over = self._live, True
+        if live is None or self._progress.has_begun:
+            self._show_progress(at_once=True)
+        if live is not None:
+            self._live = None
+            live.transient = not self._progress.has_begun  # of a job that never began nothing is left on the screen
+            live.stop()
 
 
-def _evaluation(event: Event) -> Text:
-    metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
-    text = Text(f"evaluation{_at(event)}: {metrics}", style="cyan")
-    return text.append("   best so far", style="bold") if event.fields.get("best") else text
+class QuietConsole:
+    """Shows only what nobody should miss: that the job is being stopped, and warnings."""
+
+    def __init__(self, screen: Screen, progress: Progress) -> None:
+        self._screen = screen
+        self._progress = progress
+
+    def handle(self, event: Event) -> None:
+        """Show an event, if it is one of those."""
+        notice = notice_of(event, self._progress) if event.kind in ("stop", "log") else None
+        self._progress.take_in(event)
+        if notice is not None:
+            say(self._screen, notice)
+
+    def close(self) -> None:
+        """Nothing is left to be shown."""
 
 
-def _checkpoint(event: Event) -> Text:
-    name = PurePath(event.fields.get("path", "")).name
-    cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
-    return Text(f"checkpoint {name}: {cost}", style="dim")
-
-
-def _stop(event: Event) -> Text:
-    return Text(f"stopping{_at(event)}: {event.fields.get('reason', 'asked to')}", style="yellow")
-
-
-def _failure(event: Event) -> Text:
-    return Text(f"failed{_at(event)}: {event.fields.get('message', 'no reason was given')}", style="bold red")
-
-
-def _log(event: Event) -> Text | None:
-    message = event.fields.get("message")
-    return None if message is None else Text(str(message), style="yellow")
-
-
-def _at(event: Event) -> str:
-    return "" if event.step is None else f" at step {event.step:,}"
+def say(screen: Screen, notice: Notice) -> None:
+    """Print a notice: broken between words on a terminal, and in a file one line, however long."""
+    screen.print(Text(notice.text, style=notice.style), soft_wrap=not screen.is_terminal)

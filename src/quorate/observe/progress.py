@@ -1,4 +1,4 @@
-"""A job's progress, drawn as two lines that fit the terminal."""
+"""A job's progress: what is known of it, and how a terminal shows it, in as many lines as its width asks for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from rich.text import Text
 from quorate.observe.event import Event
 from quorate.observe.pace import Pace
 from quorate.observe.quantities import count, duration, measure
+from quorate.spec.job import EarlyStopSpec
 
 GAP = "   "
 SHORTEST_BAR = 8
@@ -20,22 +21,40 @@ SHORTEST_BAR = 8
 
 @dataclass
 class Progress:
-    """What is known of a job that runs: the step it is at and the numbers of that step."""
+    """What is known of a job that runs: how it runs, the step it is at and the numbers of that step."""
 
-    total_steps: int | None
+    run: str
+    folder: str
     workers: int
     lanes: int
+    early_stop: EarlyStopSpec | None = None
+    total_steps: int | None = None
     step: int = 0
+    has_begun: bool = False
+    is_over: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
 
-    def advance(self, event: Event) -> None:
-        """Take in a step event."""
-        if event.step is None:
-            return
-        self.step = event.step
-        self.fields = event.fields
-        self.pace.passed(event.step, event.time)
+    def take_in(self, event: Event) -> None:
+        """Learn from an event."""
+        if event.kind == "step" and event.step is not None:
+            self.has_begun = True
+            self.step = event.step
+            self.fields = event.fields
+            self.pace.passed(event.step, event.time)
+        elif event.kind == "run":
+            self.has_begun = True
+            self.step = event.fields.get("from_step", self.step)
+            self.total_steps = event.fields.get("total_steps", self.total_steps)
+        elif event.kind == "generation":
+            self.workers, self.lanes = self._hosts_by(event)
+        elif event.kind == "finished":
+            self.is_over = True
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether no step is left."""
+        return self.step == self.total_steps
 
     @property
     def place(self) -> str:
@@ -44,51 +63,84 @@ class Progress:
 
     @property
     def facts(self) -> list[str]:
-        """The numbers of the last step, the important ones first."""
+        """The numbers of the last steps, the important ones first."""
         return [*self._losses(), *self._speed(), *self._time_left()]
 
     @property
     def hosting(self) -> str:
         """How the job runs."""
-        return f"{_plural(self.lanes, 'lane')} on {_plural(self.workers, 'worker')}"
+        return _hosting(self.workers, self.lanes)
+
+    def hosting_by(self, generation: Event) -> str:
+        """How the job runs from now on."""
+        return _hosting(*self._hosts_by(generation))
+
+    def _hosts_by(self, generation: Event) -> tuple[int, int]:
+        members = generation.fields.get("members", [])
+        return len(members) or self.workers, generation.fields.get("lanes", self.lanes)
 
     def _losses(self) -> list[str]:
         names = [name for name in self.fields if name == "loss" or name.startswith("loss.")]
         return [f"{name} {measure(self.fields[name])}" for name in names]
 
     def _speed(self) -> list[str]:
-        speed = self.fields.get("samples_per_second")
+        speed, seconds = self.fields.get("samples_per_second"), self.pace.seconds_per_step
+        if seconds and "samples" in self.fields:
+            speed = self.fields["samples"] / seconds  # over many steps: that of a single one jumps about
         return [] if speed is None else [f"{count(speed)} samples/s"]
 
     def _time_left(self) -> list[str]:
-        seconds = self.pace.seconds_for((self.total_steps or 0) - self.step)
-        return [] if seconds is None or not self.total_steps or seconds < 0 else [f"{duration(seconds)} left"]
+        steps, seconds = (self.total_steps or 0) - self.step, self.pace.seconds_per_step
+        if seconds is None or steps <= 0 or self.is_over:
+            return []
+        return [f"{duration(max(1, round(steps * seconds)))} left"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """A bar with the place at its right, and below it as many facts as there is room for."""
-        yield self._bar(options.max_width)
-        yield Text(fitting([*self.facts, self.hosting], options.max_width), style="dim", no_wrap=True, overflow="crop")
+        """A bar with the place at its right, and below it the facts."""
+        width = options.max_width
+        if not self.has_begun:
+            yield Text(f"starting {self.run}: {self.hosting} ...", style="dim", no_wrap=True, overflow="crop")
+            return
+        yield self._bar(width)
+        for line in lines_of([*self.facts, self.hosting], width):
+            yield Text(line, style="dim", no_wrap=True, overflow="crop")
 
     def _bar(self, width: int) -> Table | Text:
-        place = Text(self.place, style="bold", no_wrap=True)
-        if not self.total_steps or width < len(self.place) + len(GAP) + SHORTEST_BAR:
-            return Text(self.place, style="bold", no_wrap=True, overflow="crop")
-        line = Table.grid(padding=(0, len(GAP), 0, 0))
-        bar = ProgressBar(total=self.total_steps, completed=self.step, width=width - len(self.place) - len(GAP))
-        line.add_row(bar, place)
-        return line
+        """The bar and the place, beside each other where there is room for both."""
+        place = Text(self.place, style="bold", no_wrap=True, overflow="crop")
+        if not self.total_steps:
+            return place
+        room = width - cell_len(self.place) - len(GAP)
+        is_narrow = room < SHORTEST_BAR
+        bar = ProgressBar(
+            total=self.total_steps,
+            completed=self.step,
+            width=width if is_narrow else room,
+            complete_style="cyan",
+            finished_style="green",
+        )
+        grid = Table.grid(padding=(0, len(GAP), 0, 0))
+        for row in ([bar], [place]) if is_narrow else ([bar, place],):
+            grid.add_row(*row)
+        return grid
 
 
-def fitting(facts: Sequence[str], width: int) -> str:
-    """The first facts, as many as fit into a line; at least a part of the first."""
-    line = ""
+def lines_of(facts: Sequence[str], width: int) -> list[str]:
+    """The facts in order, in as few lines as the width allows."""
+    lines: list[str] = []
     for fact in facts:
-        longer = f"{line}{GAP}{fact}" if line else fact
-        if line and cell_len(longer) > width:
-            break
-        line = longer
-    return line
+        longer = f"{lines[-1]}{GAP}{fact}" if lines else fact
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(fact)
+    return lines
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _hosting(workers: int, lanes: int) -> str:
+    return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}"
+
+
+def plural(number: int, noun: str) -> str:
+    """So many of them."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

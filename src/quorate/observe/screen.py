@@ -1,18 +1,26 @@
 """The terminal or file that people look at, through rich."""
 
 import io
-from typing import TextIO, cast
+import os
+from typing import Literal, TextIO, cast
 
 from rich.console import Console
 
+IN_ASCII = str.maketrans({"…": "...", "×": "x", "→": "->", "−": "-", "–": "-", "—": "-", "━": "-", "╸": " ", "╺": " "})
+
 
 class Screen(Console):
-    """A rich console that shows text as it is: losses are not coloured by guesswork, "[red]" in a message is text."""
+    """A rich console that shows text as it is: losses are not coloured by guesswork, "[red]" in a message is text.
+
+    `NO_COLOR` takes colours away and `FORCE_COLOR` gives them to a file too; a file never gets a bar that moves.
+    """
 
     def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
         super().__init__(
             file=cast(TextIO, _Forgiving(stream)),
             force_terminal=is_terminal,
+            force_jupyter=False,
+            color_system="auto" if is_terminal else _colours_of_files(),
             width=width,
             highlight=False,
             markup=False,
@@ -20,8 +28,16 @@ class Screen(Console):
         )
 
 
+def _colours_of_files() -> Literal["standard"] | None:
+    return "standard" if os.environ.get("FORCE_COLOR", "") not in ("", "0") else None
+
+
 class _Forgiving(io.TextIOBase):
-    """A stream that falls silent when nobody reads it any more: `| head` or a closed terminal must not end a job."""
+    """A stream that ends no job.
+
+    It falls silent when nobody reads it any more (`| head`, a closed terminal), and a character that its encoding does
+    not have is written as a similar one, or by its number.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -34,7 +50,7 @@ class _Forgiving(io.TextIOBase):
     def write(self, text: str) -> int:
         if self._stream is not None:
             try:
-                self._stream.write(text)
+                self._stream.write(self._encodable(text))
             except OSError:
                 self._stream = None
         return len(text)
@@ -45,3 +61,10 @@ class _Forgiving(io.TextIOBase):
                 self._stream.flush()
             except OSError:
                 self._stream = None
+
+    def _encodable(self, text: str) -> str:
+        try:
+            text.encode(self._encoding)
+            return text
+        except UnicodeEncodeError:
+            return text.translate(IN_ASCII).encode(self._encoding, "backslashreplace").decode(self._encoding)

@@ -14,7 +14,7 @@ NARROWEST_LABEL = 10
 def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = False, width: int | None = None) -> None:
     """Print a result: how it ended, its metrics, its speed, its weights and where it is kept."""
     screen = Screen(stream, is_terminal, width)
-    rows = [*_metrics(result), *_work(result), *_place(result)]
+    rows = summary_rows(result)
     column = max(NARROWEST_LABEL, *(len(label) for label, _ in rows)) + 2 if rows else 0
     screen.print(_title(result), soft_wrap=True)
     for label, value in rows:
@@ -22,9 +22,15 @@ def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = Fa
         screen.print(Text.assemble((f"  {label:<{column}}", "dim"), value), soft_wrap=True)
 
 
+def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know of a result, as labels and values."""
+    return [*_metrics(result), *_work(result), *_place(result)]
+
+
 def _title(result: dict[str, Any]) -> Text:
     status = str(result.get("status", "ended"))
-    return Text.assemble((str(result.get("run", "run")), "bold"), "  ", (status, COLOURS.get(status, "yellow")))
+    early = " (stopped early)" if result.get("ending") == "early stop" else ""
+    return Text.assemble((str(result.get("run", "run")), "bold"), "  ", (status, COLOURS.get(status, "yellow")), early)
 
 
 def _metrics(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -34,14 +40,20 @@ def _metrics(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if result.get("steps") is not None:
-        seconds = result.get("wall_seconds")
-        spent = "" if seconds is None else f" in {duration(seconds)}"
-        rows.append(("steps", f"{result['steps']:,}{spent}"))
-    if result.get("samples_per_second") is not None:
+        rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
+    if result.get("samples_per_second"):
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
     if result.get("recoveries"):
         rows.append(("recoveries", str(len(result["recoveries"]))))
     return rows
+
+
+def _time_spent(result: dict[str, Any]) -> str:
+    """The time of the steps since the last start: how long the earlier ones took is not known any more."""
+    if result.get("wall_seconds") is None:
+        return ""
+    before, spent = result.get("from_step", 0), f"in {duration(result['wall_seconds'])}"
+    return f", the last {result['steps'] - before:,} {spent}" if before else f" {spent}"
 
 
 def _place(result: dict[str, Any]) -> list[tuple[str, str]]:

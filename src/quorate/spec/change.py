@@ -8,6 +8,7 @@ from typing import Any
 from quorate.spec.absent import Absent
 from quorate.spec.job import JobSpec, key_marks
 from quorate.spec.marks import Mark
+from quorate.spec.yaml_dialect import write_value
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Change:
     mark: Mark
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before} → {self.after}"
+        return f"{self.key}: {_written(self.before)} → {_written(self.after)}"
 
 
 def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
@@ -52,6 +53,11 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any,
             yield from _differences(inner, before.get(key, Absent.NOT_GIVEN), after.get(key, Absent.NOT_GIVEN))
     elif _spelled(before) != _spelled(after):
         yield path, before, after
+
+
+def _written(value: Any) -> str:
+    """As in the job file: null, not None."""
+    return str(value) if isinstance(value, Absent) else write_value(value)
 
 
 def _spelled(value: Any) -> str:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from quorate.core.errors import JobFileError, Problem, RequestError
+from quorate.spec.keys import nearest_file
 from quorate.spec.yaml_document import Document, read_yaml
 
+SHOWN = 10
 _NEEDED = "A job needs at least task, batch_size, and epochs or steps."
 
 
@@ -25,22 +27,38 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise RequestError(f"there is no job file {path}.{_job_files_in(path.parent)}") from None
+        raise RequestError(f"there is no job file {path}.{_meant(path)}") from None
+    except NotADirectoryError:
+        raise RequestError(f"there is no job file {path}: a part of that path is a file, not a folder.") from None
     except IsADirectoryError:
         raise RequestError(f"{path} is a folder, not a job file.{_job_files_in(path)}") from None
     except UnicodeDecodeError as error:
         problem = Problem(
-            "file", f"it is not UTF-8 text: the byte at offset {error.start} is {error.object[error.start]:#04x}"
+            "file",
+            f"it is not UTF-8 text: the byte at offset {error.start} is {error.object[error.start]:#04x}",
+            "Is it a job file? If so, save it as UTF-8.",
         )
         raise JobFileError(str(path), [problem]) from None
     except OSError as error:
         raise RequestError(f"the job file {path} cannot be read: {error.strerror}.") from None
 
 
+def _meant(path: Path) -> str:
+    near = nearest_file(path.name, _yaml_files(path.parent))
+    return f" Did you mean {path.with_name(near[0])}?" if near else _job_files_in(path.parent)
+
+
 def _job_files_in(folder: Path) -> str:
     if not folder.is_dir():
         return f" There is no folder {folder} either."
-    names = sorted(file.name for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
+    names = _yaml_files(folder)
+    place = "This folder" if folder == Path() else f"The folder {folder}"
     if not names:
-        return f" The folder {folder.resolve()} holds no *.yaml file."
-    return f" The folder {folder.resolve()} holds: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
+        return f" {place} holds no *.yaml file; `quorate init` writes one."
+    return f" {place} holds {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}."
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    # Hidden ones are other tools' settings.
+    found = (file.name for pattern in ("*.yaml", "*.yml") for file in folder.glob(pattern))
+    return sorted(name for name in found if not name.startswith("."))

@@ -59,6 +59,12 @@ def nearest(word: str, words: list[str]) -> list[str]:
     return difflib.get_close_matches(word, words, n=1)
 
 
+def nearest_file(name: str, names: list[str]) -> list[str]:
+    """The file that was probably meant: its ending says nothing, since all of one kind share it."""
+    by_stem = {other.rpartition(".")[0]: other for other in sorted(names)}
+    return [by_stem[stem] for stem in nearest(name.rpartition(".")[0], list(by_stem))]
+
+
 def suggestions(path: str, keys: dict[str, Key]) -> list[str]:
     """The paths that were probably meant by an unknown one: the same key in another place, or the nearest word."""
     parent, _, name = path.rpartition(".")

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from quorate.core.errors import JobFileError, Problem
 from quorate.spec.job import JobSpec
 from quorate.spec.job_file import read_job_file
-from quorate.spec.keys import keys_of, nearest
-from quorate.spec.layers import Layers
-from quorate.spec.override import Override, environment_overrides
+from quorate.spec.keys import keys_of, nearest_file
+from quorate.spec.layers import DEFAULT, Layers
+from quorate.spec.override import ENVIRONMENT, Override, environment_overrides
 from quorate.spec.plain import plain_copy, plain_problems
 from quorate.spec.problems import describe_errors, misspelt
 from quorate.spec.resolved import ResolvedJob
@@ -71,30 +71,52 @@ def _resolve(
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
-        raise JobFileError(source, found)
+        raise JobFileError(_blamed(source, found, [*from_environment, *overrides]), found)
     return ResolvedJob(spec, layers.origins_of(spec.model_dump()), source)
+
+
+def _blamed(source: str, problems: Sequence[Problem], overrides: Sequence[Override]) -> str:
+    """Who said what is wrong: a person who mistyped a flag must not look for it in the file."""
+    said = {_layer_of(problem, overrides) or source for problem in problems}
+    return said.pop() if len(said) == 1 else "the job"
+
+
+def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
+    if problem.path.startswith(ENVIRONMENT):
+        return "the environment"
+    keys = (problem.path, *problem.keys)
+    # The last one has the last word; a mistake inside a section is the section's.
+    for override in reversed(overrides):
+        if any(f"{key}.".startswith(f"{override.key}.") or f"{override.key}.".startswith(f"{key}.") for key in keys):
+            return override.layer
+    return None
 
 
 def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
     odd = list(plain_problems(layers.values, "", layers.origin))
     try:
         return JobSpec.model_validate(layers.values), odd
-    except JobFileError as error:
-        return None, [*error.problems, *odd]
+    except JobFileError:
+        return None, [*_broken_rules(layers, []), *odd]
     except ValidationError as error:
         problems = describe_errors(error, JobSpec, origin=layers.origin)
         told = {problem.path for problem in problems}
         odd = [problem for problem in odd if problem.path not in told]
-        return None, [*problems, *_rules_still_broken(layers.values, problems), *odd]
+        return None, [*problems, *_broken_rules(layers, problems), *odd]
 
 
-def _rules_still_broken(values: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+def _broken_rules(layers: Layers, problems: Sequence[Problem]) -> list[Problem]:
     """A rule is judged although other keys are wrong, if its own are right: one reading tells everything."""
     keys = keys_of(JobSpec)
     paths = [problem.path for problem in problems]
     doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys))}
     defaults = {name: field.default for name, field in JobSpec.model_fields.items()}
-    return broken_rules({**defaults, **values}, doubtful)
+
+    def told(key: str) -> str:
+        origin = layers.origin(key)
+        return " (the default)" if origin == DEFAULT else f" ({origin})"
+
+    return broken_rules({**defaults, **layers.values}, doubtful, told)
 
 
 def _with_task_placed(layers: Layers, folder: TaskFolder) -> tuple[Layers, list[Problem]]:
@@ -107,7 +129,7 @@ def _with_task_placed(layers: Layers, folder: TaskFolder) -> tuple[Layers, list[
     file = reference.file
     if not folder.must_exist or file is None or file.is_file():
         return placed, []
-    meant = nearest(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
+    meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
     hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
     return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
 

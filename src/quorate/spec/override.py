@@ -9,6 +9,7 @@ from quorate.core.errors import Problem, RequestError
 from quorate.spec.yaml_document import read_yaml
 
 PREFIX = "QUORATE_"
+ENVIRONMENT = "environment "
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -19,6 +20,13 @@ class Override:
     key: str
     value: Any
     origin: str
+
+    @property
+    def layer(self) -> str:
+        """Who says it, for a sentence: the command line, the environment, or a call such as ``Job.replace``."""
+        if self.origin.startswith("--"):
+            return "the command line"
+        return "the environment" if self.origin.startswith(ENVIRONMENT) else self.origin
 
 
 def parse_set(text: str) -> Override:
@@ -44,7 +52,7 @@ def environment_overrides(environment: Mapping[str, str]) -> tuple[Sequence[Over
     """What the ``QUORATE_`` variables say, in the order of their names, and what in them cannot be read."""
     overrides, problems = [], []
     for name in sorted(name for name in environment if name.startswith(PREFIX)):
-        origin, text = f"environment {name}", environment[name]
+        origin, text = f"{ENVIRONMENT}{name}", environment[name]
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         document = read_yaml(text)
         if not _KEY.fullmatch(key):

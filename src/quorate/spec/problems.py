@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import Key, beside_names, keys_of, nearest, one_of, suggestions
-from quorate.spec.override import PREFIX, variable_name
+from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
 
 Origin = Callable[[str], str]
 
@@ -128,11 +128,11 @@ def _is_number(text: str) -> bool:
 def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
     parent = path.rpartition(".")[0]
     meant = suggestions(path, keys)
-    if meant and origin.startswith(f"environment {PREFIX}"):
+    if meant and origin.startswith(f"{ENVIRONMENT}{PREFIX}"):
         meant = [variable_name(key) for key in meant]
     hint = f"Did you mean {one_of(meant)}?" if meant else f"The keys here: {', '.join(beside_names(parent, keys))}."
     if not parent and not meant:
-        hint += " The task's own parameters stand under params."
+        hint = f"If it is a parameter of the task, write it under params. {hint}"
     return Problem(path, f"there is no such key{in_brackets(origin)}", hint)
 
 

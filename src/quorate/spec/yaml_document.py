@@ -110,14 +110,19 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
     place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
     parts = [getattr(error, "problem", None) or str(error).splitlines()[0], getattr(error, "context", None)]
     text = " ".join(part for part in parts if part)
-    return Problem(place, text, _syntax_hint(text))
+    opened = getattr(error, "context_mark", None)
+    return Problem(place, text, _syntax_hint(text, "" if opened is None else f" on line {opened.line + 1}"))
 
 
-def _syntax_hint(text: str) -> str:
+def _syntax_hint(text: str, opened: str) -> str:
     if "'\\t'" in text:
         return "YAML is indented with spaces, not with tabs."
     if "mapping values are not allowed" in text:
         return "A key is misplaced here, or a value holds a colon with a space behind it: then write it in quotes."
+    if "parsing a flow" in text:
+        return f"A bracket is opened{opened} and not closed, or a comma is missing between its values."
+    if "quoted scalar" in text:
+        return f"A quote is opened{opened} and not closed."
     if "aliases" in text:
         return "Write the value out, or quote text that begins with a star."
     return ""

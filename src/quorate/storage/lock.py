@@ -3,10 +3,25 @@
 import contextlib
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+# Type, from where, start, length, process: what the kernel calls a struct flock. It covers the whole file.
+_RECORD = struct.Struct("hhqqi4x")
+
 _held: set[int] = set()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock, by its number if it has written it already."""
+
+    pid: int | None
+
+    def __str__(self) -> str:
+        return "another process" if self.pid is None else f"process {self.pid}"
 
 
 class FolderInUse(Exception):  # noqa: N818 (a happening, not a mistake)
@@ -20,14 +35,35 @@ def hold(file: Path) -> Iterator[None]:
     _held.add(descriptor)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Of the open file and not of the process: a lock of this kind can be asked about without taking it.
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _exclusive())
         except BlockingIOError:
-            raise FolderInUse(_holder(descriptor)) from None
+            raise FolderInUse(str(_holder(descriptor))) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         _let_go(descriptor)
+
+
+def holder_of(file: Path) -> Holder | None:
+    """Who holds the lock, if anybody does.
+
+    It is only asked about, never taken, not even for a moment: a launcher that starts just then must not find it held.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        kind = _RECORD.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _exclusive()))[0]
+        return None if kind == fcntl.F_UNLCK else _holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exclusive() -> bytes:
+    return _RECORD.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def _let_go(descriptor: int) -> None:
@@ -37,9 +73,9 @@ def _let_go(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _holder(descriptor: int) -> str:
-    pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-    return f"process {pid}" if pid else "another process"
+def _holder(descriptor: int) -> Holder:
+    written = os.pread(descriptor, 32, 0).strip()
+    return Holder(int(written) if written.isdigit() else None)
 
 
 def _close_in_child() -> None:

@@ -6,15 +6,16 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import JobError, RunError
 from quorate.storage.atomic import write_atomically
+from quorate.storage.creation import read_creation, write_creation
 from quorate.storage.incarnation import take_next
-from quorate.storage.lock import FolderInUse, hold
-from quorate.storage.run_search import find_run
+from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
+from quorate.storage.run_search import find_run, list_runs
 
 
 class RunFolder:
@@ -30,6 +31,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.address_file = path / "coordinator.json"
+        self.lock_file = path / "lock"
 
     @classmethod
     def create(cls, runs: Path, name: str) -> "RunFolder":
@@ -40,7 +42,7 @@ class RunFolder:
             try:
                 run.logs.mkdir()
                 run.checkpoints.mkdir()
-                write_atomically(run.path / "created", f"{datetime.now(UTC).isoformat()}\n")
+                write_creation(run.path)
             except BaseException:
                 run._take_back()
                 raise
@@ -51,13 +53,29 @@ class RunFolder:
         """The run that a person means by a name, a unique prefix of one, a path, or ``last``."""
         return cls(find_run(runs, reference))
 
+    @classmethod
+    def all_in(cls, runs: Path) -> tuple["RunFolder", ...]:
+        """All runs in a folder, oldest first; none where there is no such folder."""
+        return tuple(cls(path) for path in list_runs(runs))
+
+    @property
+    def created(self) -> datetime:
+        """When the run was created."""
+        with _explaining(f"cannot look at run {self.name} in {self.path.parent}"):
+            return read_creation(self.path)
+
+    def holder(self) -> Holder | None:
+        """The launcher that is at work on this run, if there is one."""
+        with _explaining(f"cannot look at the lock of run {self.name} in {self.path.parent}"):
+            return holder_of(self.lock_file)
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep every other launcher out of this run, for as long as this process lives at most."""
         with contextlib.ExitStack() as stack:
             try:
                 with _explaining(f"cannot lock run {self.name} in {self.path.parent}"):
-                    stack.enter_context(hold(self.path / "lock"))
+                    stack.enter_context(hold(self.lock_file))
             except FolderInUse as in_use:
                 raise RunError(
                     f"run {self.name} is in use by {in_use}; wait for it to end, or stop it with Ctrl-C or SIGTERM"
@@ -72,6 +90,14 @@ class RunFolder:
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
         self._write(self.address_file, {"address": address, "token": token}, mode=0o600)
+
+    def read_address(self) -> str | None:
+        """Where the coordinator listens, if it does and if this is asked by the owner of the run."""
+        try:
+            address = json.loads(self.address_file.read_text()).get("address")
+        except (OSError, ValueError, AttributeError):
+            return None
+        return address if isinstance(address, str) else None
 
     def remove_address(self) -> None:
         """The coordinator listens no longer."""
@@ -106,12 +132,12 @@ class RunFolder:
     def _read(self, file: Path) -> dict[str, Any] | None:
         with _explaining(f"cannot read {file}"):
             try:
-                text = file.read_text()
+                content = file.read_bytes()
             except FileNotFoundError:
                 return None
         try:
-            fields = json.loads(text)
-        except ValueError as error:
+            fields = json.loads(content.decode())
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{file} is not JSON ({error}); it was edited or damaged after the run wrote it") from None
         if not isinstance(fields, dict):
             raise RunError(f"{file} holds a {type(fields).__name__} where an object is expected; it was edited")

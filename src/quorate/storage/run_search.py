@@ -2,9 +2,11 @@
 
 import difflib
 import os
+from datetime import datetime
 from pathlib import Path
 
 from quorate.core.errors import RunError
+from quorate.storage.creation import is_marked, read_creation
 
 LAST = "last"
 SHOWN = 8
@@ -12,14 +14,14 @@ SHOWN = 8
 
 def find_run(runs: Path, reference: str) -> Path:
     """The folder of the run with this name, unique prefix or path, or the newest for ``last``."""
-    names = _by_age(runs)
+    names = [folder.name for folder in list_runs(runs)]
     if reference == LAST:
         return runs / _newest(runs, names)
     if reference in names:
         return runs / reference
     path = Path(reference).expanduser()
     if is_run(path):
-        return path
+        return path.resolve()  # "." has no name
     matches = [name for name in names if reference and name.startswith(reference)]
     if len(matches) == 1:
         return runs / matches[0]
@@ -30,26 +32,28 @@ def find_run(runs: Path, reference: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's."""
-    return any((folder / file).is_file() for file in ("created", "job.yaml"))
+    return is_marked(folder) or (folder / "job.yaml").is_file()
 
 
-def _by_age(runs: Path) -> list[str]:
-    """Names of all runs, oldest first."""
+def list_runs(runs: Path) -> list[Path]:
+    """The folders of all runs, oldest first; none where there is no such folder."""
     try:
-        folders = [folder for folder in runs.iterdir() if is_run(folder)]
+        dated = [(created, folder) for folder in runs.iterdir() if (created := _created(folder)) is not None]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(
             f"cannot look for runs in {runs}: {error.strerror}. Say where they are with `runs`, or give a path."
         ) from error
-    return [folder.name for folder in sorted(folders, key=lambda folder: (_created(folder), folder.name))]
+    return [folder for _, folder in sorted(dated)]
 
 
-def _created(folder: Path) -> int:
-    # The folder's own times change with its content; this file is written once.
-    marker = folder / "created"
-    return (marker if marker.is_file() else folder).stat().st_mtime_ns
+def _created(folder: Path) -> datetime | None:
+    """When a run was created; none for what is no run, is one no longer, or may not be looked into."""
+    try:
+        return read_creation(folder) if is_run(folder) else None
+    except OSError:
+        return None  # one folder that is in the way, or is being removed, must not hide the others
 
 
 def _newest(runs: Path, names: list[str]) -> str:

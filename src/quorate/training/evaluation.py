@@ -1,19 +1,17 @@
 """Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from quorate.core.errors import LossError
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import user_code
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan
 from quorate.data.streams import seed_generators
 from quorate.training.lane import LossSum
+from quorate.training.measurement import measured
 from quorate.training.replica import Replica
 from quorate.training.strategy import Strategy
 from quorate.training.task import Task, take_log
@@ -32,7 +30,7 @@ class Evaluator:
     def run(self, step: int, strategy: Strategy) -> dict[str, float]:
         """Metrics of the state after `step`, the same on any number of workers."""
         versions = self._replica.versions()
-        with _evaluation_mode(self._replica.model):
+        with evaluation_mode(self._replica.model):
             own = {batch: self._evaluate(step, batch) for batch in self._plan.hosted_batches(strategy.hosted)}
         self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
@@ -50,22 +48,12 @@ class Evaluator:
         content = self._feed.next(request)
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
-        with user_code("metrics()"):
-            metrics = self._task.metrics(self._replica.model, content)
-            if not isinstance(metrics, Mapping):
-                raise LossError(f"metrics() gave a {type(metrics).__name__}; it must return a dict of numbers by name.")
-            return {str(name): _sum_and_count(value, len(request.indices)) for name, value in metrics.items()}
-
-
-def _sum_and_count(value: Any, samples: int) -> tuple[float, float]:
-    if isinstance(value, tuple):
-        total, count = value
-        return float(total), float(count)
-    return float(value) * samples, float(samples)
+        return measured(self._task, self._replica.model, content, len(request.indices))
 
 
 @contextmanager
-def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every layer in evaluation mode, and no gradients."""
     # Each module's own mode is put back: a task may keep some layers in evaluation mode all along.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from quorate.core.errors import LossError
+from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.streams import seed_generators
 from quorate.training.gradients import Gradients
+from quorate.training.hints import Share, hint_for
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -75,7 +78,7 @@ class LaneRunner:
         self._gradients.begin(lane)
         logged: dict[str, LossSum] = {}
         for samples, batch in batches:
-            with user_code("loss()"):
+            with user_code("loss()", partial(hint_for, share=self._share(samples, batch_samples))):
                 loss = self._task.loss(self._replica.model, batch)
             for name, part in self._backward(loss, samples, batch_samples).items():
                 result.losses.setdefault(name, LossSum()).add(part)
@@ -87,20 +90,23 @@ class LaneRunner:
         self._watch.after_lane()
         return result
 
+    def _share(self, samples: int, batch_samples: int) -> Share:
+        return Share(samples, batch_samples, self._replica.spec)
+
     def _backward(self, loss: Any, samples: int, batch_samples: int) -> dict[str, LossSum]:
         by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}
         expected = self._replica.optimizers.by_name
-        if by_name.keys() != expected.keys():
+        if by_name.keys() != expected.keys() and loss is not None:
             raise LossError(
                 f"loss() gave {_names(by_name)} and optimizer() {_names(expected)}: both must have the same names."
             )
         sums = {}
-        for position, (name, given) in enumerate(by_name.items()):
-            tensor, count, per_item = _scalar(given, samples)
+        for position, (name, given_loss) in enumerate(by_name.items()):
+            tensor, count, per_item = _scalar(given_loss, samples, name)
             weight = 1.0 if per_item else samples / batch_samples
             # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
             inputs = None if name == SOLE else self._replica.optimizers.parameters(name)
-            with user_code("backward()"):
+            with user_code("backward()", hint_for):
                 self._gradients.backward(tensor, weight, inputs, retain=position < len(by_name) - 1)
             value = tensor.item()
             sums[name] = LossSum(value if per_item else value * samples, count, per_item)
@@ -120,20 +126,41 @@ def called(name: str) -> str:
     return f"loss '{name}'" if name else "loss"
 
 
-def _scalar(given: Any, samples: int) -> tuple[torch.Tensor, float, bool]:
-    tensor, count, per_item = given, float(samples), False
-    if isinstance(given, tuple) and len(given) == 2:
-        tensor, count, per_item = given[0], float(given[1]), True
+def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, float, bool]:
+    whose = "" if name == SOLE else f" for '{name}'"
+    tensor, count, per_item = given_loss, float(samples), False
+    if isinstance(given_loss, tuple):
+        tensor, count, per_item = _sum_and_count(given_loss, whose)
     if not isinstance(tensor, torch.Tensor):
-        raise LossError(f"loss() gave a {type(tensor).__name__}; it must return a tensor with one element.")
+        raise LossError(f"loss() gave {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}")
     if tensor.numel() != 1:
         raise LossError(
-            f"loss() gave a tensor of shape {tuple(tensor.shape)}; it must be a scalar: "
-            "the mean over the samples of the batch (for instance loss.mean()), or (sum, count)."
+            f"loss() gave a tensor of shape {tuple(tensor.shape)}{whose}; it must have one element: the mean over the "
+            "samples of the batch (such as loss.mean()), or (sum, count)."
         )
     if not tensor.requires_grad:
-        raise LossError("loss() gave a tensor that does not depend on the parameters (it has no gradient function).")
+        raise LossError(
+            f"loss() gave a tensor{whose} that does not depend on the parameters. Return it as it comes out of the "
+            "model: .detach(), .item(), torch.tensor() and torch.no_grad() cut it off."
+        )
     return tensor, count, per_item
+
+
+def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float, bool]:
+    if len(pair) != 2:
+        raise LossError(f"loss() gave {given(pair)}{whose}; a tuple must be (sum, count).")
+    try:
+        return pair[0], float(pair[1]), True
+    except (TypeError, ValueError, RuntimeError):
+        raise LossError(
+            f"loss() gave {given(pair[1])}{whose} as the count of (sum, count); it must be a number."
+        ) from None
+
+
+def _slip(value: Any) -> str:
+    if isinstance(value, float | int):
+        return " Return the tensor itself, not its .item()."
+    return likely_slip(value)
 
 
 def _names(mapping: Mapping[str, Any]) -> str:

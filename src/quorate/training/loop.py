@@ -1,7 +1,7 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ from quorate.data.reading import EvaluationPlan, Request, Source
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, Activity
+from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.optimizers import SOLE
@@ -41,12 +42,18 @@ class Loop:
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
+    errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
 
     def run(self) -> str:
-        """Train to the end; "complete", "early stop", or why it was asked to stop."""
+        """Do what it is here for; "complete", "early stop", or why it was asked to stop."""
+        if self.errand.evaluates_only:
+            self._evaluate_only()
+            return "complete"
         self._publish_begin()
         self._evaluate_if_due()
+        if self.errand.replayed_step is not None and self._save_is_due():
+            self._save()
         while not self._is_over():
             stop = self._step()
             if stop is not None:
@@ -59,7 +66,8 @@ class Loop:
         return "early stop" if self.progress.early_stopped else "complete"
 
     def _is_over(self) -> bool:
-        return self.progress.early_stopped or self.progress.cursor.step >= self.curriculum.total_steps
+        step = self.progress.cursor.step
+        return self.progress.early_stopped or step >= self.curriculum.total_steps or self.errand.ends_at(step)
 
     def _step(self) -> str | None:
         step = self.progress.cursor.step + 1
@@ -90,8 +98,7 @@ class Loop:
         cursor = self.progress.cursor
         if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.curriculum):
             return
-        with self.activity.during(EVALUATION):
-            metrics = self.evaluator.run(cursor.step, self.strategy)
+        metrics = self._evaluate(cursor.step)
         before = self.progress.best
         has_effects = self.evaluation.has_effects(cursor.step, self.curriculum)
         early_stop = self.spec.early_stop if has_effects else None
@@ -101,9 +108,17 @@ class Loop:
         best = self.progress.best is not before
         self.publish(Event("evaluation", cursor.step, {"metrics": metrics, "best": best}))
 
+    def _evaluate_only(self) -> None:
+        step = self.progress.cursor.step
+        self.progress = replace(self.progress, metrics=self._evaluate(step))
+        self.publish(Event("evaluation", step, {"metrics": self.progress.metrics, "best": False}))
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        with self.activity.during(EVALUATION):
+            return self.evaluator.run(step, self.strategy)
+
     def _save_is_due(self) -> bool:
-        every = self.spec.checkpoint.every
-        return every is not None and self.progress.cursor.step % every == 0
+        return self.errand.saves_at(self.progress.cursor.step, self.spec.checkpoint.every)
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):

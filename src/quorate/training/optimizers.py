@@ -2,15 +2,16 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError
-from quorate.core.user_code import user_code
+from quorate.core.errors import RunError, TaskError
+from quorate.core.given import given, likely_slip
+from quorate.core.user_code import building_code, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.schedule import rate_factor
 from quorate.training.task import Task
@@ -22,9 +23,9 @@ class Optimizers:
     """Everything that turns a summed gradient into an update, and its state."""
 
     def __init__(self, task: Task, model: torch.nn.Module, schedule: ScheduleSpec | None) -> None:
-        with user_code("optimizer()"):
-            given = task.optimizer(model)
-        self.by_name: dict[str, Optimizer] = dict(given) if isinstance(given, Mapping) else {SOLE: given}
+        with building_code("optimizer()"):
+            made = task.optimizer(model)
+        self.by_name: dict[str, Optimizer] = dict(made) if isinstance(made, Mapping) else {SOLE: made}
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._check(names)
         self._schedule = schedule
@@ -81,7 +82,10 @@ class Optimizers:
         """Take up a saved state."""
         saved = state["optimizers"].keys()
         if saved != self.by_name.keys():
-            raise DivergedError(f"The checkpoint has the optimizers {[*saved]}, the task now gives {[*self.by_name]}.")
+            raise RunError(
+                f"the checkpoint was saved with {_named(saved)}, and the task now gives {_named(self.by_name.keys())}. "
+                "Restore optimizer(), or train from the beginning."
+            )
         for name, optimizer in self.by_name.items():
             _load_exactly(optimizer, state["optimizers"][name])
         for name, scheduler in self._schedulers.items():
@@ -90,10 +94,10 @@ class Optimizers:
     def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
         schedulers = {}
         for name, optimizer in self.by_name.items():
-            with user_code("schedule()"):
+            with building_code("schedule()"):
                 scheduler = task.schedule(optimizer)
             if scheduler is not None:
-                schedulers[name] = scheduler
+                schedulers[name] = _checked_scheduler(scheduler)
         if schedulers and self._schedule is not None:
             raise TaskError(
                 f"The learning rate is scheduled twice: by the job file (schedule: {self._schedule.kind}) and by the "
@@ -106,24 +110,48 @@ class Optimizers:
             raise TaskError("optimizer() gave an empty dict; return an optimizer, or a dict of them by name.")
         owner: dict[torch.Tensor, str] = {}
         for name, optimizer in self.by_name.items():
-            if not isinstance(optimizer, Optimizer):
-                raise TaskError(
-                    f"optimizer() gave a {type(optimizer).__name__}, not a torch optimizer or a dict of them."
-                )
-            closure = inspect.signature(optimizer.step).parameters.get("closure")
-            if closure is not None and closure.default is inspect.Parameter.empty:
-                raise UnsupportedModelError(
-                    f"{type(optimizer).__name__} evaluates the loss several times a step (its step() needs a closure), "
-                    "which is not supported: use an optimizer whose step() takes none, such as SGD or AdamW."
-                )
+            _check_kind(name, optimizer)
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 if parameter not in names:
-                    raise TaskError("optimizer() updates a tensor that is not a parameter of the model it was given.")
+                    raise TaskError(
+                        "optimizer() updates a tensor that is not a parameter of the model it was given: use the "
+                        "parameters of its argument `model`, not those of another model."
+                    )
                 if owner.setdefault(parameter, name) != name:
                     raise TaskError(
                         f"'{names[parameter]}' belongs to two optimizers, '{owner[parameter]}' and '{name}'. "
                         "Each parameter may have one."
                     )
+
+
+def _check_kind(name: str, optimizer: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        what = given(optimizer) if name == SOLE else f"{given(optimizer)} under '{name}'"
+        raise TaskError(
+            f"optimizer() gave {what}; it must return a torch optimizer, or a dict of them by name."
+            f"{likely_slip(optimizer)}"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TaskError(
+            f"optimizer() gave {type(optimizer).__name__}, which computes the loss several times a step (its step() "
+            "needs a closure), and that is not supported. Use one whose step() needs none, such as SGD or AdamW."
+        )
+
+
+def _checked_scheduler(scheduler: Any) -> LRScheduler:
+    # By what it can do: one of one's own need not be a torch class.
+    if not all(hasattr(scheduler, method) for method in ("step", "state_dict", "load_state_dict")):
+        raise TaskError(
+            f"schedule() gave {given(scheduler)}; it must return a scheduler of torch.optim.lr_scheduler, or None."
+            f"{likely_slip(scheduler)}"
+        )
+    return scheduler  # type: ignore[no-any-return]
+
+
+def _named(names: Iterable[str]) -> str:
+    named = ", ".join(f"'{name}'" for name in names if name != SOLE)
+    return f"the optimizers {named}" if named else "a single optimizer"
 
 
 def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:

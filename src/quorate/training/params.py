@@ -10,7 +10,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from quorate.core.errors import JobFileError, Problem
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import user_code
+from quorate.core.user_code import building_code
 from quorate.data.streams import seed_generators
 from quorate.spec.problems import describe_errors
 from quorate.training.task import Task
@@ -31,7 +31,7 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: 
     except ValidationError as error:
         raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
     seed_generators(derive_seed(seed, "task"))
-    with user_code(f"{task_type.__name__}()"):
+    with building_code(f"{task_type.__name__}()"):
         task = task_type()
     for name in fields:
         setattr(task, name, getattr(checked, name))

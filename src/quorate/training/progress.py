@@ -1,11 +1,13 @@
 """How far a job has come and what its evaluations said: the part of the state that is not tensors."""
 
+import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import JobError
+from quorate.core.errors import MetricError
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -69,8 +71,10 @@ def _better(best: Best | None, value: float, step: int, mode: str) -> Best | Non
     return Best(value, step) if improved else best
 
 
-def metric_of(metrics: dict[str, float], name: str, key: str) -> float:
+def metric_of(metrics: Mapping[str, float], name: str, key: str) -> float:
     """The metric that a key of the job file names."""
     if name not in metrics:
-        raise JobError(f"{key}: there is no metric '{name}'; metrics() gives {', '.join(metrics) or 'none'}.")
+        near = "".join(f" Did you mean {meant}?" for meant in difflib.get_close_matches(name, metrics, n=1))
+        given = ", ".join(metrics) or "none"
+        raise MetricError(f"{key}: there is no metric '{name}'; metrics() gives {given}.{near}")
     return metrics[name]

@@ -7,9 +7,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from quorate.core.digests import weights_digest
-from quorate.core.errors import DivergedError, TaskError, UnsupportedModelError
+from quorate.core.errors import RunError, TaskError, UnsupportedModelError
+from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import user_code
+from quorate.core.user_code import building_code
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.buffers import MEAN, Buffers
@@ -22,6 +23,7 @@ class Replica:
     """Model, buffers and optimizers of a task, built from the job's seed."""
 
     def __init__(self, task: Task, spec: JobSpec) -> None:
+        self.spec = spec
         self.model = build_model(task, spec.seed)
         self.buffers = Buffers(self.model, task.buffer_rules)
         seed_generators(derive_seed(spec.seed, "optimizer"))
@@ -100,10 +102,15 @@ class Replica:
         free = {name for name, _ in self.buffers.committed() if self.buffers.rules.get(name) != MEAN} & theirs.keys()
         different = next((n for n in sorted({*own, *theirs} - free) if own.get(n) != theirs.get(n)), None)
         if different is not None:
-            raise DivergedError(
-                f"The checkpoint was saved by another model: '{different}' has shape {theirs.get(different)} there "
-                f"and {own.get(different)} in the model that the task builds now."
+            raise RunError(
+                f"the checkpoint was saved by another model: '{different}' {_shape(theirs.get(different))} there, and "
+                f"{_shape(own.get(different))} in the model that the task builds now. "
+                "Restore the model, or train from the beginning."
             )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "does not exist" if shape is None else f"has shape {shape}"
 
 
 def changed_outside(name: str, where: str) -> UnsupportedModelError:
@@ -117,19 +124,21 @@ def changed_outside(name: str, where: str) -> UnsupportedModelError:
 def build_model(task: Task, seed: int) -> torch.nn.Module:
     """The model with its initial weights, from the job's seed."""
     seed_generators(derive_seed(seed, "build"))
-    with user_code("model()"):
+    with building_code("model()"):
         model = task.model()
     if not isinstance(model, torch.nn.Module):
-        raise TaskError(f"model() gave a {type(model).__name__}, not a torch.nn.Module.")
+        raise TaskError(f"model() gave {given(model)}; it must return a torch.nn.Module.{likely_slip(model)}")
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
-        raise UnsupportedModelError(
+        raise TaskError(
             f"'{lazy}' is a lazy parameter, whose shape is known only after the first batch. "
             "Give its layer the number of inputs, or run one batch through the model in model()."
         )
     if not any(p.requires_grad for p in model.parameters()):
-        raise TaskError("model() has no parameter to train (none has requires_grad).")
-    with user_code("initial_weights()"):
+        count = sum(1 for _ in model.parameters())
+        why = f"none of its {count} parameters has requires_grad" if count else "it has no parameters at all"
+        raise TaskError(f"model() gave a {type(model).__name__} with nothing to train: {why}.")
+    with building_code("initial_weights()"):
         weights = task.initial_weights()
         if weights is not None:
             model.load_state_dict(weights)
@@ -142,7 +151,7 @@ def check_repeatable(task: Task, spec: JobSpec, replica: Replica) -> None:
     second = digests([*again.named_parameters(), *again.named_buffers()])
     for name, digest in digests(replica.tensors()).items():
         if second.get(name) != digest:
-            raise DivergedError(
+            raise TaskError(
                 f"model() gives other weights each time it is called with the same seed, first in '{name}'. "
                 "Draw initial weights from torch's, NumPy's or Python's global generator: Quorate seeds these."
             )

@@ -9,11 +9,20 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from quorate.core.errors import TaskError
+from quorate.core.errors import TaskError, UserCodeError
+from quorate.core.given import given
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import user_code
+from quorate.core.user_code import building_code
 from quorate.data.streams import seed_generators
+from quorate.spec.keys import one_of
 from quorate.training.task import Task
+
+METHODS = {
+    "model": "def model(self):                # return a torch.nn.Module",
+    "datasets": "def datasets(self):             # return training set[, validation set]",
+    "loss": "def loss(self, model, batch):   # return a tensor with one element",
+    "optimizer": "def optimizer(self, model):     # return an optimizer of its parameters",
+}
 
 
 def load_task_type(reference: str, seed: int) -> type[Task]:
@@ -22,15 +31,41 @@ def load_task_type(reference: str, seed: int) -> type[Task]:
     place, _, name = reference.rpartition(":")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
-    if found is None:
-        tasks = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
-        tasks = [key for key in tasks if key != "Task"]
-        near = difflib.get_close_matches(name, tasks or list(vars(module)), n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" Its tasks: {', '.join(tasks)}." if tasks else ""
-        raise TaskError(f"task: {place} has no class {name}.{hint}")
-    if not isinstance(found, type) or not issubclass(found, Task):
-        raise TaskError(f"task: {name} in {place} is not a Task. Write `class {name}(quorate.Task):`.")
+    if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
+        raise TaskError(f"task: {_not_a_task(module, place, name)}")
+    _refuse_unfinished(found, place)
     return found
+
+
+def _not_a_task(module: ModuleType, place: str, name: str) -> str:
+    tasks = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    ]
+    # What is imported from elsewhere is seldom meant.
+    tasks = [key for key in tasks if getattr(module, key).__module__ == module.__name__] or tasks
+    near = difflib.get_close_matches(name, tasks, n=1)
+    others = f"Did you mean {near[0]}?" if near else f"Its tasks: {', '.join(tasks)}." if tasks else ""
+    if not hasattr(module, name):
+        return f"{place} has no class {name}. {others or f'Write `class {name}(quorate.Task):` there.'}"
+    found = getattr(module, name)
+    if found is Task:
+        return f"{name} in {place} is the class that tasks are made from. {others or 'Name the class of your own.'}"
+    if not isinstance(found, type):
+        remedy = others or "A task is a class: `class MyTask(quorate.Task):`."
+        return f"{name} in {place} is {given(found)}, not a class. {remedy}"
+    return f"{name} in {place} is a class but not a task. {others or f'Write `class {name}(quorate.Task):`.'}"
+
+
+def _refuse_unfinished(task_type: type[Task], place: str) -> None:
+    """Told before a worker is started, and all at once: each would otherwise show one by one."""
+    missing = [method for method in METHODS if getattr(task_type, method) is getattr(Task, method)]
+    if not missing:
+        return
+    names = one_of([f"{method}()" for method in missing])
+    lines = "".join(f"\n    {METHODS[method]}" for method in missing)
+    raise TaskError(f"{place}: class {task_type.__name__} has no {names}. A task needs{lines}")
 
 
 def source_digest(task_type: type[Task]) -> str:
@@ -69,17 +104,27 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    with user_code(f"importing {path.name}"):
+    with building_code(f"importing {path.name}"):
         spec.loader.exec_module(module)
     return module
 
 
 def _import_module(name: str) -> ModuleType:
     try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise TaskError(f"task: there is no module {name} (searched in: {', '.join(filter(None, sys.path)) or '.'}).")
-    with user_code(f"importing {name}"):
-        return importlib.import_module(name)
+        with building_code(f"importing {name}"):
+            return importlib.import_module(name)
+    except UserCodeError as error:
+        absent = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        # Only if it is the module itself, or a package around it: not what the module imports in its turn.
+        if absent is None or not f"{name}.".startswith(f"{absent}."):
+            raise
+        raise TaskError(
+            f"task: there is no module {name}: it is neither installed nor in {_own_search_path()}. "
+            f"PYTHONPATH=. adds this folder; for a file, write {name.replace('.', '/')}.py:Class."
+        ) from None
+
+
+def _own_search_path() -> str:
+    """Where Python looks besides its own library and what is installed: what a person may have got wrong."""
+    own = [entry for entry in sys.path if entry and not entry.startswith(sys.base_prefix)]
+    return ", ".join(entry for entry in own if "site-packages" not in entry) or "any folder that Python looks into"

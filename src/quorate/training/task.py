@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from quorate.core.given import given
 from quorate.data.collate import collate
 
 Loss = torch.Tensor | tuple[torch.Tensor, Any]
@@ -56,7 +57,10 @@ class Task:
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Evaluate a batch: name → mean over its samples, or name → (sum, count). By default the loss."""
+        """Evaluate a batch: name → mean over its samples, or name → (sum, count). By default the loss.
+
+        It is tried on one batch before the first step, in a process of its own: a mistake in it must not cost an epoch.
+        """
         loss = self.loss(model, batch)
         return loss if isinstance(loss, dict) else {"loss": loss}
 
@@ -78,7 +82,11 @@ class Task:
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Note a number of one's own, from within loss(); a step reports its mean over the samples."""
-        self._noted().setdefault(name, []).append(float(value))
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"self.log({name!r}, ...) takes one number, and was given {given(value)}") from None
+        self._noted().setdefault(name, []).append(number)
 
     def _noted(self) -> dict[str, list[float]]:
         noted: dict[str, list[float]] = self.__dict__.setdefault("_log", {})

@@ -1,6 +1,6 @@
 """Putting a worker's parts together for one generation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
 from quorate.core.generation import Generation
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import user_code
+from quorate.core.user_code import building_code
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
-from quorate.data.reading import EvaluationPlan, Source, reading_plan
+from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
 from quorate.data.samples import Dataset, Samples, check_dataset
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
@@ -21,6 +21,7 @@ from quorate.reduce.ring import Ring
 from quorate.spec.job import JobSpec
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
+from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneRunner
@@ -30,6 +31,8 @@ from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.task import Task
 from quorate.training.update import Update
+
+TRAINING = Errand()
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,11 @@ class Surroundings:
 def build_samples(task: Task, spec: JobSpec) -> Samples:
     """The task's datasets, checked."""
     seed_generators(derive_seed(spec.seed, "datasets"))
-    with user_code("datasets()"):
+    with building_code("datasets()"):
         given = task.datasets()
     # random_split gives a list; a list of anything but datasets is a dataset itself.
-    is_pair = isinstance(given, tuple) or (isinstance(given, list) and all(isinstance(d, TorchDataset) for d in given))
-    pair = tuple(given) if is_pair else (given,)
+    of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)
+    pair = tuple(given) if isinstance(given, tuple) or of_sets else (given,)
     if len(pair) not in (1, 2):
         raise TaskError(
             f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set)."
@@ -72,6 +75,15 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     return Samples(datasets, task.collate, spec.seed, copies=type(task).collate is not Task.collate)
 
 
+def check_evaluable(samples: Samples) -> None:
+    """Refuse to evaluate without anything to evaluate on."""
+    if not len(samples.datasets.get(Source.VALIDATION, ())):
+        raise TaskError(
+            "datasets() gives no validation set, so there is nothing to evaluate on. "
+            "Return (training set, validation set)."
+        )
+
+
 def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
     """By default an evaluation batch is as large as what one lane reads of a training batch."""
     size = spec.evaluate.batch_size or -(-spec.batch_size // spec.lanes)
@@ -80,16 +92,25 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
 
 
 def assemble(
-    ground: Ground, generation: Generation, worker: int, *, ring: Ring, progress: Progress, outside: Surroundings
+    ground: Ground,
+    generation: Generation,
+    worker: int,
+    *,
+    ring: Ring,
+    progress: Progress,
+    outside: Surroundings,
+    errand: Errand = TRAINING,
 ) -> Loop:
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
     hosted = generation.members[generation.position(worker)].lanes
-    with user_code("order()"):
+    with building_code("order()"):
         curriculum = Curriculum(spec, len(ground.samples.datasets[Source.TRAINING]), task.order)
     evaluation = evaluation_plan(spec, ground.samples)
     gradients = Gradients(replica.trainable, hosted, spec.bucket_mb)
-    requests = reading_plan(curriculum, evaluation, hosted, progress.cursor)
+    requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
+    if errand.evaluates_only:
+        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads)
     publish = outside.publish if 0 in hosted else _keep_quiet
     return Loop(
@@ -115,6 +136,7 @@ def assemble(
         publish=publish,
         check_lease=outside.check_lease,
         stop_requested=outside.stop_requested,
+        errand=errand,
     )
 
 

@@ -1,8 +1,10 @@
 """What a worker is told when it starts."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from quorate.training.errand import Errand
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Assignment:
     coordinator: str
     token: str
     checkpoint: str | None = None
+    errand: Errand = field(default_factory=Errand)
 
     def to_json(self) -> str:
         """One line."""
@@ -26,4 +29,5 @@ class Assignment:
     @classmethod
     def from_json(cls, text: str) -> "Assignment":
         """From that line."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**fields | {"errand": Errand(**fields["errand"])})

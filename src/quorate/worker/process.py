@@ -27,6 +27,7 @@ from quorate.training.activity import Activity
 from quorate.training.machine import canary, machine_facts, pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
+from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import source_digest
 from quorate.training.task import Task
@@ -34,7 +35,7 @@ from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.tcp import Listener
-from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
+from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
 from quorate.worker.status import StatusPage, status_file
@@ -119,7 +120,15 @@ class Worker:
         finally:
             listener.close()
         self._membership.on_end(ring.close)
-        loop = assemble(ground, generation, worker, ring=ring, progress=progress, outside=self._surroundings())
+        loop = assemble(
+            ground,
+            generation,
+            worker,
+            ring=ring,
+            progress=progress,
+            outside=self._surroundings(),
+            errand=self._assignment.errand,
+        )
         started, samples = time.perf_counter(), progress.samples
         try:
             ending = loop.run()
@@ -143,12 +152,16 @@ class Worker:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
         samples = build_samples(task, spec)
+        if self._assignment.errand.evaluates_only:
+            check_evaluable(samples)
         environment = machine_facts(spec.threads, spec.deterministic) | {
             "canary": canary(),
             "task source": source_digest(self._task_type),
             "layout": content_digest(replica.layout().encode()),
             "dataset": fingerprint_in_child(samples),
         }
+        if self._assignment.slot == 0 and self._assignment.errand.is_training:
+            rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder(self._run.checkpoints)
         ground = Ground(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)

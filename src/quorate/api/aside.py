@@ -1,0 +1,53 @@
+"""Running a job's code beside its run: in a folder that is thrown away, so that the run stays as it is."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.core.failure import JobFailed
+from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.signals import listening_to_signals
+from quorate.observe.event import Event
+from quorate.spec.resolved import ResolvedJob
+from quorate.storage.run_folder import RunFolder
+from quorate.training.errand import Errand
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A job to be run beside its run. `accept_facts` refuses a machine or a task that does not fit."""
+
+    resolved: ResolvedJob
+    errand: Errand
+    checkpoint: Path | None
+    accept_facts: Callable[[dict[str, str]], None]
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for runs that nobody will look at later."""
+    with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
+        yield Path(folder)
+
+
+def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
+    spec = aside.resolved.spec
+    workers = spec.worker_count(len(os.sched_getaffinity(0)))
+    with listening_to_signals() as signals:
+        run = RunFolder.create(scratch, spec.name)
+        launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.errand)
+        outcome = LocalEngine(launch, _show_nothing, aside.accept_facts, signals).run()
+    if outcome.failure is not None:
+        raise outcome.failure.error()
+    if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped
+        raise JobFailed(signals.failure(f"{signals.reason}; the run is as it was."))
+    return run, outcome.result
+
+
+def _show_nothing(_: Event) -> None:
+    pass

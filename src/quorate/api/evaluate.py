@@ -1,0 +1,68 @@
+"""`quorate.evaluate`: a run's checkpoint, evaluated again."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.api.aside import Aside, run_aside, scratch_folder
+from quorate.api.interruption import passing_on_signals
+from quorate.api.session import SOURCE, refuse_in_worker
+from quorate.checkpoint.selection import LAST, Ranking, select
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.spec.load import load_recorded
+from quorate.spec.override import Override
+from quorate.storage.run_folder import RunFolder
+from quorate.training.errand import Errand
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is."""
+
+    run: str
+    checkpoint: Path
+    step: int
+    metrics: dict[str, float]
+    weights_digest: str
+
+
+def evaluate(
+    run: str | Path = LAST,
+    checkpoint: str | int = LAST,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    runs: str | Path = "runs",
+) -> Evaluation:
+    """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
+
+    `overrides` (dotted keys) may change how it runs, and which data the task reads: ``{"params.data": "other"}``.
+    """
+    layer = [Override(key, value, "quorate.evaluate") for key, value in (overrides or {}).items()]
+    with passing_on_signals():
+        return evaluate_run(Path(runs), str(run), checkpoint, os.environ, layer)
+
+
+def evaluate_run(
+    runs: Path, reference: str, which: str | int, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> Evaluation:
+    """Evaluate the checkpoint that `which` means of the run that `reference` means."""
+    refuse_in_worker()
+    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
+    resolved = load_recorded(run.job_file, environment, overrides)
+    info = select(run.name, CheckpointFolder(run.checkpoints), which, Ranking.of(resolved.spec))
+
+    def warn_of_changed_source(facts: dict[str, str]) -> None:
+        recorded = (run.read_environment() or {}).get(SOURCE, facts[SOURCE])
+        if recorded != facts[SOURCE]:
+            log.warning("the task's source has changed since run %s began; it is evaluated by the one of now", run.name)
+
+    errand = Errand(evaluates_only=True)
+    with scratch_folder() as scratch:
+        _, result = run_aside(Aside(resolved, errand, info.path, warn_of_changed_source), scratch)
+    return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
+

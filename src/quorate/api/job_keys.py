@@ -1,0 +1,36 @@
+"""The keys of a job as Python's type checkers and editors see them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+Section = Mapping[str, Any]
+
+
+class JobKeys(TypedDict, total=False):
+    """What `Job` takes besides its task: the keys of the job file, with the types that they have in Python."""
+
+    version: Literal[1]
+    name: str
+    params: Section
+    lanes: int
+    threads: int
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    seed: int
+    accumulate: int
+    clip_norm: float | None
+    schedule: Section | None
+    last_batch: Literal["drop", "keep"]
+    evaluate: Section
+    early_stop: Section | None
+    deterministic: bool
+    bucket_mb: float
+    strategy: str | Section
+    workers: int | Literal["auto"]
+    failure_timeout: float
+    runs: str
+    checkpoint: Section
+    loader_workers: int
+    port: int
+    log_level: Literal["debug", "info", "warning", "error"]

@@ -1,0 +1,137 @@
+"""Replaying one step of two runs from the checkpoints before it, to find the tensors in which they differ."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.api.aside import Aside, run_aside, scratch_folder
+from quorate.api.session import SOURCE
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import CheckpointError, RunError
+from quorate.observe.tail import EventTail
+from quorate.spec.load import load_recorded
+from quorate.storage.run_folder import RunFolder
+from quorate.training.errand import Errand
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """A tensor that is not the same in two states; `largest` is None where their shapes or types differ."""
+
+    name: str
+    shape: tuple[int, ...]
+    elements: int
+    differing: int
+    largest: float | None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found.
+
+    `moment` is "before" where the states differ already when the step begins, "after" where they do once it is done,
+    and None where the replay has ended with equal states. `unfaithful` names the runs whose replay has not told what
+    they told themselves: they ran with another processor, library or data than there is here.
+    """
+
+    step: int
+    moment: str | None
+    tensors: tuple[TensorDifference, ...]
+    unfaithful: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    before: dict[str, Any]
+    after: dict[str, Any]
+    told: dict[str, Any]
+
+
+def replay(runs: tuple[RunFolder, RunFolder], step: int, told: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Replay:
+    """Replay a step of two runs; `told` is what each of them has told of it: loss and gradient norm."""
+    with scratch_folder() as scratch:
+        left, right = (_replayed(run, step, scratch / str(side)) for side, run in enumerate(runs))
+        unfaithful = tuple(
+            run.name
+            for run, done, expected in zip(runs, (left, right), told, strict=True)
+            if any(done.told.get(name) != value for name, value in expected.items())
+        )
+        for moment, pair in (("before", (left.before, right.before)), ("after", (left.after, right.after))):
+            differences = tuple(_differences(*pair))
+            if differences:
+                return Replay(step, moment, differences, unfaithful)
+    return Replay(step, None, (), unfaithful)
+
+
+def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
+    resolved = load_recorded(run.job_file, {}, [])
+
+    def refuse_other_source(facts: dict[str, str]) -> None:
+        recorded = (run.read_environment() or {}).get(SOURCE, facts[SOURCE])
+        if recorded != facts[SOURCE]:
+            raise RunError(
+                f"run {run.name} cannot be replayed: the task's source has changed since it began (digest "
+                f"{recorded[:12]}… then, {facts[SOURCE][:12]}… now). Restore the source, and try again."
+            )
+
+    info = _checkpoint_before(run, step)
+    aside = Aside(resolved, Errand(replayed_step=step), None if info is None else info.path, refuse_other_source)
+    done, _ = run_aside(aside, scratch)
+    folder = CheckpointFolder(done.checkpoints)
+    states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
+    if step not in states:
+        raise RunError(f"run {run.name} cannot be replayed: it ends at step {max(states)}, before step {step}")
+    events = EventTail(done.events_file).read_new()
+    told = next(event.fields for event in events if event.kind == "step" and event.step == step)
+    return _Replayed(states[step - 1], states[step], told)
+
+
+def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
+    """The newest whole one before a step; without any, the replay begins where the job does."""
+    folder = CheckpointFolder(run.checkpoints)
+    for info in reversed(folder.list()):
+        if info.cursor.step < step:
+            try:
+                folder.verify(info)
+                return info
+            except CheckpointError:
+                continue
+    return None
+
+
+def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:
+    from quorate.training.tensors import same_bits
+
+    first, second = dict(_tensors(left)), dict(_tensors(right))
+    for name in {**first, **second}:
+        if name not in first or name not in second:
+            tensor = {**first, **second}[name]
+            yield TensorDifference(name, tuple(tensor.shape), tensor.numel(), tensor.numel(), None)
+        elif not same_bits(first[name], second[name]):
+            yield _difference(name, first[name], second[name])
+
+
+def _difference(name: str, left: Any, right: Any) -> TensorDifference:
+    import torch
+
+    shape, elements = tuple(left.shape), left.numel()
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return TensorDifference(name, shape, elements, elements, None)
+    raw = (left.contiguous().reshape(-1, 1).view(torch.uint8), right.contiguous().reshape(-1, 1).view(torch.uint8))
+    differing = int((raw[0] != raw[1]).any(dim=1).sum())
+    largest = float((left.double() - right.double()).abs().max())
+    return TensorDifference(name, shape, elements, differing, largest)
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors of a replica's state, the model's under their own names."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield path.removeprefix("tensors."), value
+    elif isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _tensors(inner, f"{path}.{key}" if path else str(key))

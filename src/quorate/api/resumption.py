@@ -1,0 +1,116 @@
+"""Whether a run can go on as it is asked to, and from which checkpoint."""
+
+import logging
+from collections.abc import Sequence
+
+from quorate.api.remains import near, typed
+from quorate.checkpoint.listing import CheckpointInfo, Skipped
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import RunError
+from quorate.spec.change import refused_on_resume
+from quorate.spec.job import JobSpec
+from quorate.spec.layers import DEFAULT
+from quorate.spec.problems import in_brackets
+from quorate.spec.resolved import ResolvedJob
+from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+EARLY_STOP = "early stop"
+
+
+def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
+    """Refuse what would make the run produce something else, with both values and who asks for it."""
+    changed = refused_on_resume(recorded.spec, resolved.spec)
+    if not changed:
+        return
+    if {change.key for change in changed} <= {"epochs", "steps"}:
+        raise RunError(f"run {run.name} {_why_not_this_long(typed(run), recorded.spec, resolved)}")
+    told = "; ".join(f"{change}{in_brackets(_origin(resolved, change.key))}" for change in changed)
+    raise RunError(
+        f"run {run.name} means something else than what is asked for now: {told}. "
+        "Resume without the change, or start a new run from its checkpoint with --branch."
+    )
+
+
+def _why_not_this_long(run: str, recorded: JobSpec, asked: ResolvedJob) -> str:
+    unit, length = ("epochs", recorded.epochs) if recorded.steps is None else ("steps", recorded.steps)
+    other, wanted = ("epochs", asked.spec.epochs) if asked.spec.steps is None else ("steps", asked.spec.steps)
+    said = f"{other}: {wanted}{in_brackets(_origin(asked, other))}"
+    if unit == other:
+        return (
+            f"trains for {length} {unit}, and a run can be made longer but not shorter: {said}. "
+            "To train less, start a new run with quorate train."
+        )
+    return (
+        f"counts in {unit} ({unit}: {length}), so it cannot be asked for {said}. "
+        f"Ask for more {unit}: quorate resume {run} --{unit} {2 * (length or 1)}; "
+        f"or start a new run from its checkpoint: quorate resume {run} --branch --{other} {wanted}"
+    )
+
+
+def _origin(resolved: ResolvedJob, key: str) -> str:
+    """Where a key was said; of a section, where the first of its keys was."""
+    said = (origin for path, origin in resolved.origins.items() if f"{path}.".startswith(f"{key}."))
+    return next((origin for origin in said if origin != DEFAULT), "")
+
+
+def refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
+    """Refuse to go on with what is done, unless more of it is asked for."""
+    result = run.read_result() or {}
+    if result.get("status") == "complete" and (asked.steps, asked.epochs) == (recorded.steps, recorded.epochs):
+        flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
+        raise RunError(
+            f"run {run.name} is complete ({result.get('steps')} steps). "
+            f"To train further, ask for more: quorate resume {typed(run)} {flag}"
+        )
+
+
+def refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, branch: bool) -> None:
+    """However many steps are asked for: its patience is at its end, so it would end again where it begins."""
+    result = run.read_result() or {}
+    if result.get("ending") != EARLY_STOP or (branch and asked.early_stop != recorded.early_stop):
+        return
+    why = recorded.early_stop
+    rule = f"early_stop: {why.metric}, patience {why.patience}" if why else "early_stop"
+    raise RunError(
+        f"run {run.name} stopped early ({rule}) after {result.get('steps')} steps; start a branch without early_stop: "
+        f"quorate resume {typed(run)} --branch --set early_stop=null"
+    )
+
+
+def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
+    """Warn that a longer job has another learning rate from here on."""
+    is_longer = (asked.steps, asked.epochs) != (recorded.steps, recorded.epochs)
+    if is_longer and asked.schedule is not None and asked.schedule.kind != "constant":
+        log.warning(
+            "the rate of a %s schedule depends on how long the job is, so from here on it differs from that of a job "
+            "that was this long from the start",
+            asked.schedule.kind,
+        )
+
+
+def newest_checkpoint(run: RunFolder) -> CheckpointInfo:
+    """The newest whole checkpoint; those that had to be skipped are warned of."""
+    search = CheckpointFolder(run.checkpoints).search()
+    if search.newest is None:
+        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
+    for skipped in search.skipped:
+        log.warning(
+            "checkpoint %s is damaged, so %s is used: %s", skipped.path.name, search.newest.path.name, skipped.reason
+        )
+    return search.newest
+
+
+def _why_nothing(skipped: Sequence[Skipped]) -> str:
+    if not skipped:
+        return (
+            "it ended before its first checkpoint. Start it anew with quorate train; "
+            "`checkpoint: {every: N}` saves every N steps."
+        )
+    newest = skipped[0]
+    count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
+    return (
+        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {near(newest.path.parent)}). "
+        "Start it anew with quorate train, or put back a copy of the folder if you have one."
+    )

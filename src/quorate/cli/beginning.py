@@ -1,0 +1,101 @@
+"""A first job file and task, written into a folder of the user's."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quorate.core.errors import JobFileError, RequestError
+from quorate.spec.load import resolve_mapping
+from quorate.spec.yaml_dialect import write_value
+from quorate.storage.atomic import discard, write_atomically, write_new_file
+
+SKELETON = Path(__file__).parent / "skeleton"
+JOB_FILE, TASK_FILE = "job.yaml", "task.py"
+_NAME_LINE = re.compile(r"^name: .*$", re.MULTILINE)
+_COMMENT_COLUMN = 35
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What was written: the job's name, and the files in their folder."""
+
+    name: str
+    folder: Path
+    files: tuple[Path, ...]
+
+
+def begin(folder: Path, name: str | None, force: bool) -> Beginning:
+    """Write the skeleton into a folder: all of it, or nothing."""
+    job_name = name_of(folder) if name is None else _checked(name)
+    contents = {folder / file: text for file, text in skeleton(job_name).items()}
+    _refuse_what_is_in_the_way(folder, list(contents), force)
+    with _explaining(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(contents, force)
+    return Beginning(job_name, folder, tuple(contents))
+
+
+def skeleton(name: str) -> dict[str, str]:
+    """The content of each file, for a job of this name."""
+    contents = {file: (SKELETON / file).read_text() for file in (JOB_FILE, TASK_FILE)}
+    line = f"{f'name: {write_value(name)}':<{_COMMENT_COLUMN}}# runs are {name}-0001, {name}-0002, …"
+    contents[JOB_FILE] = _NAME_LINE.sub(lambda _: line, contents[JOB_FILE], count=1)
+    return contents
+
+
+def name_of(folder: Path) -> str:
+    """A job's name after its folder: what a name cannot hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:100] or "job"
+
+
+def _checked(name: str) -> str:
+    try:
+        resolve_mapping({"task": "task.py:Task", "batch_size": 8, "steps": 1, "name": name}, "--name", {}, [])
+    except JobFileError as error:
+        raise RequestError(f"--name: {error.problems[0].text.replace(' (--name)', '')}.") from None
+    return name
+
+
+def _refuse_what_is_in_the_way(folder: Path, files: list[Path], force: bool) -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RequestError(f"{folder} is there already and is not a folder. Choose another folder.")
+    there = [file for file in files if os.path.lexists(file)]
+    if there and not force:
+        told = " and ".join(map(str, there))
+        raise RequestError(
+            f"{told} {'is' if len(there) == 1 else 'are'} there already, and nothing was written. "
+            "Choose another folder, or replace with --force."
+        )
+    for file in there:
+        if file.is_dir() and not file.is_symlink():
+            raise RequestError(f"{file} is a folder, which --force does not replace. Choose another folder.")
+
+
+def _write(contents: dict[Path, str], force: bool) -> None:
+    written: list[Path] = []
+    try:
+        for file, text in contents.items():
+            if force:
+                write_atomically(file, text)
+            else:
+                # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
+                write_new_file(file, [text.encode()])
+                written.append(file)
+    except BaseException:
+        for file in written:
+            discard(file)
+        raise
+
+
+@contextlib.contextmanager
+def _explaining(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        place = "" if error.filename in (None, os.fspath(folder)) else f" ({error.filename})"
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
+        ) from error

@@ -1,0 +1,104 @@
+"""Everything about one run as a document for programs."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from quorate.cli.run_document import finite, record_document, written
+from quorate.history.advice import Advice
+from quorate.history.checkpoint_record import CheckpointRecord
+from quorate.history.curve import Curve, loss_curves, metric_curves
+from quorate.history.job_value import JobValue, job_values
+from quorate.history.pace import RunPace
+from quorate.history.run_detail import RunDetail
+from quorate.history.run_record import moment
+from quorate.history.timeline import Timeline
+
+
+def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
+    """Everything about one run."""
+    record, timeline, timing = detail.record, detail.timeline, detail.timing
+    launcher = record.launcher
+    document = record_document(record, now) | {
+        "next": None if advice is None else asdict(advice),
+        "problems": list(detail.problems),
+        "launcher_pid": None if launcher is None else launcher.pid,
+        "coordinator": None if launcher is None else detail.address,
+        "active_seconds": round(timeline.active_seconds, 3),
+        "pace": _pace(RunPace.of(timeline)),
+        "losses": [_curve(curve) for curve in loss_curves(timeline)],
+        "metrics": [_curve(curve) for curve in metric_curves(timeline)],
+        "events": _events(timeline),
+        "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
+        "job": None if detail.job is None else [_job_value(each) for each in job_values(detail.job)],
+        "environment": detail.environment,
+        "timing": None
+        if timing is None
+        else {
+            "failure_timeout": timing.failure_timeout,
+            "heartbeat_every": timing.heartbeat_every,
+            "lease": timing.lease,
+            "connect": timing.connect,
+        },
+    }
+    plain: dict[str, Any] = finite(document)
+    return plain
+
+
+def _events(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "counts": timeline.counts,
+        "redone_steps": timeline.redone,
+        "unreadable_lines": timeline.unreadable_lines,
+        "began": written(moment(timeline.began)),
+        "ended": written(moment(timeline.ended)),
+        "evaluations": [{"step": step, "metrics": metrics} for step, metrics in timeline.evaluations.items()],
+        "generations": [
+            {
+                "generation": event.fields.get("generation"),
+                "time": written(moment(event.time)),
+                "members": event.fields.get("members"),
+            }
+            for event in timeline.of_kind("generation")
+        ],
+        "stops": [
+            {"reason": event.fields.get("reason"), "time": written(moment(event.time))}
+            for event in timeline.of_kind("stop")
+        ],
+        "failures": [
+            {"message": event.fields.get("message"), "step": event.step, "time": written(moment(event.time))}
+            for event in timeline.of_kind("failure")
+        ],
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    (least_step, least), (greatest_step, greatest) = curve.least, curve.greatest
+    return {
+        "name": curve.name,
+        "count": len(curve.points),
+        "first": curve.first,
+        "last": curve.last,
+        "least": {"value": least, "step": least_step},
+        "greatest": {"value": greatest, "step": greatest_step},
+    }
+
+
+def _pace(pace: RunPace | None) -> dict[str, Any] | None:
+    return None if pace is None else asdict(pace)
+
+
+def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:
+    return {
+        "name": checkpoint.name,
+        "step": checkpoint.step,
+        "evaluated": checkpoint.evaluated,
+        "bytes": checkpoint.bytes,
+        "created": checkpoint.created or None,
+        "weights_digest": checkpoint.weights_digest or None,
+        "problem": checkpoint.problem or None,
+    }
+
+
+def _job_value(each: JobValue) -> dict[str, Any]:
+    return {"key": each.key, "value": each.value, "origin": each.origin, "mark": each.mark.value}

@@ -1,0 +1,158 @@
+"""Two runs side by side, as a page for people and as a document for programs."""
+
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from quorate.api.replay import Replay, TensorDifference
+from quorate.history.difference import Pair, Parting, RunPair, RunSide
+from quorate.observe.quantities import count, duration, measure
+from quorate.observe.screen import Screen
+from quorate.spec.absent import Absent
+from quorate.spec.yaml_dialect import write_value
+
+TENSORS_SHOWN = 12
+DIGEST_SHOWN = 12
+NONE = "-"
+
+
+def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_terminal: bool) -> None:
+    """Print how two runs differ: verdict first, then what was asked, what came out, and what the bits depend on."""
+    screen = Screen(stream, is_terminal)
+    names = (pair.left.folder.name, pair.right.folder.name)
+    for line in (_parting(pair), _weights(pair.weights)):
+        screen.print(line)
+    if replay is not None:
+        _print_replay(screen, replay)
+    tables = {
+        "keys": {f"{change.key} ({change.mark})": _values(change.before, change.after) for change in pair.keys},
+        "results": _results(pair.left, pair.right) | {name: _measures(both) for name, both in pair.metrics.items()},
+        "environment": {name: _shortened(both) for name, both in pair.environment.items()},
+    }
+    for title, rows in tables.items():
+        if rows:
+            screen.print()
+            screen.print(_table(title, names, rows))
+    if not pair.keys:
+        screen.print("\nAll keys of their jobs are equal.")
+
+
+def document(pair: RunPair, replay: Replay | None) -> dict[str, Any]:
+    """The same for programs."""
+    parting, weights = pair.comparison.parting, pair.weights
+    return {
+        "left": pair.left.folder.name,
+        "right": pair.right.folder.name,
+        "keys": [
+            {"key": change.key, "mark": change.mark.value} | _sides((_plain(change.before), _plain(change.after)))
+            for change in pair.keys
+        ],
+        "environment": {name: _sides(both) for name, both in pair.environment.items()},
+        "metrics": {name: _sides(both) for name, both in pair.metrics.items()},
+        "weights_digest": _sides(weights),
+        "same_weights": None if None in weights else weights[0] == weights[1],
+        "common_steps": pair.comparison.common_steps,
+        "parting": None if parting is None else _parting_document(parting),
+        "replay": None if replay is None else asdict(replay),
+    }
+
+
+def _parting_document(parting: Parting) -> dict[str, Any]:
+    return {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}}
+
+
+def _sides(pair: Pair) -> dict[str, Any]:
+    return {"left": pair[0], "right": pair[1]}
+
+
+def _plain(value: Any) -> Any:
+    return None if value is Absent.NOT_GIVEN else value
+
+
+def _parting(pair: RunPair) -> Text:
+    common, parting = pair.comparison.common_steps, pair.comparison.parting
+    if not common:
+        return Text("They have no step in common.", style="yellow")
+    if parting is None:
+        return Text(f"They do not part: loss and gradient norm have the same bits at all {common:,} common steps.")
+    values = "; ".join(f"{name} {both[0]!r} and {both[1]!r}" for name, both in parting.values.items())
+    return Text(f"They part at step {parting.step:,}: {values}.", style="yellow")
+
+
+def _weights(weights: Pair) -> Text:
+    if None in weights:
+        return Text("Their weights cannot be compared: not both of them have ended.")
+    same = weights[0] == weights[1]
+    return Text(f"They end with {'the same' if same else 'other'} weights.", style="green" if same else "yellow")
+
+
+def _print_replay(screen: Screen, replay: Replay) -> None:
+    for run in replay.unfaithful:
+        screen.print(
+            f"Replayed here, run {run} does not give what it told: it ran with another processor, library or data."
+        )
+    if replay.moment is None:
+        screen.print(f"Replayed here, they are equal before and after step {replay.step:,}.")
+        return
+    when = f"{replay.moment} step {replay.step:,}"
+    earlier = "" if replay.moment == "before" else f" Before step {replay.step:,} they are equal."
+    screen.print(f"Replayed, {len(replay.tensors)} tensors differ {when}.{earlier} The first:")
+    for tensor in replay.tensors[:TENSORS_SHOWN]:
+        screen.print(f"  {_tensor(tensor)}")
+    rest = len(replay.tensors) - TENSORS_SHOWN
+    if rest > 0:
+        screen.print(f"  … and {rest} more; --json has all of them")
+
+
+def _tensor(tensor: TensorDifference) -> str:
+    shape = "×".join(map(str, tensor.shape)) or "scalar"
+    if tensor.largest is None:
+        return f"{tensor.name} ({shape}): another shape or type, or only in one of them"
+    return (
+        f"{tensor.name} ({shape}): {tensor.differing:,} of {tensor.elements:,} elements, "
+        f"by {measure(tensor.largest)} at most"
+    )
+
+
+def _results(left: RunSide, right: RunSide) -> dict[str, tuple[str, str]]:
+    first, second = _result(left), _result(right)
+    return {name: (first.get(name, NONE), second.get(name, NONE)) for name in {**first, **second}}
+
+
+def _result(side: RunSide) -> dict[str, str]:
+    result = side.result
+    told = {
+        "status": result.get("status", "not ended"),
+        "steps": f"{result['steps']:,}" if "steps" in result else None,
+        "speed": f"{count(result['samples_per_second'])} samples/s" if "samples_per_second" in result else None,
+        "time": duration(result["wall_seconds"]) if "wall_seconds" in result else None,
+        "weights": result.get("weights_digest", "")[:DIGEST_SHOWN],
+    }
+    return {name: text for name, text in told.items() if text}
+
+
+def _values(before: Any, after: Any) -> tuple[str, str]:
+    return _value(before), _value(after)
+
+
+def _value(value: Any) -> str:
+    return NONE if value is Absent.NOT_GIVEN else write_value(value)
+
+
+def _measures(pair: Pair) -> tuple[str, str]:
+    return tuple(NONE if value is None else measure(value) for value in pair)  # type: ignore[return-value]
+
+
+def _shortened(pair: Pair) -> tuple[str, str]:
+    return tuple(NONE if value is None else str(value)[:40] for value in pair)  # type: ignore[return-value]
+
+
+def _table(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
+    for heading in (title, *names):
+        table.add_column(heading, overflow="fold")
+    for name, both in rows.items():
+        table.add_row(name, *both)
+    return table

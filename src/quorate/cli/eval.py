@@ -1,0 +1,52 @@
+"""`quorate eval`."""
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from quorate.cli.options import RUNS, Json, Run, Runs, Set, Workers
+
+
+def evaluate(
+    run: Run,
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    workers: Workers = None,
+    settings: Set = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's checkpoint on the validation set. The run itself stays as it is.
+
+    The result has the same bits on any number of workers. With --set params.… the task may read other data.
+
+    \b
+    Examples:
+      quorate eval last
+      quorate eval digits-0001 --checkpoint best --workers 2
+    """
+    from quorate.api.evaluate import evaluate_run
+    from quorate.cli.overrides import overrides
+    from quorate.observe.summary import print_summary
+
+    layer = overrides(settings, workers=workers)
+    done = evaluate_run(runs, run, checkpoint, os.environ, layer)
+    if as_json:
+        fields = {
+            "run": done.run,
+            "checkpoint": str(done.checkpoint),
+            "step": done.step,
+            "metrics": done.metrics,
+            "weights_digest": done.weights_digest,
+        }
+        print(json.dumps(fields))
+        return
+    summary = {
+        "run": done.run,
+        "status": f"at step {done.step:,}",
+        "final_metrics": done.metrics,
+        "weights_digest": done.weights_digest,
+    }
+    print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())

@@ -1,0 +1,64 @@
+"""Standard output and standard error as the command writes to them: trouble there is told once, in a line."""
+
+import io
+import os
+import sys
+from typing import TextIO
+
+from quorate.core.errors import OutputError
+
+STDOUT, STDERR = 1, 2
+
+
+class _Stdout(io.FileIO):
+    """Says once that it cannot be written to, and is silent from then on: Python flushes again when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(STDOUT, "w", closefd=False)
+        self._is_lost = False
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            if not self._is_lost:
+                self._is_lost = True
+                raise OutputError(f"cannot write to standard output: {error.strerror}.") from None
+        return len(memoryview(data))  # type: ignore[arg-type]
+
+
+class _Stderr(io.FileIO):
+    """Falls silent when nobody reads it any more: a terminal that was closed must not keep a job from ending well."""
+
+    def __init__(self) -> None:
+        super().__init__(STDERR, "w", closefd=False)
+
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:
+            return len(memoryview(data))  # type: ignore[arg-type]
+
+
+def guard_output() -> None:
+    """From now on a full or closed standard output raises `OutputError`; trouble with standard error is nobody's."""
+    for number in (STDOUT, STDERR):
+        _keep_open(number)
+    sys.stdout = _text(_Stdout(), sys.stdout)
+    sys.stderr = _text(_Stderr(), sys.stderr)
+
+
+def _keep_open(number: int) -> None:
+    # With one that is closed, the next file that is opened would take its number, and be printed into.
+    try:
+        os.fstat(number)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
+    is_stderr = raw.fileno() == STDERR
+    encoding = "utf-8" if before is None else before.encoding
+    # A character that the encoding does not have must not end the command either.
+    errors = "backslashreplace" if before is None or is_stderr or before.errors == "strict" else before.errors
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=is_stderr or raw.isatty())

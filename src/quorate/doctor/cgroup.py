@@ -1,0 +1,84 @@
+"""What a container may use of its machine: the limits of this process's control groups, versions 1 and 2."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+UNLIMITED = 2**60  # version 1 has no word for it, but a number that no machine reaches
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None where there is no limit: how many cores' worth of time, and how much memory in all and still free."""
+
+    cores: float | None = None
+    memory: int | None = None
+    free_memory: int | None = None
+
+
+def read_limits(root: Path = ROOT, membership: Path = MEMBERSHIP) -> Limits:
+    """The tightest limits on the way from this process's groups up to the root."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return Limits()
+    folders = [folder for line in lines for folder in _folders(root, line)]
+    quotas = [quota for quota in map(_quota, folders) if quota is not None]
+    limits = [limit for limit in map(_memory, folders) if limit is not None]
+    return Limits(
+        cores=min(quotas, default=None),
+        memory=min((limit for limit, _ in limits), default=None),
+        free_memory=min((free for _, free in limits), default=None),
+    )
+
+
+def _folders(root: Path, line: str) -> Iterator[Path]:
+    """A group's folder and all above it, by a line such as ``4:memory:/docker/3f2`` (1) or ``0::/docker/3f2`` (2).
+
+    In a container the path may be the host's, of which only the root can be seen.
+    """
+    _, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    top = root / controllers
+    folder = top / path.lstrip("/")
+    while folder != top and top in folder.parents:
+        yield folder
+        folder = folder.parent
+    yield top
+
+
+def _quota(folder: Path) -> float | None:
+    quota, period = _number(folder / "cpu.max"), _number(folder / "cpu.max", position=1)
+    if quota is None:
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+def _memory(folder: Path) -> tuple[int, int] | None:
+    """The limit, and what of it is free: files in memory that nobody uses count as free."""
+    for limit_file, usage_file, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _number(folder / limit_file)
+        if limit is not None and limit < UNLIMITED:
+            words = _words(folder / "memory.stat")
+            idle = int(words[words.index(cached) + 1]) if cached in words else 0
+            used = (_number(folder / usage_file) or 0) - idle
+            return limit, max(0, limit - used)
+    return None
+
+
+def _number(file: Path, position: int = 0) -> int | None:
+    """A number in a file; None for the words of no limit, `max` and -1, and where there is no such file."""
+    words = _words(file)
+    return int(words[position]) if len(words) > position and words[position].isdecimal() else None
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,80 @@
+"""Cores, memory, shared memory and open files: what a job may use here."""
+
+import math
+from dataclasses import dataclass
+
+from quorate.doctor.finding import Finding, Level
+from quorate.observe.quantities import size
+from quorate.spec.job import JobSpec
+
+MEGABYTE = 10**6
+# Measured with a small model on two workers: processes that have imported torch share most of it.
+MEMORY_OF_A_JOB = 300 * MEGABYTE
+MEMORY_OF_A_WORKER = 120 * MEGABYTE
+FEW_FILES, TOO_FEW_FILES = 1024, 64
+ADMINISTRATOR = "Have the hard limit raised too; in a container: docker run --ulimit nofile=4096"
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Cores of the machine, those that this process may run on, and the time that its container is given."""
+
+    present: int
+    allowed: int
+    quota: float | None = None
+
+
+def automatic_workers(cores: int) -> int:
+    """How many workers `workers: auto` starts for a job that sets neither `lanes` nor `threads`."""
+    return JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(cores)
+
+
+def check_cores(cores: Cores) -> Finding:
+    """What `workers: auto` makes of the cores, and whether the container allows for it."""
+    workers = automatic_workers(cores.allowed)
+    lanes = JobSpec.model_fields["lanes"].default
+    text = f"{cores.allowed} of {cores.present} may be used; `workers: auto` starts {workers} for {lanes} lanes"
+    if cores.quota is None or math.ceil(cores.quota) >= workers:
+        return Finding("cores", Level.OK, text)
+    text = f"{text}, but the container is given the time of {cores.quota:g} only"
+    fitting = max(1, math.floor(cores.quota))
+    return Finding("cores", Level.WARNING, text, f"Train with --workers {fitting}; the result is the same.")
+
+
+def check_memory(free: int, total: int, workers: int) -> Finding:
+    """Whether workers fit in, before their model and data."""
+    needed = MEMORY_OF_A_JOB + workers * MEMORY_OF_A_WORKER
+    text = f"{size(free)} free of {size(total)}"
+    remedy = "Train on fewer workers (--workers 1), or end what else runs here."
+    if free < needed:
+        told = f"{text}; {workers} workers take about {size(needed)} before their model and data"
+        return Finding("memory", Level.PROBLEM, told, remedy)
+    if free < 2 * needed:
+        told = f"{text}, of which {workers} workers take about {size(needed)} before their model and data"
+        return Finding("memory", Level.WARNING, told, remedy)
+    return Finding("memory", Level.OK, text)
+
+
+def check_shared_memory(folder: str, free: int | None) -> Finding:
+    """Where the processes of `loader_workers` put batches."""
+    remedy = "Keep loader_workers: 0, or give more: docker run --shm-size=1g"
+    if free is None:
+        return Finding("shared memory", Level.WARNING, f"there is no {folder}, which loader_workers need", remedy)
+    text = f"{size(free)} free in {folder}"
+    if free < 128 * MEGABYTE:
+        text = f"{text}: batches of loader_workers may not fit in"
+        return Finding("shared memory", Level.WARNING, text, remedy)
+    return Finding("shared memory", Level.OK, text)
+
+
+def check_open_files(limit: float, highest: float) -> Finding:
+    """How many descriptors a process may have, and how many it might ask for; infinite where there is no limit."""
+    if math.isinf(limit):
+        return Finding("open files", Level.OK, "as many as are wanted")
+    text = f"{limit:,.0f} at once for each process"
+    raised = f"ulimit -n {min(highest, 4 * FEW_FILES):.0f}" if highest > limit else ADMINISTRATOR
+    if limit < TOO_FEW_FILES:
+        return Finding("open files", Level.PROBLEM, f"{text}; a job needs {TOO_FEW_FILES}", raised)
+    if limit < FEW_FILES:
+        return Finding("open files", Level.WARNING, f"{text}; with loader_workers it may be too few", raised)
+    return Finding("open files", Level.OK, text)

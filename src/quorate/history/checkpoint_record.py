@@ -1,0 +1,58 @@
+"""The checkpoints of a run, as its folder lists them: nothing of theirs is read but the manifest."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
+from quorate.checkpoint.manifest import Part
+from quorate.core.cursor import Phase
+from quorate.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One checkpoint; `problem` says why it cannot be used, as far as that shows without reading it through."""
+
+    name: str
+    problem: str = ""
+    step: int | None = None
+    evaluated: bool = False
+    bytes: int = 0
+    created: str = ""
+    weights_digest: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, found: CheckpointInfo | Skipped) -> "CheckpointRecord":
+        """From what the survey of a folder has found."""
+        if isinstance(found, Skipped):
+            return cls(found.path.name, problem=found.reason.removeprefix(f"checkpoint {found.path}: "))
+        manifest = found.manifest
+        return cls(
+            name=found.path.name,
+            problem=next(filter(None, (_problem(found.path, part) for part in manifest.parts)), ""),
+            step=manifest.step,
+            evaluated=found.cursor.phase is Phase.EVALUATED,
+            bytes=found.bytes,
+            created=manifest.created,
+            weights_digest=manifest.weights_digest,
+            environment=tuple((name, str(value)) for name, value in manifest.environment.items()),
+        )
+
+
+def read_checkpoints(folder: Path) -> tuple[CheckpointRecord, ...]:
+    """All checkpoints in a folder, oldest first; none where it cannot be listed."""
+    try:
+        found = survey(folder)
+    except CheckpointError:
+        return ()
+    # A job that runs removes old ones at any moment: what is gone by now was not damaged.
+    return tuple(CheckpointRecord.of(each) for each in found if each.path.exists())
+
+
+def _problem(folder: Path, part: Part) -> str:
+    try:
+        size = (folder / part.file).stat().st_size
+    except OSError as error:
+        return f"{part.file} cannot be read: {error.strerror}"
+    return "" if size == part.bytes else f"{part.file} has {size:,} bytes and the manifest says {part.bytes:,}"

@@ -1,0 +1,117 @@
+"""A list of runs: all in a folder, those that a person asks for, in the order that a person asks for."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import RunError
+from quorate.history.run_record import RunRecord
+from quorate.history.status import Status
+from quorate.storage.run_folder import RunFolder
+
+
+class Order(StrEnum):
+    """What a list of runs is sorted by."""
+
+    AGE = "age"  # the newest first
+    NAME = "name"
+    STATUS = "status"  # the most pressing first
+    STEPS = "steps"  # the longest first
+    METRIC = "metric"  # the best first
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which runs, in which order, and how many of them at most; by default all, the newest first."""
+
+    statuses: tuple[Status, ...] = ()
+    task: str = ""
+    name: str = ""
+    order: Order = Order.AGE
+    reverse: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs in a folder, and those of them that fit a wish, in its order."""
+
+    folder: Path
+    wish: Wish
+    records: tuple[RunRecord, ...]
+    fitting: tuple[RunRecord, ...]
+
+    @classmethod
+    def read(cls, folder: Path, wish: Wish) -> "Listing":
+        """From a folder of run folders; one that is not there has no runs."""
+        records = read_runs(folder)
+        return cls(folder, wish, records, chosen(records, wish))
+
+    @property
+    def shown(self) -> tuple[RunRecord, ...]:
+        """Those that fit, as many as were asked for."""
+        return self.fitting[: self.wish.limit]
+
+
+def read_runs(folder: Path) -> tuple[RunRecord, ...]:
+    """All runs in a folder, oldest first. One that is removed meanwhile is left out, one that is broken is not."""
+    records = []
+    for run in RunFolder.all_in(folder):
+        with contextlib.suppress(RunError):
+            record = RunRecord.read(run)
+            if run.path.is_dir():
+                records.append(record)
+    return tuple(records)
+
+
+def chosen(records: Sequence[RunRecord], wish: Wish) -> tuple[RunRecord, ...]:
+    """Those that fit a wish, in its order, without its limit."""
+    fitting = [record for record in records if _fits(record, wish)]
+    placed, unplaced = _split(fitting, wish.order)
+    placed.sort(key=_newest_first)
+    placed.sort(key=_KEYS[wish.order], reverse=wish.reverse)
+    # What has no metric stands last in either direction: it is neither good nor bad.
+    return (*placed, *sorted(unplaced, key=_newest_first))
+
+
+def has_task(reference: str, wanted: str) -> bool:
+    """Whether a task is meant by its class, its file or module, both, or the end of a path to it."""
+    place, _, class_name = reference.rpartition(":")
+    names = (reference, place, class_name, place.removesuffix(".py"))
+    return any(name == wanted or name.endswith((f"/{wanted}", f".{wanted}")) for name in names)
+
+
+def _fits(record: RunRecord, wish: Wish) -> bool:
+    return (
+        (not wish.statuses or record.status in wish.statuses)
+        and (not wish.task or has_task(record.task, wish.task))
+        and record.name.startswith(wish.name)
+    )
+
+
+def _split(records: Sequence[RunRecord], order: Order) -> tuple[list[RunRecord], list[RunRecord]]:
+    if order is not Order.METRIC:
+        return list(records), []
+    return [each for each in records if each.best is not None], [each for each in records if each.best is None]
+
+
+def _newest_first(record: RunRecord) -> tuple[float, str]:
+    return -record.created.timestamp(), record.name
+
+
+def _by_metric(record: RunRecord) -> tuple[str, float]:
+    assert record.best is not None
+    return record.best.watched.metric, record.best.rank
+
+
+_STATUSES = list(Status)
+_KEYS: dict[Order, Callable[[RunRecord], Any]] = {
+    Order.AGE: _newest_first,
+    Order.NAME: lambda record: record.name,
+    Order.STATUS: lambda record: _STATUSES.index(record.status),
+    Order.STEPS: lambda record: -record.steps,
+    Order.METRIC: _by_metric,
+}

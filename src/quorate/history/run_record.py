@@ -1,0 +1,165 @@
+"""One run as its folder tells it: how it stands, how far it has come, and what came out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quorate.core.errors import QuorateError
+from quorate.core.failure import Failure
+from quorate.history.best import Best, Watched, best_of, is_number
+from quorate.history.status import Status, decide_status
+from quorate.history.timeline import Timeline
+from quorate.spec.recorded import glance_at_recorded
+from quorate.storage.lock import Holder
+from quorate.storage.run_folder import RunFolder
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run; what could not be read, or is not known yet, is None or empty.
+
+    `reason` says why it is lost or damaged. `steps` is how many it has done. `wall_seconds` are those of its last
+    part: a resumed run has several.
+    """
+
+    name: str
+    path: Path
+    status: Status
+    reason: str
+    created: datetime
+    ended: datetime | None = None
+    steps: int = 0
+    total_steps: int | None = None
+    ending: str = ""
+    best: Best | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    weights_digest: str = ""
+    samples_per_second: float | None = None
+    wall_seconds: float | None = None
+    failure: Failure | None = None
+    task: str = ""
+    lanes: int | None = None
+    workers: int | None = None
+    launcher: Holder | None = None
+
+    @classmethod
+    def read(cls, run: RunFolder, timeline: Timeline | None = None) -> "RunRecord":
+        """From a run's folder, whatever state that is in; a timeline that was read already is not read again."""
+        sources = _Sources.read(run, timeline)
+        status, reason = decide_status(sources.holder is not None, sources.result, sources.problems)
+        result, told, job = sources.result or {}, sources.timeline, sources.job
+        return cls(
+            name=run.name,
+            path=run.path,
+            status=status,
+            reason=reason,
+            created=run.created,
+            ended=None if status is Status.RUNNING else moment(told.ended),
+            steps=_whole(result.get("steps")) or told.position,
+            total_steps=told.total_steps or _whole(job.get("steps")),
+            ending=str(result.get("ending", "")),
+            best=_best(result, told, Watched.by(job)),
+            metrics=_metrics(result, told),
+            weights_digest=str(result.get("weights_digest") or ""),
+            samples_per_second=_number(result.get("samples_per_second")),
+            wall_seconds=_number(result.get("wall_seconds")),
+            failure=_failure(result, told),
+            task=str(job.get("task", "")),
+            lanes=_whole(job.get("lanes")),
+            workers=_workers(told, job),
+            launcher=sources.holder,
+        )
+
+    def age(self, now: datetime) -> float:
+        """Seconds since it was created."""
+        return max(0.0, (now - self.created).total_seconds())
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The files of a run, and what is wrong with them."""
+
+    holder: Holder | None
+    result: dict[str, Any] | None
+    job: dict[str, Any]
+    timeline: Timeline
+    problems: tuple[str, ...]
+
+    @classmethod
+    def read(cls, run: RunFolder, timeline: Timeline | None) -> "_Sources":
+        problems: list[str] = []
+
+        def attempt(read: Callable[[], Read], instead: Read) -> Read:
+            try:
+                return read()
+            except QuorateError as error:
+                problems.append(error.message)
+                return instead
+
+        told = timeline if timeline is not None else attempt(lambda: Timeline.glance(run.events_file), Timeline())
+        job = attempt(lambda: glance_at_recorded(run.job_file), dict[str, Any]())
+        # In this order: a launcher writes the result before it lets go. One that takes the run up in between removes
+        # the result of an earlier part, so that without one the holder is asked about once more.
+        holder = attempt(run.holder, None)
+        result = attempt(run.read_result, None)
+        if holder is None and result is None:
+            holder = attempt(run.holder, None)
+        return cls(holder, None if holder else result, job, told, tuple(problems))
+
+
+def moment(time: float | None) -> datetime | None:
+    """A time as an event tells it; none where it is none, or no time that there can be."""
+    try:
+        return None if time is None else datetime.fromtimestamp(time, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _best(result: dict[str, Any], told: Timeline, watched: Watched) -> Best | None:
+    said = result.get("best")
+    if isinstance(said, dict) and is_number(said.get("value")) and _whole(said.get("step")) is not None:
+        return Best(watched, float(said["value"]), said["step"])
+    return best_of(told.evaluations, watched)
+
+
+def _metrics(result: dict[str, Any], told: Timeline) -> dict[str, Any]:
+    said = result.get("final_metrics")
+    if isinstance(said, dict) and said:
+        return said
+    evaluations = told.evaluations
+    return evaluations[max(evaluations)] if evaluations else {}
+
+
+def _failure(result: dict[str, Any], told: Timeline) -> Failure | None:
+    """As the result says it; without one as the events do, unless the run has gone on since."""
+    said = result.get("failure")
+    if isinstance(said, dict):
+        return _failure_of(said)
+    last = next((event for event in reversed(told.others) if event.kind in ("failure", "run")), None)
+    if result or last is None or last.kind != "failure":
+        return None
+    return _failure_of({**last.fields, "kind": last.fields.get("cause", ""), "step": last.step})
+
+
+def _failure_of(said: dict[str, Any]) -> Failure:
+    known = {name: said[name] for name in (each.name for each in fields(Failure)) if name in said}
+    return Failure(**{"kind": "unknown", "message": "no reason was written down", **known})
+
+
+def _workers(told: Timeline, job: dict[str, Any]) -> int | None:
+    """As many as formed the last generation, or as the job asks for."""
+    formed = [event.fields.get("members") for event in told.of_kind("generation")]
+    members = next((members for members in reversed(formed) if isinstance(members, list)), None)
+    return _whole(job.get("workers")) if members is None else len(members)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return value if is_number(value) else None

@@ -1,0 +1,201 @@
+"""What a run has told, read back from its `events.jsonl`."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from quorate.core.errors import RunError
+from quorate.observe.event import Event
+
+_STEP = b'{"kind": "step",'
+_WHOLE_LINE = b"}\n"
+# The last steps may be torn; one of so many is not.
+_LOOKED_BACK = 8
+_PART_BEGINS = frozenset({"generation", "run"})
+
+Keep = Callable[[str], bool]
+
+
+def everything(name: str) -> bool:  # noqa: ARG001 (a Keep)
+    """Keep every field of a step."""
+    return True
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A run's events, put in order.
+
+    `steps` holds the fields of each step and `evaluations` the metrics of each evaluation, in step order. A run that
+    went on from a checkpoint tells some of them again: the last telling counts. `position` is the step that the run
+    is at now. `others` are all events but the steps, as they were told, and `counts` says how often each kind was.
+    `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
+    nobody worked on the run.
+    """
+
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    others: tuple[Event, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    position: int = 0
+    began: float | None = None
+    ended: float | None = None
+    active_seconds: float = 0.0
+    unreadable_lines: int = 0
+
+    @classmethod
+    def read(cls, path: Path, keep: Keep = everything) -> "Timeline":
+        """All that a file tells: a file that is not there nothing, and a line that is no event is only counted.
+
+        `keep` says by their names which fields of a step are wanted: a million steps with all of theirs take a
+        gigabyte.
+        """
+        # Asked once for each name: steps have the same fields a hundred thousand times.
+        return _Reading(cache(keep)).through(path)
+
+    @classmethod
+    def glance(cls, path: Path) -> "Timeline":
+        """The same without `steps`, which are counted and not looked into: ten times as fast, for a list of runs."""
+        return _Reading(None).through(path)
+
+    def of_kind(self, kind: str) -> tuple[Event, ...]:
+        """All events of a kind other than steps, in the order in which they were told."""
+        return tuple(event for event in self.others if event.kind == kind)
+
+    @property
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """The metrics of each evaluation, by step."""
+        told = {event.step: event.fields.get("metrics") for event in self.of_kind("evaluation")}
+        found = {step: metrics for step, metrics in told.items() if step is not None and isinstance(metrics, dict)}
+        return {step: found[step] for step in sorted(found)}
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps the run is to have, as it was said last."""
+        said = [event.fields.get("total_steps") for event in self.of_kind("run")]
+        return next((total for total in reversed(said) if _is_whole(total)), None)
+
+    @property
+    def redone(self) -> int:
+        """How many tellings of steps are repetitions; 0 at a glance."""
+        return self.counts.get("step", 0) - len(self.steps) if self.steps else 0
+
+
+class _Reading:
+    """Takes in a file line by line: it may be larger than all that is kept of it."""
+
+    def __init__(self, keep: Keep | None) -> None:
+        self._keep = keep
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._others: list[Event] = []
+        self._counts: Counter[str] = Counter()
+        self._position = 0
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._part_began: float | None = None
+        self._active = 0.0
+        self._unreadable = 0
+        self._passed: deque[bytes] = deque(maxlen=_LOOKED_BACK)
+
+    def through(self, path: Path) -> Timeline:
+        try:
+            with path.open("rb") as file:
+                self._take_lines(file)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+        return self._timeline()
+
+    def _take_lines(self, lines: Iterable[bytes]) -> None:
+        glancing = self._keep is None
+        for line in lines:
+            # The first of all is looked into, since it says when the run began.
+            if glancing and line.startswith(_STEP) and line.endswith(_WHOLE_LINE) and self._began is not None:
+                self._pass_by(line)
+            elif line != b"\n":
+                self._take(line)
+        self._look_back()
+
+    def _pass_by(self, line: bytes) -> None:
+        self._counts["step"] += 1
+        self._passed.append(line)
+
+    def _look_back(self) -> None:
+        """Look into the last of the steps that were passed by: it says how far this part of the run has come."""
+        while self._passed:
+            self._counts["step"] -= 1
+            if self._take(self._passed.pop()):
+                self._passed.clear()
+
+    def _take(self, line: bytes) -> bool:
+        event = _event(line)
+        if event is None:
+            self._unreadable += 1
+            return False
+        if event.kind in _PART_BEGINS:
+            self._look_back()
+        self._counts[event.kind] += 1
+        self._take_time(event.time, begins_part=event.kind in _PART_BEGINS)
+        if event.kind == "step" and event.step is not None:
+            self._take_step(event.step, event.fields)
+        else:
+            self._take_other(event)
+        return True
+
+    def _take_other(self, event: Event) -> None:
+        begin = event.fields.get("from_step")
+        if event.kind == "run" and _is_whole(begin):
+            self._position = begin
+        self._others.append(event)
+
+    def _take_step(self, step: int, fields: dict[str, Any]) -> None:
+        self._position = step
+        if self._keep is not None:
+            self._steps[step] = {name: value for name, value in fields.items() if self._keep(name)}
+
+    def _take_time(self, time: float, begins_part: bool) -> None:
+        if begins_part:
+            self._end_part()
+            self._part_began = time
+        if self._began is None:
+            self._began = time
+        if self._part_began is None:
+            self._part_began = time
+        # A step that was passed by is looked into later than what followed it.
+        self._ended = time if begins_part or self._ended is None else max(time, self._ended)
+
+    def _end_part(self) -> None:
+        if self._part_began is not None and self._ended is not None:
+            self._active += max(0.0, self._ended - self._part_began)
+
+    def _timeline(self) -> Timeline:
+        self._end_part()
+        return Timeline(
+            steps={step: self._steps[step] for step in sorted(self._steps)},
+            others=tuple(self._others),
+            counts=dict(self._counts),
+            position=self._position,
+            began=self._began,
+            ended=self._ended,
+            active_seconds=self._active,
+            unreadable_lines=self._unreadable,
+        )
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line, or none where a crash or an editor has left something else."""
+    try:
+        event = Event.from_json(line.decode())
+        is_timed = type(event.time) in (int, float) and math.isfinite(event.time)
+    # Garbage can also be nested too deeply, or hold a number that is too large.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
+    is_placed = _is_whole(event.step) or (event.step is None and event.kind != "step")
+    return event if isinstance(event.kind, str) and is_timed and is_placed else None
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0

@@ -1,0 +1,109 @@
+"""What is said of an event that is not a step: one line, for a terminal, a file or a notebook."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from quorate.observe.event import Event
+from quorate.observe.progress import GAP, Progress, plural
+from quorate.observe.quantities import duration, measure, size
+
+EARLY_STOP = "early stop"
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line and its colour, which says nothing that the words do not."""
+
+    text: str
+    style: str
+
+
+def notice_of(event: Event, progress: Progress) -> Notice | None:
+    """What is said of an event; none if nothing is. `progress` is what was known before it."""
+    say = _SAYINGS.get(event.kind)
+    return None if say is None else say(event, progress)
+
+
+def _run(event: Event, progress: Progress) -> Notice | None:
+    if progress.has_begun:
+        return None
+    first = event.fields.get("from_step", 0)
+    total = event.fields.get("total_steps")
+    start = f", from step {first:,}" + (f" of {total:,}" if total else "") if first else ""
+    place = f" in {progress.folder}" if progress.folder else ""
+    return Notice(f"{progress.run}{place}: {progress.hosting}{start}", "bold")
+
+
+def _generation(event: Event, progress: Progress) -> Notice | None:
+    hosting = progress.hosting_by(event)
+    return Notice(f"going on with {hosting}", "yellow") if progress.has_begun else None
+
+
+def _evaluation(event: Event, _: Progress) -> Notice:
+    metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
+    best = f"{GAP}best so far" if event.fields.get("best") else ""
+    return Notice(f"evaluation{_at(event)}: {metrics}{best}", "cyan")
+
+
+def _checkpoint(event: Event, _: Progress) -> Notice:
+    name = PurePath(event.fields.get("path", "")).name
+    cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
+    return Notice(f"checkpoint {name}: {cost}", "dim")
+
+
+def _stop(event: Event, progress: Progress) -> Notice:
+    reason = event.fields.get("reason", "asked to")
+    if not progress.has_begun:
+        return Notice(f"stopping before the first step: {reason}", "yellow")
+    ending = "stopping after the running step, which is saved"
+    is_typed = reason == "interrupted"
+    return Notice(f"{ending}; Ctrl-C again stops at once" if is_typed else f"{reason}: {ending}", "yellow")
+
+
+def _failure(event: Event, _: Progress) -> Notice:
+    return Notice(f"failed{_at(event)}: {event.fields.get('message', 'no reason was given')}", "bold red")
+
+
+def _finished(event: Event, progress: Progress) -> Notice | None:
+    if not progress.has_begun:
+        return None
+    result = event.fields.get("result") or {}
+    steps = result.get("steps", progress.step)
+    counted = plural(steps, "step")
+    ending = result.get("ending", "complete")
+    if ending == EARLY_STOP:
+        return Notice(f"stopped early after {counted}{_why_early(progress)}", "green")
+    if ending == "complete":
+        return Notice(f"finished after {counted}", "green")
+    done = f"{steps:,} of {plural(progress.total_steps, 'step')}" if progress.total_steps else counted
+    return Notice(f"stopped after {done}", "yellow")
+
+
+def _why_early(progress: Progress) -> str:
+    rule = progress.early_stop
+    if rule is None:
+        return ""
+    spell = "the last evaluation" if rule.patience == 1 else f"the last {rule.patience} evaluations"
+    return f": {spell} brought no better {rule.metric}"
+
+
+def _log(event: Event, _: Progress) -> Notice | None:
+    message = event.fields.get("message")
+    return None if message is None else Notice(str(message), "yellow")
+
+
+def _at(event: Event) -> str:
+    return "" if event.step is None else f" at step {event.step:,}"
+
+
+_SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
+    "run": _run,
+    "generation": _generation,
+    "evaluation": _evaluation,
+    "checkpoint": _checkpoint,
+    "stop": _stop,
+    "failure": _failure,
+    "finished": _finished,
+    "log": _log,
+}

@@ -1,0 +1,30 @@
+"""When a run was created, as a file in its folder says."""
+
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from quorate.storage.atomic import write_atomically
+
+_FILE = "created"
+
+
+def write_creation(folder: Path) -> None:
+    """Say that a run is created now."""
+    write_atomically(folder / _FILE, f"{datetime.now(UTC).isoformat()}\n")
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether a folder says when it was created."""
+    return (folder / _FILE).is_file()
+
+
+def read_creation(folder: Path) -> datetime:
+    """When a run was created. What is written counts: the times of files change when a run is copied."""
+    marker = folder / _FILE
+    with contextlib.suppress(OSError, ValueError):
+        written = datetime.fromisoformat(marker.read_text().strip())
+        return written if written.tzinfo else written.replace(tzinfo=UTC)
+    # The folder's own time changes with its content: it is the last resort.
+    existing = marker if marker.is_file() else folder
+    return datetime.fromtimestamp(existing.stat().st_mtime, UTC)

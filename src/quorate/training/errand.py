@@ -1,0 +1,30 @@
+"""What a worker is sent for: a whole job, one evaluation of a state, or the replay of one step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Training by default.
+
+    `evaluates_only`: evaluate the state as it is, and change nothing. `replayed_step`: train up to this step, and save
+    the states before and after it instead of those that the job asks for.
+    """
+
+    evaluates_only: bool = False
+    replayed_step: int | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether what comes out is the job itself, so that being interrupted must not lose it."""
+        return not self.evaluates_only and self.replayed_step is None
+
+    def ends_at(self, step: int) -> bool:
+        """Whether there is nothing more to do after this step, however long the job is."""
+        return self.replayed_step is not None and step >= self.replayed_step
+
+    def saves_at(self, step: int, every: int | None) -> bool:
+        """Whether the state after this step is saved, in a job that saves every so many steps."""
+        if self.replayed_step is not None:
+            return step >= self.replayed_step - 1
+        return every is not None and step > 0 and step % every == 0

@@ -1,0 +1,62 @@
+"""The names that users write are promised: they are added with thought, and not taken away."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import quorate
+
+PROMISED = [
+    "Evaluation",
+    "Job",
+    "JobFailed",
+    "JobFileError",
+    "QuorateError",
+    "RequestError",
+    "Result",
+    "RunError",
+    "Task",
+    "TaskError",
+    "evaluate",
+    "open_run",
+    "resume",
+    "train",
+]
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ast.parse((ROOT / "src/quorate/__init__.pyi").read_text())
+
+
+def test_they_are_these() -> None:
+    assert quorate.__all__ == PROMISED
+    assert set(PROMISED) <= set(dir(quorate))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        getattr(quorate, "trian")  # noqa: B009 (mypy knows that it is not there)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_each_is_what_its_name_says_and_is_documented(name: str) -> None:
+    value = getattr(quorate, name)
+    assert value.__name__ == name
+    assert inspect.getdoc(value)
+    methods = [method for key, method in vars(value).items() if not key.startswith("_")] if name[0].isupper() else []
+    assert all(inspect.getdoc(method) for method in methods if callable(method) or isinstance(method, property))
+
+
+def test_type_checkers_see_the_same_names_at_the_same_homes() -> None:
+    imports = {
+        alias.asname: (node.module, alias.name)
+        for node in STUB.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imports == {name: (getattr(quorate, name).__module__, name) for name in PROMISED}
+    (assignment,) = (node for node in STUB.body if isinstance(node, ast.Assign))
+    assert ast.literal_eval(assignment.value) == PROMISED
+
+
+def test_the_page_about_python_tells_of_every_name() -> None:
+    page = (ROOT / "docs/python.md").read_text()
+    assert set(re.findall(r"\bquorate\.([A-Za-z]\w*)", page)) == set(PROMISED)

@@ -1,0 +1,102 @@
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import quorate
+from command import Workplace
+from command_task import Tiny
+from quorate.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a task's file brings into this process is gone afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("task", None)
+
+
+def opened(workplace: Workplace, run: str | Path = "last") -> quorate.Result:
+    return quorate.open_run(run, runs=workplace.folder / "runs")
+
+
+def weight_of(model: torch.nn.Module) -> torch.Tensor:
+    return next(model.parameters()).detach()
+
+
+class TestOpenRun:
+    def test_finds_a_run_as_the_command_line_does(self, used_workplace: Workplace, undisturbed: str) -> None:
+        result = opened(used_workplace)
+        for reference in ("tiny-0001", "tiny", used_workplace.last):
+            assert opened(used_workplace, reference) == result
+        assert (result.run, result.status, result.steps) == ("tiny-0001", "complete", 8)
+        assert (result.weights_digest, result.exit_code, result.error) == (undisturbed, 0, None)
+        assert result.fields == used_workplace.result()
+        with pytest.raises(quorate.RunError, match="there is no run 'tinny'"):
+            opened(used_workplace, "tinny")
+
+    @pytest.mark.parametrize("is_held", [True, False])
+    def test_of_a_run_that_has_not_told_its_end_knows_the_newest_checkpoint(
+        self, used_workplace: Workplace, undisturbed: str, is_held: bool
+    ) -> None:
+        (used_workplace.last / "result.json").unlink()
+        if is_held:
+            with RunFolder(used_workplace.last).lock():
+                result = opened(used_workplace)
+        else:
+            result = opened(used_workplace)
+        assert result.status == ("running" if is_held else "lost")
+        assert (result.steps, result.weights_digest) == (8, undisturbed)
+        assert result.metrics.keys() == {"loss"}
+
+    def test_of_a_run_that_failed_before_its_first_checkpoint(self, used_workplace: Workplace) -> None:
+        folder = used_workplace.last
+        for checkpoint in (folder / "checkpoints").iterdir():
+            checkpoint.rename(folder / checkpoint.name)
+        failure = {"kind": "LossError", "message": "the loss is nan"}
+        RunFolder(folder).write_result({"run": "tiny-0001", "status": "failed", "failure": failure})
+        result = opened(used_workplace)
+        assert (result.status, result.steps, result.error, result.exit_code) == ("failed", 0, "the loss is nan", 1)
+        assert repr(result) == "<Result tiny-0001: failed, 0 steps>"
+        with pytest.raises(quorate.RunError, match="no whole checkpoint"):
+            result.load_model()
+
+
+class TestShown:
+    def test_on_one_line(self, used_workplace: Workplace, undisturbed: str) -> None:
+        result = opened(used_workplace)
+        loss = f"{result.metrics['loss']:.4g}"
+        assert repr(result).startswith(f"<Result tiny-0001: complete, 8 steps, loss {loss}")
+        assert repr(result).endswith(f", weights {undisturbed[:12]}…>")
+
+    def test_in_a_notebook_as_a_table_in_which_nothing_is_markup(
+        self, used_workplace: Workplace, undisturbed: str
+    ) -> None:
+        result = opened(used_workplace)
+        result.fields["final_metrics"] = {"<b>": 1.0}
+        table = result._repr_html_()
+        assert "<tr><th>status</th><td>complete</td></tr>" in table
+        assert f"<tr><th>weights</th><td>{undisturbed}</td></tr>" in table
+        assert "<tr><th>&lt;b&gt;</th><td>1.000</td></tr>" in table
+
+
+class TestLoadModel:
+    def test_builds_it_by_the_file_of_the_task(self, used_workplace: Workplace, own_imports: None) -> None:
+        model = opened(used_workplace).load_model()
+        assert not torch.equal(weight_of(model), weight_of(opened(used_workplace).load_model(6)))
+
+    def test_takes_last_best_or_a_step(self, used_workplace: Workplace) -> None:
+        result = replace(opened(used_workplace), task_type=Tiny)
+        last, by_step, best = (weight_of(result.load_model(which)) for which in ("last", 8, "best"))
+        assert torch.equal(last, by_step)
+        assert torch.equal(last, best)  # its loss falls to the end
+        with pytest.raises(quorate.RunError, match="no checkpoint of step 5"):
+            result.load_model(5)
+
+    def test_moves_it_where_it_is_wanted(self, used_workplace: Workplace) -> None:
+        result = replace(opened(used_workplace), task_type=Tiny)
+        assert weight_of(result.load_model(map_location="meta")).is_meta

@@ -1,0 +1,20 @@
+"""Mistakes on the command line and in the environment."""
+
+from catalogue.case import Case
+
+CASES = (
+    Case("A run without a name", command="quorate resume"),
+    Case("No job file", command="quorate train"),
+    Case("A job file that is not there", command="quorate train jbo.yaml"),
+    Case("A job file in a folder that is not there", command="quorate train jobs/mine.yaml"),
+    Case("A folder in place of a job file", command="quorate train ."),
+    Case("A misspelt verb", command="quorate trian job.yaml"),
+    Case("A misspelt flag", command="quorate train job.yaml --wrkers 2"),
+    Case("More workers than lanes", command="quorate train job.yaml --workers 3"),
+    Case("A number of workers that is none", command="quorate train job.yaml --workers many"),
+    Case("A number of steps that is none", command="quorate train job.yaml --steps 1.5"),
+    Case("A misspelt key", command="quorate train job.yaml --set checkpoint.evry=3"),
+    Case("A setting without a value", command="quorate train job.yaml --set checkpoint.every"),
+    Case("A misspelt variable", environment={"QUORATE_LANE": "2"}),
+    Case("A variable with a wrong value", environment={"QUORATE_LANES": "none"}),
+)

@@ -1,0 +1,10 @@
+"""Trouble with the machine: ports and disks. The tests that make it are in tests/cli."""
+
+from catalogue.case import Case
+from catalogue.page import Page
+
+PORT = Case("A port that is in use", job="port: 9999", story="Another program listens there.")
+FULL_BEFORE = Case("A disk that is full", story="`runs` is on a disk without space.")
+FULL_LATER = Case("A disk that becomes full", story="After two steps there is no space left where `runs` is.")
+READ_ONLY = Case("A disk that is read-only", story="`runs` is on such a disk.")
+PAGE = Page("machine", "Trouble with ports and disks", (PORT, FULL_BEFORE, FULL_LATER, READ_ONLY))

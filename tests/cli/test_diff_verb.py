@@ -1,0 +1,61 @@
+import os
+import signal
+
+import pytest
+
+from command import Workplace, await_condition
+from schemas import validate
+
+
+@pytest.fixture
+def two_runs(used_workplace: Workplace) -> Workplace:
+    done = used_workplace.train("--set", "params.learning_rate=0.02", "--workers", "1")
+    assert done.code == 0, done.stderr
+    return used_workplace
+
+
+def test_the_step_at_which_two_runs_part_and_the_tensors_in_which_they_do(two_runs: Workplace) -> None:
+    done = two_runs.run("diff", "tiny-0001", "last", "--tensor", "--json")
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document
+    validate("diff", document)
+    assert {change["key"]: (change["left"], change["right"]) for change in document["keys"]} == {
+        "params.learning_rate": (None, 0.02),  # the first run has the default of the task
+        "workers": (2, 1),
+    }
+    # The rate acts for the first time when step 1 is applied, so step 2 is the first with another loss.
+    assert document["parting"]["step"] == 2
+    assert document["replay"]["moment"] == "before"
+    assert document["replay"]["unfaithful"] == []
+    assert [tensor["name"] for tensor in document["replay"]["tensors"]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert not document["same_weights"]
+
+    told = two_runs.run("diff", "tiny-0001", "tiny-0002", COLUMNS="40").stdout
+    assert "They part at step 2" in told
+    assert "learning_rate" in told
+    assert max(len(line.rstrip()) for line in told.splitlines()) <= 40
+
+    # A replay by other code would explain nothing.
+    two_runs.task.write_text(two_runs.task.read_text() + "\n# changed\n")
+    refused = two_runs.run("diff", "tiny-0001", "last", "--tensor")
+    assert refused.code == 2
+    assert "run tiny-0001 cannot be replayed: the task's source has changed since it began" in refused.error
+
+
+def test_a_run_and_itself_do_not_part(used_workplace: Workplace) -> None:
+    told = used_workplace.run("diff", "last", "tiny-0001").stdout
+    assert "They do not part" in told
+    assert "the same weights" in told
+    assert "All keys of their jobs are equal." in told
+
+
+def test_an_interrupted_replay_leaves_nothing_behind(two_runs: Workplace) -> None:
+    scratch = two_runs.folder / "scratch"
+    scratch.mkdir()
+    running = two_runs.start("diff", "tiny-0001", "last", "--tensor", PAUSE="5", TMPDIR=str(scratch))
+    await_condition("a scratch run that trains", lambda: list(scratch.glob("*/0/*/logs/worker-0.status")))
+    os.kill(running.process.pid, signal.SIGINT)
+    done = running.done()
+    assert done.code == 130
+    assert done.error == "interrupted; the run is as it was."
+    assert list(scratch.glob("quorate-*")) == []

@@ -1,0 +1,40 @@
+import json
+
+from command import Workplace
+from schemas import validate
+
+
+def test_a_checkpoint_evaluated_again_gives_the_bits_of_the_run_and_leaves_it_as_it_was(
+    used_workplace: Workplace,
+) -> None:
+    before = sorted(str(path) for path in used_workplace.last.rglob("*"))
+    done = used_workplace.run("eval", "last", "--workers", "3", "--json")
+    assert (done.code, done.stderr) == (0, "")
+    validate("eval", done.document)
+    assert done.document["metrics"] == used_workplace.result()["final_metrics"]
+    assert done.document["weights_digest"] == used_workplace.result()["weights_digest"]
+    assert done.document["step"] == 8
+    assert sorted(str(path) for path in used_workplace.last.rglob("*")) == before
+
+
+def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(used_workplace: Workplace) -> None:
+    used_workplace.task.write_text(used_workplace.task.read_text() + "\n# changed\n")
+    done = used_workplace.run("eval", "tiny", "--checkpoint", "6")
+    assert done.code == 0
+    assert "at step 6" in done.stdout
+    assert used_workplace.result()["weights_digest"] not in done.stdout
+    assert "the task's source has changed since run tiny-0001 began" in done.stderr
+
+
+def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:
+    absent = used_workplace.run("eval", "last", "--checkpoint", "5")
+    assert absent.code == 2
+    assert absent.error == "run tiny-0001 has no checkpoint of step 5. There are those of steps 4, 6, 8."
+    word = used_workplace.run("eval", "last", "--checkpoint", "newest", "--json")
+    assert word.code == 2
+    assert "'newest' is no checkpoint: give a step, last or best." in json.loads(word.stdout)["error"]
+    source = used_workplace.task.read_text()
+    used_workplace.task.write_text(source.replace("return Points(32), Points(6)", "return Points(32)"))
+    blind = used_workplace.run("eval", "last")
+    assert blind.code == 2
+    assert "datasets() gives no validation set" in blind.error

@@ -1,0 +1,281 @@
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run
+from quorate.cli.app import app
+from quorate.cli.page import Page
+from quorate.cli.run_page import print_run
+from quorate.cli.show import as_typed
+from quorate.core.errors import RunError
+from quorate.core.failure import Failure
+from quorate.history.advice import Advice, advise
+from quorate.history.run_detail import RunDetail
+from quorate.spec.override import Override
+from quorate.storage.run_folder import RunFolder
+from schemas import validate
+
+NOW = CREATED + timedelta(minutes=3)
+SECRET = "a-token-that-nobody-may-see"
+NO_TORCH = """
+import sys
+sys.argv = ["quorate", *{arguments!r}]
+from quorate.cli.main import run
+try:
+    run()
+finally:
+    assert not {{"torch", "grpc"}} & set(sys.modules), "it would take seconds to start"
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def page(run: RunFolder, width: int | None = None, encoding: str = "utf-8") -> str:
+    """What is shown in a file, or on a terminal of this width, without colours."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    detail = RunDetail.read(run)
+    spec = None if detail.job is None else detail.job.spec
+    advice = advise(detail.record, spec, detail.checkpoints, as_typed(run.path))
+    print_run(Page(stream, is_terminal=False, width=width), detail, advice, NOW)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def rows(text: str) -> dict[str, str]:
+    """The rows of a page in a file, by label; of equal labels the first."""
+    found: dict[str, str] = {}
+    for label, value in re.findall(r"^  (\S.{12})(\S.*)$", text, re.MULTILINE):
+        found.setdefault(label.strip(), value)
+    return found
+
+
+def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
+    run = complete_run(runs, overrides=[Override("workers", 2, "--workers")])
+    text = page(run)
+    assert text.startswith("tiny-0001  complete  8/8 steps\n  created")
+    shown = rows(text)
+    assert shown["created"].endswith("(3 minutes ago)")
+    assert shown["took"] == "3.5 s"
+    assert shown["speed"] == "640 samples/s; 0.1 s a step (compute 50%)"
+    assert (shown["best"], shown["metrics"]) == ("loss 0.5000 at step 8", "loss 0.5000")
+    assert shown["task"] == "task.py:Tiny, 4 lanes on 2 workers"
+    assert (shown["weights"], shown["folder"]) == ("ab" * 32, str(run.path))
+    assert shown["next"] == "quorate resume tiny-0001 --steps 16"
+    assert shown["told"] == "8 steps, 2 evaluations, 1 generation"
+    assert shown["generation"] == "1.1: worker 0 hosts lanes 0-1, worker 1 hosts lanes 2-3"
+    assert shown["timing"] == "failure_timeout 5 s, so heartbeat 0.5 s, lease 4 s, connect 10 s"
+    assert shown["machine"] == "torch 2.13.0, python 3.11.7"
+    assert shown["digests"] == "canary efefefefefef, dataset 010101010101, task source cdcdcdcdcdcd"
+    assert "  step-00000008-evaluated  300 B\n" in text
+    assert not [line for line in text.splitlines() if line.endswith(" ")]
+
+
+def test_sections_stand_in_order_of_importance(runs: Path) -> None:
+    headings = re.findall(r"^(\S.*)$", page(complete_run(runs)), re.MULTILINE)[1:]
+    assert headings == [
+        "training",
+        "evaluation",
+        "checkpoints",
+        "events",
+        "job: meaning, which changes the bits",
+        "job: manner",
+        "what else the bits depend on",
+    ]
+
+
+def test_the_job_by_meaning_and_manner_with_origins(runs: Path) -> None:
+    keys = {"params": {"rate": 0.1}, "checkpoint": {"every": 2}}
+    text = page(build_run(runs, job=keys, overrides=[Override("workers", 2, "--workers")]))
+    _, meaning, manner = re.split(r"^job: .*$", text, flags=re.MULTILINE)
+    assert re.search(r"^  params\.rate +0\.1 +job\.yaml line 1$", meaning, re.MULTILINE)
+    assert "by default   threads 1, epochs null, seed 0" in meaning
+    assert re.search(r"^  workers +2 +--workers$", manner, re.MULTILINE)
+    assert re.search(r"^  checkpoint\.every +2 +job\.yaml line 1$", manner, re.MULTILINE)
+    assert "checkpoint.keep 3" in rows(manner)["by default"]
+
+
+def test_curves_of_losses_and_metrics(runs: Path) -> None:
+    text = page(build_run(runs, story=Story().begin().train(1, 8).evaluate(4, accuracy=0.5).evaluate(8, accuracy=0.75)))
+    assert "  loss         █▄▂▂▁▁▁▁\n               first 1.000, last 0.1250, least 0.1250, greatest 1.000\n" in text
+    assert "  accuracy     ▁█\n" in text
+
+
+def test_a_steep_curve_is_drawn_by_its_logarithm(runs: Path) -> None:
+    text = page(
+        build_run(runs, story=Story().begin().train(1, 1, loss=1000.0).train(2, 2, loss=10.0).train(3, 3, loss=0.1))
+    )
+    assert "  loss         █▅▁\n" in text
+    assert "drawn by its logarithm" in text
+
+
+def test_a_single_value_is_no_curve(runs: Path) -> None:
+    assert "\nevaluation\n  loss         0.7500\n" in page(
+        build_run(runs, story=Story().begin().train(1, 1).evaluate(1, loss=0.75))
+    )
+
+
+def test_a_failed_run_says_why_and_what_to_type(runs: Path) -> None:
+    failure = Failure(
+        "UserCodeError", "worker 1, lane 2, step 5: ValueError", traceback="Traceback:\n  line 3\nValueError"
+    )
+    run = build_run(runs, story=Story().begin().train(1, 4), result={"status": "failed", "failure": failure.to_dict()})
+    add_checkpoint(run, 4)
+    text = page(run)
+    shown = rows(text)
+    assert text.startswith("tiny-0001  failed  4/8 steps\n  failure      worker 1, lane 2, step 5: ValueError\n  next")
+    assert shown["next"] == "quorate resume tiny-0001 --branch"
+    assert text.endswith("\ntraceback\n  Traceback:\n    line 3\n  ValueError\n")
+
+
+def test_a_lost_run_says_so_once(runs: Path) -> None:
+    story = Story().begin().train(1, 4)
+    silent = page(build_run(runs, story=story))
+    assert "why          it was killed together with its launcher" in silent
+    assert "took         6 s, as far as is known" in silent
+    told = page(build_run(runs, story=story.tell("failure", 4, cause="LauncherGone", message="its launcher has ended")))
+    assert "failure      its launcher has ended" in told
+    assert "killed together" not in told
+    assert "nothing was saved to go on from" in told
+
+
+def test_a_run_in_several_parts(runs: Path) -> None:
+    story = Story().begin().train(1, 4).tell("stop", reason="interrupted").pause(1000).begin(from_step=2).train(3, 8)
+    text = page(build_run(runs, story=story, result=COMPLETE))
+    assert rows(text)["took"] == "11 s of training, in 2 parts"
+    assert "2 steps told again, after going on from a checkpoint" in text
+    assert rows(text)["stop"] == "interrupted"
+
+
+def test_a_damaged_run_shows_what_is_left(runs: Path) -> None:
+    run = complete_run(runs)
+    run.job_file.write_text("[")
+    (run.checkpoints / "step-00000008-evaluated" / "state.safetensors").unlink()
+    with run.events_file.open("a") as events:
+        events.write('{"kind": "st')
+    text = page(run)
+    assert text.startswith(f"tiny-0001  damaged  8/8 steps\n  why          {run.path}/job.yaml is not YAML")
+    assert "1 line of events.jsonl" in text
+    assert re.search(r"step-00000008-evaluated +300 B +state\.safetensors cannot be read", text)
+    assert "job: meaning" not in text
+    assert "next" not in rows(text)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_it_fits_the_terminal_but_for_what_is_copied_whole(runs: Path, width: int) -> None:
+    story = Story().begin().train(1, 300).evaluate(4, loss=0.75, accuracy=0.5).tell("failure", 300, message="w " * 60)
+    run = build_run(runs, story=story, job={"params": {"text": "long " * 30}})
+    add_checkpoint(run, 4)
+    whole = ("next", "folder", "weights")
+    too_long = [
+        line
+        for line in page(run, width).splitlines()
+        if len(line) > width and not line.startswith(tuple(f"  {label}" for label in whole))
+    ]
+    assert too_long == []
+
+
+def test_a_stream_without_blocks_gets_a_curve_all_the_same(runs: Path) -> None:
+    assert "  loss         #-..____\n" in page(complete_run(runs), encoding="ascii")
+
+
+def test_a_running_run_tells_where_it_is_and_keeps_its_secret(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = build_run(runs, story=Story().begin().train(1, 4))
+    run.write_address("127.0.0.1:4000", SECRET)
+    with run.lock():
+        app(["show", "last"], standalone_mode=False)
+        text = capsys.readouterr().out
+        app(["show", "last", "--json"], standalone_mode=False)
+        document = json.loads(capsys.readouterr().out)
+    pid = run.lock_file.read_text().strip()
+    assert text.startswith("tiny-0001  running  4/8 steps\n")
+    assert rows(text)["launcher"] == f"process {pid}; its coordinator listens on 127.0.0.1:4000"
+    assert rows(text)["next"] == f"kill -INT {pid}"
+    validate("show", document)
+    assert (document["launcher_pid"], document["coordinator"]) == (int(pid), "127.0.0.1:4000")
+    assert SECRET not in text + json.dumps(document)
+
+
+def test_an_address_that_a_killed_run_has_left_is_not_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = build_run(runs, story=Story().begin().train(1, 4))
+    run.write_address("127.0.0.1:4000", SECRET)
+    app(["show", "last", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["coordinator"] is None
+    assert "4000" not in page(run)
+
+
+def test_json_is_by_its_schema_whatever_the_run_looks_like(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    complete_run(runs)
+    failure = Failure("WorkerLost", "worker 1 was killed", worker=1, step=5).to_dict()
+    story = Story().begin().train(1, 4).evaluate(4, loss=float("nan")).tell("stop", reason="terminated")
+    build_run(runs, story=story.tell("failure", 4, message="x"), result={"status": "failed", "failure": failure})
+    broken = complete_run(runs)
+    broken.job_file.write_text("[")
+    (broken.checkpoints / "step-00000008-evaluated" / "manifest.json").write_text("{")
+    build_run(runs)
+    for name in ("tiny-0001", "tiny-0002", "tiny-0003", "tiny-0004"):
+        app(["show", name, "--json"], standalone_mode=False)
+        out, err = capsys.readouterr()
+        document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        validate("show", document)
+        assert (document["run"], err) == (name, "")
+
+
+@pytest.mark.parametrize("reference", ["tiny-0002", "tiny-9"])
+def test_a_run_that_is_not_there_is_refused(runs: Path, reference: str) -> None:
+    complete_run(runs)
+    with pytest.raises(RunError, match=f"there is no run '{reference}'.*tiny-0001"):
+        app(["show", reference], standalone_mode=False)
+
+
+def test_a_run_is_named_as_it_is_typed_here(runs: Path) -> None:
+    assert as_typed(runs / "tiny-0001") == as_typed(Path("runs/tiny-0001")) == "tiny-0001"
+    assert as_typed(Path("/other place/tiny-0001")) == "'/other place/tiny-0001'"
+
+
+def test_more_than_a_screen_can_hold_is_left_to_json(runs: Path) -> None:
+    members = [{"worker": worker, "lanes": [worker]} for worker in range(20)]
+    story = Story().tell("generation", generation="1.1", members=members)
+    run = build_run(runs, story=story.tell("generation", generation="2.1", members="?").begin().train(1, 1))
+    for step in range(1, 12):
+        add_checkpoint(run, step)
+    text = page(run)
+    assert "worker 7 hosts lane 7, 12 more workers" in text
+    assert "2.1: nobody" in text
+    assert "  3 older ones; --json has all\n  step-00000004-evaluated" in text
+
+
+def test_advice_without_a_command_is_a_sentence(runs: Path) -> None:
+    detail = RunDetail.read(build_run(runs))
+    stream = io.StringIO()
+    print_run(Page(stream, is_terminal=False), replace(detail, environment={}), Advice(None, "have a rest"), NOW)
+    assert rows(stream.getvalue())["next"] == "have a rest"
+    assert "what else" not in stream.getvalue()
+
+
+def test_the_command_shows_a_run_that_was_trained_without_torch(finished: Path) -> None:
+    code = NO_TORCH.format(arguments=["show", "tiny", "--runs", str(finished / "runs"), "--json"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    validate("show", document)
+    assert (document["status"], document["steps"], document["workers"]) == ("complete", 8, 2)
+    assert {"canary", "dataset", "layout", "task source", "torch", "processor"} <= document["environment"].keys()
+    job = {each["key"]: each for each in document["job"]}
+    assert job["workers"] == {"key": "workers", "value": 2, "origin": "--workers", "mark": "manner"}
+    assert re.fullmatch(r"job\.yaml line \d+", job["lanes"]["origin"])
+    assert document["losses"][0]["count"] == 8
+    assert [each["problem"] for each in document["checkpoints"]] == [None] * 3
+    assert document["events"]["generations"][0]["members"][1]["lanes"] == [2, 3]
+    assert document["pace"]["shares"].keys() == {"data", "compute", "exchange", "apply"}

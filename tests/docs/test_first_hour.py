@@ -1,0 +1,53 @@
+"""A newcomer gets from `git clone` to a model of their own by the README alone."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs import first_hour
+from docs.first_hour import ROOT, blocks_of, publish, run, script_of
+from quorate.observe.quantities import measure
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the working tree, as it is, can be cloned from."""
+    return publish(tmp_path_factory.mktemp("origin"))
+
+
+def assert_trained(clone: Path, printed: str) -> None:
+    """A model of one's own was trained on three workers, evaluated, shown and listed."""
+    code = "import json, quorate; r = quorate.open_run(); print(json.dumps([quorate.__file__, r.status, r.metrics]))"
+    python = clone / ".venv" / "bin" / "python"
+    done = subprocess.run([python, "-c", code], cwd=clone, capture_output=True, text=True, check=True)
+    told: list[Any] = json.loads(done.stdout)
+    assert told[0].startswith(str(clone))  # the clone's own code has done it
+    assert told[1] == "complete"
+    assert told[2]["accuracy"] > 0.9
+    assert "mine-0001 in runs/mine-0001: 4 lanes on 3 workers" in printed
+    shown = f"accuracy +{re.escape(measure(told[2]['accuracy']))}"
+    assert len(re.findall(shown, printed)) >= 3  # by train, eval and show
+    assert "class Tumours(Dataset):" in (clone / "mine" / "task.py").read_text()
+
+
+def test_the_readme_tells_what_to_type_and_which_file_to_write() -> None:
+    kinds = [block.file for block in blocks_of(README)]
+    assert kinds == [None, "mine/task.py", None]
+
+
+def test_the_first_hour_with_what_is_installed_here(address: Path, tmp_path: Path) -> None:
+    script = script_of(README, address, before_install=f"{sys.executable} {first_hour.__file__} --reuse .")
+    assert_trained(tmp_path / "quorate", run(script, tmp_path, within=100))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_first_hour_with_everything_installed_anew(address: Path, tmp_path: Path) -> None:
+    assert_trained(tmp_path / "quorate", run(script_of(README, address), tmp_path, within=1000))

@@ -1,0 +1,102 @@
+import math
+
+import pytest
+
+from quorate.doctor.finding import Level
+from quorate.doctor.machine import (
+    ADMINISTRATOR,
+    Cores,
+    check_cores,
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+)
+from quorate.doctor.network import check_loopback, talk_to_a_child
+
+GIGABYTE = 10**9
+
+
+def test_cores_say_what_auto_makes_of_them() -> None:
+    found = check_cores(Cores(present=16, allowed=4))
+    assert (found.level, found.text) == (Level.OK, "4 of 16 may be used; `workers: auto` starts 4 for 8 lanes")
+    assert "starts 8 for 8 lanes" in check_cores(Cores(present=64, allowed=64)).text
+
+
+@pytest.mark.parametrize(
+    ("quota", "level", "fitting"),
+    [
+        (None, Level.OK, ""),
+        (4.0, Level.OK, ""),
+        (3.5, Level.OK, ""),
+        (2.5, Level.WARNING, "--workers 2;"),
+        (0.5, Level.WARNING, "--workers 1;"),
+    ],
+)
+def test_a_container_with_less_time_than_cores(quota: float | None, level: Level, fitting: str) -> None:
+    found = check_cores(Cores(present=16, allowed=4, quota=quota))
+    assert found.level is level
+    assert fitting in found.remedy
+    assert (f"the time of {quota:g} only" in found.text) is (level is Level.WARNING) if quota else True
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(24 * GIGABYTE, Level.OK), (10**9, Level.WARNING), (4 * 10**8, Level.PROBLEM)]
+)
+def test_memory_has_to_hold_the_workers(free: int, level: Level) -> None:
+    found = check_memory(free, 32 * GIGABYTE, workers=2)
+    assert found.level is level
+    assert ("--workers 1" in found.remedy) is (level is not Level.OK)
+    assert ("540 MB" in found.text) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("free", "level", "words"),
+    [
+        (GIGABYTE, Level.OK, "1 GB free in /dev/shm"),
+        (64 * 2**20, Level.WARNING, "67.1 MB free in /dev/shm"),
+        (None, Level.WARNING, "there is no /dev/shm"),
+    ],
+)
+def test_shared_memory(free: int | None, level: Level, words: str) -> None:
+    found = check_shared_memory("/dev/shm", free)
+    assert found.level is level
+    assert words in found.text
+    assert ("--shm-size=1g" in found.remedy) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("limit", "highest", "level", "remedy"),
+    [
+        (math.inf, math.inf, Level.OK, ""),
+        (20000, 20000, Level.OK, ""),
+        (256, math.inf, Level.WARNING, "ulimit -n 4096"),
+        (32, 512, Level.PROBLEM, "ulimit -n 512"),
+        (32, 32, Level.PROBLEM, ADMINISTRATOR),
+    ],
+)
+def test_open_files(limit: float, highest: float, level: Level, remedy: str) -> None:
+    found = check_open_files(limit, highest)
+    assert (found.level, found.remedy) == (level, remedy)
+
+
+def test_two_processes_of_this_machine_talk() -> None:
+    found = check_loopback(lambda: talk_to_a_child(patience=40.0))
+    assert found.level is Level.OK, found.text
+    assert "127.0.0.1:" in found.text
+
+
+def test_processes_that_cannot_talk() -> None:
+    def refuses() -> int:
+        raise PermissionError(13, "Permission denied")
+
+    found = check_loopback(refuses)
+    assert found.level is Level.PROBLEM
+    assert "Permission denied" in found.text
+    assert "firewall" in found.remedy
+
+
+def test_a_call_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorate.doctor.network._CALLER", "pass")
+    found = check_loopback(lambda: talk_to_a_child(patience=0.2))
+    assert found.level is Level.PROBLEM
+    assert "timed out" in found.text

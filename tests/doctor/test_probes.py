@@ -1,0 +1,54 @@
+"""The processes in which torch and the kernel are looked at; torch is played by modules that misbehave."""
+
+from pathlib import Path
+
+import pytest
+
+from quorate.doctor.finding import Level
+from quorate.doctor.kernel import NEEDED, USED, check_kernel
+from quorate.doctor.kernel_probe import probe_kernel
+from quorate.doctor.torch_probe import probe_torch
+
+
+@pytest.mark.parametrize(
+    ("source", "patience", "words"),
+    [
+        ("raise ImportError('libtorch_cpu.so: cannot open')", 40.0, "ImportError: libtorch_cpu.so"),
+        ("import os; os.kill(os.getpid(), 4)", 40.0, "was killed by SIGILL"),
+        ("import os; os._exit(3)", 40.0, "exited with code 3"),
+        ("print('hello'); __version__ = 'odd'", 40.0, "ModuleNotFoundError"),
+        ("import threading; threading.Event().wait()", 0.5, "not ended within 0.5 s"),
+    ],
+    ids=["broken", "crashing", "leaving", "not torch", "hanging"],
+)
+def test_a_torch_that_misbehaves_takes_nobody_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, patience: float, words: str
+) -> None:
+    (tmp_path / "torch.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    facts = probe_torch(patience)
+    assert words in facts.error
+    assert facts.version == ""
+
+
+def test_the_kernel_of_this_machine_has_what_jobs_need() -> None:
+    found = check_kernel(probe_kernel(patience=40.0))
+    assert found.level is Level.OK, found.text
+
+
+@pytest.mark.parametrize(
+    ("feature", "level"),
+    [
+        ("fork", Level.PROBLEM),
+        ("pidfd", Level.PROBLEM),
+        ("parent-death signal", Level.PROBLEM),
+        ("memfd", Level.WARNING),
+    ],
+)
+def test_a_feature_that_the_kernel_lacks_is_named_with_its_use(feature: str, level: Level) -> None:
+    troubles = dict.fromkeys(("fork", "pidfd", "parent-death signal", "memfd"), "")
+    found = check_kernel(troubles | {feature: "OSError: [Errno 38] Function not implemented"})
+    assert found.level is level
+    why = (NEEDED | USED)[feature]
+    assert found.text == f"{feature} does not work (OSError: [Errno 38] Function not implemented), and {why}"
+    assert "seccomp" in found.remedy

@@ -1,0 +1,92 @@
+import pytest
+
+from quorate.doctor.finding import Finding, Level
+from quorate.doctor.requirement import Requirement, read_requirements
+from quorate.doctor.software import check_extra, check_packages, check_python, check_system
+from quorate.doctor.torch_checks import check_devices, check_torch
+from quorate.doctor.torch_probe import TorchFacts
+
+PINNED = Requirement("torch", "==", "2.13.0")
+WELL = TorchFacts(version="2.13.0+cpu", capability="AVX512", repeats_bits=True)
+
+
+def test_requirements_are_read_from_metadata() -> None:
+    lines = ["torch==2.13.0", 'scikit-learn>=1.6; extra == "examples"', "rich (>=13)", "hypothesis ; extra=='dev'"]
+    assert read_requirements(lines) == [
+        Requirement("torch", "==", "2.13.0"),
+        Requirement("scikit-learn", ">=", "1.6", "examples"),
+        Requirement("rich", ">=", "13"),
+        Requirement("hypothesis", extra="dev"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("relation", "asked", "given", "accepted"),
+    [
+        (">=", "2.10", "2.9.4", False),
+        (">=", "2.10", "2.10", True),
+        (">=", "2", "10.0.1", True),
+        ("==", "2.13.0", "2.13.0+cpu", True),
+        ("==", "2.13.0", "2.13", True),
+        ("==", "2.13.0", "2.13.1", False),
+        ("", "", "0.1", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(relation: str, asked: str, given: str, accepted: bool) -> None:
+    assert Requirement("some", relation, asked).accepts(given) is accepted
+
+
+def test_jobs_run_on_linux() -> None:
+    assert check_system("Linux", "6.1", "x86_64").level is Level.OK
+    elsewhere = check_system("Darwin", "24.0", "arm64")
+    assert (elsewhere.level, elsewhere.remedy) == (Level.PROBLEM, "Run it in a Linux container.")
+
+
+def test_python() -> None:
+    needed = Requirement("python", ">=", "3.11")
+    assert check_python("3.11.7", needed) == Finding("python", Level.OK, "3.11.7")
+    old = check_python("3.9.2", needed)
+    assert old.level is Level.PROBLEM
+    assert "3.9.2 is too old: 3.11 or later" in old.text
+
+
+def test_packages_that_lack_are_told_with_the_command_that_installs_them() -> None:
+    needed = read_requirements(["numpy>=2", "rich>=13", "xxhash>=3.5"])
+    assert check_packages(needed, {"numpy": "2.4.6", "rich": "15.0", "xxhash": "3.5.0"}).level is Level.OK
+    lacking = check_packages(needed, {"numpy": "1.26.4", "rich": "15.0"})
+    assert lacking.level is Level.PROBLEM
+    assert lacking.text == "numpy is 1.26.4, not >=2, xxhash is not installed"
+    assert lacking.remedy == "pip install 'numpy>=2' 'xxhash>=3.5'"
+
+
+def test_an_extra_is_never_more_than_a_note() -> None:
+    needed = read_requirements(['scikit-learn>=1.6; extra == "examples"'])
+    there = check_extra("examples", needed, {"scikit-learn": "1.9.1"})
+    assert there == Finding("extra examples", Level.OK, "scikit-learn 1.9.1")
+    absent = check_extra("examples", needed, {})
+    assert (absent.level, absent.text) == (Level.NOTE, "scikit-learn is not installed")
+    assert "pip install 'quorate[examples]'" in absent.remedy
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words", "remedy"),
+    [
+        (WELL, Level.OK, "as pinned", ""),
+        (TorchFacts(version="2.14.0", repeats_bits=True), Level.WARNING, "2.14.0, not the 2.13.0", "torch==2.13.0"),
+        (TorchFacts(version="2.13.0"), Level.PROBLEM, "other bits the second time", "torch==2.13.0"),
+        (TorchFacts(error="ImportError: libgomp"), Level.PROBLEM, "ImportError: libgomp", "torch==2.13.0"),
+    ],
+)
+def test_torch(facts: TorchFacts, level: Level, words: str, remedy: str) -> None:
+    found = check_torch(facts, PINNED)
+    assert found.level is level
+    assert words in found.text
+    assert remedy in found.remedy
+
+
+def test_devices_are_information() -> None:
+    assert check_devices(WELL) == Finding("devices", Level.NOTE, "CPU (AVX512 kernels) only")
+    with_gpu = check_devices(TorchFacts(version="2.13.0", capability="AVX2", repeats_bits=True, cuda=("H200", "H200")))
+    assert with_gpu.level is Level.NOTE
+    assert "H200, H200" in with_gpu.text
+    assert check_devices(TorchFacts(error="gone")).level is Level.NOTE

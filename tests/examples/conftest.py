@@ -1,0 +1,1 @@
+from command import finished, workplace  # noqa: F401 (fixtures)

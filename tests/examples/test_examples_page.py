@@ -1,0 +1,67 @@
+"""The examples' page says what there is, and its commands are those that work; the notebook runs as a script."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.example_files import EXAMPLES, ROOT, module_of
+from quorate.spec.load import load_job
+
+PAGE = (EXAMPLES / "README.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+
+
+def test_every_example_has_its_line() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
+    assert set(re.findall(r"\]\((\w+\.(?:py|yaml))\)", PAGE)) == files
+
+
+@pytest.mark.parametrize("job", sorted(EXAMPLES.glob("*.yaml")), ids=lambda job: str(job.stem))
+def test_every_job_file_is_valid_and_named_like_its_task(job: Path) -> None:
+    spec = load_job(job, {}, []).spec
+    assert spec.name.replace("-", "_") == job.stem
+    assert Path(spec.task.rpartition(":")[0]) == job.with_suffix(".py")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_names_files_and_datasets_that_exist(command: list[str]) -> None:
+    program, first, *others = command
+    assert program in ("python", "quorate", "grep")
+    files = [word for word in (first, *others) if re.search(r"\.(py|yaml)$", word)]
+    assert all((ROOT / file).is_file() for file in files)
+    if first == "scripts/datasets.py":
+        script: Any = module_of(ROOT / first)
+        assert set(others) <= set(script.DATASETS)
+
+
+@pytest.mark.long  # it trains three times
+def test_the_notebook_runs_as_a_script(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "notebook.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\nthe same bits\n" in done.stdout
+    (digits,), (guesses,) = (re.findall(rf"{name}: +(.*)\n", done.stdout) for name in ("these digits", "it reads"))
+    right = [one == other for one, other in zip(digits.split(), guesses.split(), strict=True)]
+    assert sum(right) >= 10, done.stdout
+    accuracies = re.findall(r"with seed (\d): accuracy (\S+), .* weights (\w+)", done.stdout)
+    assert [seed for seed, _, _ in accuracies] == ["7", "8"]
+    assert accuracies[0][2] != accuracies[1][2]
+    assert sorted(run.name for run in (tmp_path / "runs").glob("digits-*")) == [f"digits-000{n}" for n in (1, 2, 3)]
+
+
+def test_the_notebook_is_cells() -> None:
+    cells = re.split(r"^# %%.*\n", (EXAMPLES / "notebook.py").read_text(), flags=re.MULTILINE)
+    assert cells[0] == "", "nothing stands before the first cell"
+    for cell in cells[1:]:
+        compile(cell, "a cell", "exec")

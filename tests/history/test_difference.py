@@ -1,0 +1,41 @@
+import math
+from typing import Any
+
+from quorate.history.difference import compare, differing
+from quorate.history.timeline import Timeline
+
+
+def timeline(*losses: float, **more: Any) -> Timeline:
+    return Timeline(
+        steps={step: {"loss": loss, "samples_per_second": step, **more} for step, loss in enumerate(losses, 1)}
+    )
+
+
+def test_runs_with_the_same_bits_do_not_part_however_fast_they_were() -> None:
+    left = timeline(0.5, 0.25, samples_per_second=1.0)
+    found = compare(left, timeline(0.5, 0.25, 0.125, samples_per_second=2.0))
+    assert (found.common_steps, found.parting) == (2, None)
+
+
+def test_the_last_bit_of_a_loss_is_a_parting() -> None:
+    found = compare(timeline(0.5, 0.25), timeline(0.5, math.nextafter(0.25, 1.0)))
+    assert found.parting is not None
+    assert found.parting.step == 2
+    assert found.parting.values == {"loss": (0.25, math.nextafter(0.25, 1.0))}
+
+
+def test_zeros_of_two_signs_differ_and_nan_equals_itself() -> None:
+    assert differing({"a": 0.0, "b": math.nan}, {"a": -0.0, "b": math.nan}).keys() == {"a"}
+
+
+def test_an_optimizer_that_only_one_has_is_a_parting() -> None:
+    left = Timeline(steps={1: {"loss.a": 1.0, "gradient_norm.a": 2.0}})
+    right = Timeline(steps={1: {"loss.a": 1.0, "gradient_norm.a": 2.0, "loss.b": 3.0}})
+    parting = compare(left, right).parting
+    assert parting is not None
+    assert parting.values == {"loss.b": (None, 3.0)}
+
+
+def test_steps_that_only_one_has_are_not_compared() -> None:
+    left = Timeline(steps={5: {"loss": 1.0}, 6: {"loss": 2.0}})
+    assert compare(left, timeline(0.5, 0.25)).common_steps == 0
