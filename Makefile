@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-long check format proto setup-all clean help
+.PHONY: demo setup test test-long check format proto setup-all bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -36,8 +36,11 @@ proto: .venv/.stamp-dev       ## generate the protobuf stubs again
 
 setup-all: .venv/.stamp-examples .venv/.stamp-dev   ## install every extra
 
+bench-setup: .venv/.stamp-core   ## install the peers of quorate bench
+	@sh scripts/bench_setup.sh
+
 clean:           ## remove what was built, but not the runs
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""Shakespeare, one character after the other: a small GPT that learns to spell, to rhyme a little, and who speaks next.
+"""Shakespeare, one character after the other: a small GPT that learns to spell, and what a play looks like.
 
 ::
 

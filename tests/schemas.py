@@ -12,6 +12,7 @@ SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "json"
 
 def validate(verb: str, document: Any) -> None:
     """Raise with the place at which a document breaks its verb's schema."""
+    json.dumps(document, allow_nan=False)  # NaN passes for a number in any schema, and no other reader knows it
     schema = json.loads((SCHEMAS / f"{verb}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema, registry=_registry()).validate(document)

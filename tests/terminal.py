@@ -86,7 +86,7 @@ class TerminalCommand:
         """Ctrl-C, which a terminal sends to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def ended(self, within: float = 40.0) -> int:
+    def ended(self, within: float = 100.0) -> int:
         """Wait for the end of the command; its exit code."""
         code = self.process.wait(within)
         self._reader.join()

@@ -1,3 +1,4 @@
+import os
 import signal
 
 import pytest
@@ -39,3 +40,15 @@ def test_a_job_that_was_stopped_at_once_is_an_interruption_and_one_that_failed_i
         raise JobFailed(Failure("Interrupted", "stopped at once", exit_code=130))
     with pytest.raises(JobFailed, match="worker 1 was killed"), passing_on_signals():
         raise JobFailed(Failure("WorkerLost", "worker 1 was killed"))
+
+
+def test_a_hangup_is_not_passed_on_as_the_sigterm_that_it_counts_as() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SystemExit) as ended, passing_on_signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            raise JobFailed(signals.failure("terminated; the run is as it was."))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (ended.value.code, heard) == (143, [])

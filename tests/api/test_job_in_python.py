@@ -116,6 +116,23 @@ class TestReference:
 
         assert reference_to(lonely_module.Lonely) == f"{tmp_path}/lonely_module.py:Lonely"
 
+    def test_a_class_of_a_package_itself_or_of_what_is_installed_is_found_by_its_module(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package, installed = tmp_path / "whole_package", tmp_path / "dist-packages"
+        package.mkdir()
+        (package / "layers.py").write_text("WIDTH = 3\n")
+        (package / "__init__.py").write_text("from .layers import WIDTH\nclass Whole:\n    width = WIDTH\n")
+        installed.mkdir()
+        (installed / "installed_module.py").write_text("class Installed: pass\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.syspath_prepend(installed)
+        import installed_module  # type: ignore[import-not-found]
+        import whole_package  # type: ignore[import-not-found]
+
+        assert reference_to(whole_package.Whole) == "whole_package:Whole"
+        assert reference_to(installed_module.Installed) == "installed_module:Installed"
+
     def test_workers_search_the_working_folder_where_an_interactive_session_does(
         self, job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -47,7 +47,7 @@ class Reader(NotebookClient):
     def __init__(self, notebook: Any, folder: Path) -> None:
         super().__init__(
             notebook,
-            timeout=60,
+            timeout=200,
             kernel_name="python3",
             allow_errors=True,
             resources={"metadata": {"path": str(folder)}},

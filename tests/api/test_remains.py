@@ -1,6 +1,7 @@
 """What is left of a run that did not complete, and the command that goes on with it from where one stands."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,9 @@ def test_a_run_goes_on_from_its_newest_checkpoint(run: RunFolder) -> None:
     assert remains_of(run, spec()) == remains, "so does one that was stopped"
 
 
-def test_what_would_fail_again_in_the_same_way_goes_on_as_a_branch(run: RunFolder) -> None:
-    remains = remains_of(run, spec(), RAISED)
+@pytest.mark.parametrize("kind", ["UserCodeError", "LossError", "MetricError", "UnsupportedModelError"])
+def test_what_would_fail_again_in_the_same_way_goes_on_as_a_branch(run: RunFolder, kind: str) -> None:
+    remains = remains_of(run, spec(), replace(RAISED, kind=kind))
     assert remains.resume == "quorate resume tiny-0001 --branch"
     assert remains.advice == f"{remains.resume}  (once it is mended: goes on from step 8 in a new run)"
 
@@ -74,5 +76,9 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(
 def test_a_run_elsewhere_is_named_by_its_path(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "'my runs/a-0001'"
     assert typed(RunFolder(Path("/elsewhere/a-0001"))) == "/elsewhere/a-0001"
+    monkeypatch.setenv("QUORATE_RUNS", str(run.path.parents[1] / "my runs"))
+    assert typed(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "a-0001"
+    assert typed(run) == "runs/tiny-0001", "its name is looked for elsewhere"
+    monkeypatch.delenv("QUORATE_RUNS")
     monkeypatch.chdir("/")
     assert typed(run) == str(run.path).removeprefix("/")

@@ -39,6 +39,11 @@ class TestOpenRun:
         with pytest.raises(quorate.RunError, match="there is no run 'tinny'"):
             opened(used_workplace, "tinny")
 
+    def test_looks_where_the_variable_says(self, used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("QUORATE_RUNS", str(used_workplace.folder / "runs"))
+        monkeypatch.chdir("/")
+        assert quorate.open_run() == opened(used_workplace)
+
     @pytest.mark.parametrize("is_held", [True, False])
     def test_of_a_run_that_has_not_told_its_end_knows_the_newest_checkpoint(
         self, used_workplace: Workplace, undisturbed: str, is_held: bool

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from command import TASK_SOURCE, Workplace, await_condition
+from command import PATIENCE, TASK_SOURCE, Workplace, await_condition
 
 ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=3.0, workers=2"
 GUARDED = f"""
@@ -60,7 +60,7 @@ def run_python(workplace: Workplace, *arguments: str, text: str | None = None) -
         input=text,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     workplace.assert_nobody_left()
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_whole_script_after_a_checkpoint(workplace: Workplace) -
     )
     await_condition("a step", lambda: workplace.runs() and "step" in {event["kind"] for event in workplace.events()})
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     workplace.assert_nobody_left()
     assert (process.returncode, stdout) == (-signal.SIGINT, "")
     assert [run.name for run in workplace.runs()] == ["tiny-0001"]  # the loop did not go on to the next job

@@ -15,6 +15,7 @@ import schemas
 from catalogue.case import Case
 from command import Done, Workplace
 from quorate.cli.folding import fold
+from quorate.storage.atomic import write_atomically
 
 HERE = Path(__file__).parent
 UPDATE = bool(os.environ.get("UPDATE_GOLDEN"))
@@ -78,7 +79,7 @@ class Page:
             fcntl.flock(turn, fcntl.LOCK_EX)
             told = self.sections() | {title: section}
             written = [f"## {name}\n\n{told[name]}" for name in self.cases if name in told]
-            self.file.write_text("\n".join([f"# {self.title}\n", *written]))
+            write_atomically(self.file, "\n".join([f"# {self.title}\n", *written]))
 
 
 def _section(case: Case, done: Done, placeholders: Placeholders) -> str:

@@ -7,7 +7,7 @@ AT_ONCE = Case("Ctrl-C twice", story="The first waits for the running step, whic
 WORKER_KILLED = Case(
     "A worker that is killed", story="`kill -9` of one of four workers, after the checkpoint of step 2."
 )
-WORKER_STOPPED = Case("A worker that is stopped", story="`kill -STOP` of a worker; failure_timeout is 1 s.")
+WORKER_STOPPED = Case("A worker that is stopped", story="`kill -STOP` of a worker; failure_timeout is 3 s.")
 COORDINATOR_KILLED = Case("A coordinator that is killed", story="`kill -9` of the coordinator, at some step.")
 NURSERY_KILLED = Case("A nursery that is killed", story="`kill -9` of the process that starts the workers.")
 PAGE = Page(

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def test_the_last_the_best_and_that_of_a_step(folder: CheckpointFolder) -> None:
     assert select("r", folder, "best", Ranking("loss", "max")).cursor.step == 4
     assert select("r", folder, 2, LOWEST).cursor.step == 2
     assert select("r", folder, "0004", LOWEST).cursor.step == 4
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 6), ("max", 4)])
+def test_one_whose_metric_is_not_a_number_is_never_the_best(folder: CheckpointFolder, mode: str, best: int) -> None:
+    for step in (3, 9):
+        metrics = {"loss": math.nan}
+        folder.save({}, step=step, phase=1, weights_digest="d", job={}, environment={}, metrics=metrics)
+    assert select("r", folder, "best", Ranking("loss", mode)).cursor.step == best
 
 
 def test_a_damaged_one_is_no_choice(folder: CheckpointFolder) -> None:

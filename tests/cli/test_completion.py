@@ -34,7 +34,7 @@ def ask(place: Path, **variables: str) -> str:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,18 +1,24 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from catalogue import signals
-from command import Running, Workplace, parent_of
+from command import JOB, Running, Workplace, parent_of
+
+# Long for a busy machine, and short beside the step that is held: it would never end.
+PROMPTLY = 10 * JOB["failure_timeout"]
 
 
-def start_and_reach_a_checkpoint(workplace: Workplace, workers: int, *arguments: str) -> Running:
-    running = workplace.start("train", "job.yaml", "--workers", str(workers), "--json", *arguments, PAUSE="0.2")
+def start_and_reach_a_checkpoint(workplace: Workplace, workers: int, *arguments: str, **environment: str) -> Running:
+    in_step_5 = str(4 * JOB["lanes"] // workers + 1)  # the first call in it, which never ends
+    running = workplace.start(
+        "train", "job.yaml", "--workers", str(workers), "--json", *arguments, **{"HOLD": in_step_5, **environment}
+    )
     running.await_event("checkpoint", at_least=2)
+    running.await_event("step", at_least=4)
     return running
 
 
@@ -31,9 +37,7 @@ def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to
     running = start_and_reach_a_checkpoint(workplace, workers)
     victim = workplace.workers()[-1]
     os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
-    done = running.done(within=10)
-    assert time.monotonic() - killed < 3.0
+    done = running.done(within=PROMPTLY)
     assert done.code == 1
     assert re.match(rf"worker {workers - 1} \(pid {victim} on host \S+\) was killed by SIGKILL at step \d", done.error)
     assert done.error.count("was killed by") == 1
@@ -42,10 +46,10 @@ def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to
     failure = done.document["failure"]
     assert failure["message"] == done.error
     assert (failure["kind"], failure["worker"]) == ("WorkerLost", workers - 1)
-    assert 2 <= failure["step"] <= 8
+    assert failure["step"] == 5
     assert workplace.result()["failure"] == failure
     assert [event["message"] for event in workplace.failures()] == [done.error]
-    workplace.assert_nobody_left(within=1.0)
+    workplace.assert_nobody_left()
     if workers > 1:
         # Who took part in a step has heard from everybody that the one before the last was done.
         steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
@@ -55,16 +59,14 @@ def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to
 
 
 def test_a_worker_that_is_stopped_is_found_by_its_silence(workplace: Workplace) -> None:
-    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "failure_timeout=1", "--steps", "1000")
+    running = start_and_reach_a_checkpoint(workplace, 2)
     victim = workplace.workers()[0]
     os.kill(victim, signal.SIGSTOP)
-    stopped = time.monotonic()
-    done = running.done(within=10)
-    assert time.monotonic() - stopped < 5.0
+    done = running.done(within=PROMPTLY)
     assert done.code == 1
     assert f"pid {victim}" in done.error
     signals.PAGE.hold(signals.WORKER_STOPPED, done, workplace, somewhere=True)
-    workplace.assert_nobody_left(within=1.0)
+    workplace.assert_nobody_left()
 
 
 @pytest.mark.parametrize(("module", "name"), [("quorate.coordinator", "coordinator"), ("quorate.engines", "nursery")])
@@ -74,7 +76,7 @@ def test_a_killed_process_that_is_no_worker_is_named(
     running = start_and_reach_a_checkpoint(workplace, 2)
     victim = next(pid for pid in workplace.pids(module) if parent_of(pid) == running.process.pid)
     os.kill(victim, signal.SIGKILL)
-    done = running.done(within=10)
+    done = running.done(within=PROMPTLY)
     assert done.code == 1
     assert re.match(rf"the {name} \(pid {victim}\).* was killed by SIGKILL.* at step \d", done.error)
     assert done.document["failure"]["step"] >= 2
@@ -83,20 +85,22 @@ def test_a_killed_process_that_is_no_worker_is_named(
     assert [event["message"] for event in workplace.failures()] == [done.error]
     assert workplace.result()["failure"]["message"] == done.error
     assert not (workplace.last / "coordinator.json").exists()
-    workplace.assert_nobody_left(within=1.0)
+    workplace.assert_nobody_left()
     if name == "coordinator":
         assert_resumes_to(workplace, undisturbed, 2)
 
 
 def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workplace: Workplace) -> None:
-    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "failure_timeout=0.5", "--steps", "1000")
+    running = start_and_reach_a_checkpoint(
+        workplace, 2, "--set", "failure_timeout=2", "--steps", "1000", HOLD="0", PAUSE="0.2"
+    )
     (victim,) = workplace.pids("quorate.coordinator")
     os.kill(victim, signal.SIGSTOP)
-    done = running.done(within=15)
+    done = running.done(within=PROMPTLY)
     assert done.code == 1
     assert re.match(r"the coordinator has kept silent about the end of every worker at step \d+;", done.error)
     assert workplace.failures()[-1]["message"] == done.error
-    workplace.assert_nobody_left(within=1.0)
+    workplace.assert_nobody_left()
 
 
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
@@ -105,7 +109,7 @@ def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undistu
     assert len(workplace.pids()) == 1 + 2 + 2 + 2, "launcher, coordinator and nursery, workers, loaders"
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.done().code == -signal.SIGKILL
-    workplace.assert_nobody_left(within=3.0)
+    workplace.assert_nobody_left()
     assert not [path for path in set(Path("/dev/shm").iterdir()) - shared_before if "torch" in path.name]
     assert not (workplace.last / "coordinator.json").exists()
     assert_resumes_to(workplace, undisturbed, 3)

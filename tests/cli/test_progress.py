@@ -15,14 +15,25 @@ from quorate.storage.run_folder import RunFolder
 from schemas import validate
 from terminal import TerminalCommand
 
+STOPPING = "stopping after the running step, which is saved; Ctrl-C again stops at once"
+
+
+def screen_after_step(step: int, seen: TerminalCommand) -> list[str] | None:
+    """What is on the screen, if all that tells of this step is there."""
+    screen = seen.screen
+    has_both = len(screen) > 2 and screen[-2].endswith(f"step {step}/8") and screen[-1].endswith("workers")
+    return screen if has_both else None
+
 
 def test_a_bar_on_a_terminal_ends_cleanly_on_ctrl_c_and_a_resume_in_a_pipe_goes_on_from_there(
     workplace: Workplace,
 ) -> None:
-    with TerminalCommand(workplace.folder, 80, "train", "job.yaml", "--workers", "2", PAUSE="0.4") as seen:
-        await_condition("the second step", lambda: any(line.endswith("step 2/8") for line in seen.screen))
-        opening, *_, bar, facts = seen.screen
+    in_step_3 = "5"  # two lanes, and so two calls, a worker and step
+    with TerminalCommand(workplace.folder, 80, "train", "job.yaml", "--workers", "2", HOLD=in_step_3) as seen:
+        opening, *_, bar, facts = await_condition("the second step", lambda: screen_after_step(2, seen))
         seen.interrupt()
+        await_condition("the signal to be heard", lambda: STOPPING in seen.screen)
+        (workplace.folder / "go").touch()
         assert seen.ended() == 130
     assert opening == "tiny-0001 in runs/tiny-0001: 4 lanes on 2 workers"
     assert bar.startswith("━")
@@ -32,7 +43,7 @@ def test_a_bar_on_a_terminal_ends_cleanly_on_ctrl_c_and_a_resume_in_a_pipe_goes_
     steps = workplace.result()["steps"]
     validate("train", workplace.result())
     screen = seen.screen
-    assert "stopping after the running step, which is saved; Ctrl-C again stops at once" in screen
+    assert STOPPING in screen
     assert sum(f"step {steps}/8" in line for line in screen) == 1
     end = screen.index(f"stopped after {steps} of 8 steps")
     assert f"step {steps}/8" in screen[end - 2]

@@ -141,6 +141,17 @@ def test_where_there_are_no_runs_it_says_what_to_do(here: Path, capsys: pytest.C
     assert (document["total"], document["runs"]) == (0, [])
 
 
+def test_the_folder_of_the_variable_is_listed_and_may_be_made_later(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUORATE_RUNS", "elsewhere")
+    quorate()
+    assert "no runs in the folder elsewhere yet" in capsys.readouterr().out
+    complete_run(here / "elsewhere")
+    quorate()
+    assert "tiny-0001  complete" in capsys.readouterr().out
+
+
 def test_where_none_fits_it_says_what_there_is(runs: Path) -> None:
     text = " ".join(listed(runs, 80, Wish(task="Tinny", name="x y")))
     assert text == (

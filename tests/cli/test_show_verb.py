@@ -266,7 +266,7 @@ def test_advice_without_a_command_is_a_sentence(runs: Path) -> None:
 
 def test_the_command_shows_a_run_that_was_trained_without_torch(finished: Path) -> None:
     code = NO_TORCH.format(arguments=["show", "tiny", "--runs", str(finished / "runs"), "--json"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     validate("show", document)

@@ -17,3 +17,14 @@ def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_tra
     assert steps == [1, 2, 3, 4], "what was trained before is told, whoever was the first to fail"
     assert done.advice == "quorate resume tiny-0001 --branch  (once it is mended: goes on from step 4 in a new run)"
     assert done.stderr.endswith("\nlogs: runs/tiny-0001/logs\n")
+
+
+def test_an_error_of_quorates_that_the_task_raises_late_fails_the_resumed_job_and_loses_nothing(
+    used_workplace: Workplace,
+) -> None:
+    done = used_workplace.run("resume", "last", "--steps", "16", "--workers", "1", "--json", TROUBLE="late refusal")
+    assert (done.code, done.document["status"]) == (1, "failed")
+    assert done.error.endswith("step 11: TaskError: the task has changed its mind (in loss())")
+    assert used_workplace.result()["failure"] == done.document["failure"]
+    assert "steps: 16  # --steps" in (used_workplace.last / "job.yaml").read_text()
+    assert used_workplace.checkpoints()[-1].startswith("step-00000010")

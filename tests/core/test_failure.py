@@ -76,3 +76,15 @@ def test_the_launcher_raises_job_failed_with_message_and_traceback() -> None:
     assert error.failure == failure
     assert str(error) == "KeyError: 'x' (in loss())\n\nTraceback: line 3"
     assert str(JobFailed(Failure("LossError", "the loss is nan"))) == "the loss is nan"
+
+
+def test_nothing_is_a_mere_refusal_once_a_step_has_begun() -> None:
+    refusal = Failure.of(TaskError("no class"))
+    assert refusal.at(step=0).is_refusal
+    assert not refusal.at(step=1).is_refusal
+    assert isinstance(refusal.at(step=1).error(), JobFailed)
+
+
+@pytest.mark.parametrize("code", [1, 2, 130, 143])
+def test_a_failed_job_has_the_exit_code_of_its_failure(code: int) -> None:
+    assert JobFailed(Failure("Interrupted", "stopped at once", exit_code=code)).exit_code == code

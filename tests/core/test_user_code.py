@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import quorate
-from quorate.core.errors import LossError, UserCodeError
+from quorate.core.errors import LossError, QuorateError, RunError, TaskError, UserCodeError
 from quorate.core.user_code import building_code, describe, user_code
 
 PACKAGE = Path(quorate.__path__[0])
@@ -116,11 +116,29 @@ def test_a_keyboard_interrupt_goes_through() -> None:
         raise KeyboardInterrupt
 
 
-def test_an_error_of_quorate_goes_through_as_it_is() -> None:
+def test_an_error_that_our_own_code_raises_about_the_job_goes_through_as_it_is() -> None:
     error = LossError("the loss is nan")
+    ours = code_in(f"{PACKAGE}/training/lane.py", "def run(error):\n    raise error")
     with pytest.raises(LossError) as raised, user_code("loss()"):
-        raise error
+        ours(error)
     assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [TaskError("no classes"), LossError("too high")])
+def test_an_error_of_quorates_that_the_task_raises_is_the_tasks_own(error: QuorateError) -> None:
+    """Once the job is under way it is no refusal, which would throw the run away."""
+    with pytest.raises(UserCodeError) as raised, user_code("loss()"):
+        raise error
+    assert (raised.value.message, raised.value.exit_code) == (f"{describe(error)} (in loss())", 1)
+    assert raised.value.traceback.endswith(str(error))
+    with pytest.raises(type(error)) as early, building_code("model()"):
+        raise error
+    assert early.value is error
+
+
+def test_a_request_of_the_tasks_that_we_refuse_does_not_refuse_the_job() -> None:
+    ours = code_in(f"{PACKAGE}/api/result.py", "def run(error):\n    raise error")
+    assert caught(lambda: ours(RunError("there is no run x"))).exit_code == 1
 
 
 @pytest.mark.parametrize(

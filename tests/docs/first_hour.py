@@ -3,12 +3,14 @@
 By hand, with everything installed anew: ``python tests/docs/first_hour.py FOLDER``
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +59,8 @@ def publish(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     listed = _git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     for name in filter(None, listed):
-        if (ROOT / name).is_file():  # and not removed since
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # removed, but still listed
             shutil.copy2(ROOT / name, folder / name)
     _git(folder, "init", "--quiet")
     _git(folder, "add", "--all")
@@ -74,17 +76,23 @@ def reuse_environment(clone: Path) -> None:
     packages.joinpath("reused.pth").write_text(f"{clone / 'src'}\n{sysconfig.get_paths()['purelib']}\n")
     _write_program(folder / "bin" / "quorate", f"#!{folder}/bin/python\nfrom quorate.cli.main import run\n\nrun()\n")
     _write_program(folder / "bin" / "pip", "#!/bin/sh\necho 'pip is called although all is installed' >&2\nexit 1\n")
-    for stamp in set(re.findall(r"^\.venv/(\.stamp-[a-z]+):", (clone / "Makefile").read_text(), re.MULTILINE)):
+    now = time.time_ns()
+    for stamp in re.findall(r"^\.venv/(\.stamp-[a-z]+):", (clone / "Makefile").read_text(), re.MULTILINE):
         (folder / stamp).touch()
+        os.utime(folder / stamp, ns=(now, now))  # all of one age: to make, none is older than what it depends on
+
+
+def newcomers_environment() -> dict[str, str]:
+    """The environment without what leads Python to the code that is tested here."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 def run(script: str, folder: Path, within: float) -> str:
     """Run the script in a folder, as a newcomer's shell does; what it printed."""
-    theirs = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
-        env=theirs,
+        env=newcomers_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

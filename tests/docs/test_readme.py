@@ -127,6 +127,7 @@ def test_the_floors_in_the_architecture_are_those_that_are_checked() -> None:
 def test_the_verbs_of_the_command_line_are_told() -> None:
     block = snippets(section(README, "The command line"))[0]
     verbs = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    verbs |= {group.name or "" for group in app.registered_groups}
     assert set(re.findall(r"^quorate (\w+)", block, re.MULTILINE)) == verbs
 
 

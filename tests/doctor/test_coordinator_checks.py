@@ -93,7 +93,8 @@ def test_only_runs_with_a_coordinator_are_running(tmp_path: Path) -> None:
     assert running(tmp_path / "absent") == []
 
 
-def test_a_real_coordinator_is_called(tmp_path: Path) -> None:
+def test_a_real_coordinator_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorate.doctor.coordinators.PATIENCE", 60.0)
     with serve(tmp_path, workers=1) as served:
         assert call_coordinator(served.address, TOKEN) is False
         with pytest.raises(FrameError):

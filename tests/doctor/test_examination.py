@@ -14,7 +14,7 @@ def test_findings_come_in_the_order_of_the_checks() -> None:
     second_is_done = threading.Event()
 
     def slow() -> Sequence[Finding]:
-        assert second_is_done.wait(10)
+        assert second_is_done.wait(60)
         return [Finding("slow", Level.OK, "waited"), Finding("slower", Level.NOTE, "too")]
 
     def quick() -> Sequence[Finding]:

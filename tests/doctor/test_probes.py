@@ -1,10 +1,14 @@
 """The processes in which torch and the kernel are looked at; torch is played by modules that misbehave."""
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from quorate.doctor.finding import Level
+from quorate.doctor import checkup
+from quorate.doctor.checkup import Subject, checks_of
+from quorate.doctor.finding import Finding, Level
 from quorate.doctor.kernel import NEEDED, USED, check_kernel
 from quorate.doctor.kernel_probe import probe_kernel
 from quorate.doctor.torch_probe import probe_torch
@@ -52,3 +56,34 @@ def test_a_feature_that_the_kernel_lacks_is_named_with_its_use(feature: str, lev
     why = (NEEDED | USED)[feature]
     assert found.text == f"{feature} does not work (OSError: [Errno 38] Function not implemented), and {why}"
     assert "seccomp" in found.remedy
+
+
+def kernel_finding() -> Finding:
+    (check,) = [check for check in checks_of(Subject(Path("runs"), {})) if check.name == "kernel"]
+    (found,) = check.look()
+    return found
+
+
+def test_a_machine_that_is_too_busy_to_try_the_kernel_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "PROCESS_PATIENCE", 0.0)
+    found = kernel_finding()
+    assert found.level is Level.WARNING
+    assert "has not ended within 0 s" in found.text
+    assert "ask again" in found.remedy
+
+
+def test_a_kernel_that_kills_whoever_tries_it_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: float) -> dict[str, str]:
+        raise subprocess.CalledProcessError(-signal.SIGSYS, "python")
+
+    monkeypatch.setattr(checkup, "probe_kernel", killed)
+    found = kernel_finding()
+    assert found.level is Level.PROBLEM
+    assert "was killed by SIGSYS" in found.text
+    assert "seccomp" in found.remedy
+
+
+def test_a_process_that_starts_python_has_time_for_it() -> None:
+    patience = {check.name: check.patience for check in checks_of(Subject(Path("runs"), {}))}
+    assert checkup.PROCESS_PATIENCE >= 10
+    assert min(patience["kernel"], patience["ports"]) >= 2 * checkup.PROCESS_PATIENCE

@@ -22,6 +22,9 @@ def test_every_variable_has_its_line() -> None:
     ("name", "value", "words", "remedy"),
     [
         ("QUORATE_WORKRS", "2", "there is no such key", "Did you mean QUORATE_WORKERS? Or: unset QUORATE_WORKRS"),
+        ("QUORATE_PARMS__KEY", "s3cret", "there is no such key", "Did you mean params? Or: unset QUORATE_PARMS__KEY"),
+        ("QUORATE_PARAMS", "s3cret", "no job takes its value", "unset QUORATE_PARAMS"),
+        ("QUORATE_PARAMS__KEY", "[s3cret", "no job takes its value", "unset QUORATE_PARAMS__KEY"),
         ("QUORATE_LANES", "four", '"four" is not a whole number', "unset QUORATE_LANES"),
         ("QUORATE_RUNS", "[1", "cannot be read", "unset QUORATE_RUNS"),
         ("QUORATE_", "1", "no key can be meant", "unset QUORATE_"),
@@ -33,7 +36,17 @@ def test_a_variable_that_no_job_takes_is_a_warning(name: str, value: str, words:
     assert words in found.text
     assert "every job is refused while it is set" in found.text
     assert f"(environment {name})" not in found.text
+    assert "s3cret" not in f"{found}"
     assert found.remedy.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [("QUORATE_PARAMS__API_KEY", "s3cret", "params.api_key"), ("QUORATE_PARAMS", '{"key": "s3cret"}', "params")],
+)
+def test_what_a_parameter_of_a_task_is_set_to_is_nobodys_business(name: str, value: str, key: str) -> None:
+    found = check_job_variable(name, value)
+    assert (found.level, found.text) == (Level.NOTE, f"sets `{key}` of every job, over its job file")
 
 
 @pytest.mark.parametrize(("name", "value"), [("QUORATE_WORKERS", "100"), ("QUORATE_LANES", "512")])

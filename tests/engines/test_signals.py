@@ -43,6 +43,39 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_hangup_that_the_program_handles_itself_is_left_to_it() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        with listening_to_signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert (signals.received, heard) == ([], [signal.SIGHUP])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_handler_that_gives_way_to_jobs_does_so_for_a_hangup_too() -> None:
+    from quorate.cli.main import _Stop
+
+    before = signal.signal(signal.SIGHUP, _Stop())
+    try:
+        with listening_to_signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_two_who_listen_hear_the_same() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    with listening_to_signals() as outer:
+        with listening_to_signals() as inner:
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert inner.received == outer.received == [signal.SIGHUP, signal.SIGINT]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == before
+
+
 def test_a_thread_leaves_the_handlers_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     heard: list[tuple[Signals, object]] = []

@@ -38,7 +38,7 @@ def test_fashion_mnist_passes_ninety_per_cent(data: Path, workplace: Workplace) 
 def test_shakespeare_learns_to_spell_and_writes(data: Path, workplace: Workplace) -> None:
     assert (data / "shakespeare").is_dir()
     assert train(workplace, "shakespeare")["final_metrics"]["loss"] < 1.7
-    write = [sys.executable, EXAMPLES / "shakespeare.py", "last", "--prompt", "ROMEO.", "--length", "300"]
+    write = [sys.executable, str(EXAMPLES / "shakespeare.py"), "last", "--prompt", "ROMEO.", "--length", "300"]
     written = subprocess.run(write, cwd=workplace.folder, capture_output=True, text=True, check=False)
     assert (written.returncode, written.stderr) == (0, "")
     assert written.stdout.startswith("ROMEO.")

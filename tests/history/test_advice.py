@@ -40,9 +40,13 @@ def test_without_a_usable_checkpoint_there_is_nothing_to_go_on_from() -> None:
         assert "start it anew with quorate train" in advice.purpose
 
 
-def test_a_task_that_has_to_be_mended_becomes_another_run() -> None:
-    in_task = Failure("UserCodeError", "ValueError in loss()")
-    assert command(Status.FAILED, WHOLE, failure=in_task) == "quorate resume tiny-0001 --branch"
+@pytest.mark.parametrize("kind", ["UserCodeError", "LossError", "MetricError", "UnsupportedModelError"])
+def test_what_would_fail_again_in_the_same_way_becomes_another_run(kind: str) -> None:
+    assert command(Status.FAILED, WHOLE, failure=Failure(kind, "")) == "quorate resume tiny-0001 --branch"
+
+
+def test_what_need_not_fail_again_goes_on() -> None:
+    assert command(Status.FAILED, WHOLE, failure=Failure("PeerLost", "")) == "quorate resume tiny-0001"
 
 
 def test_a_complete_run_can_train_longer() -> None:

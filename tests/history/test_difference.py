@@ -1,7 +1,9 @@
 import math
+from pathlib import Path
 from typing import Any
 
-from quorate.history.difference import compare, differing
+from history.run_builder import complete_run
+from quorate.history.difference import RunSide, compare, differing
 from quorate.history.timeline import Timeline
 
 
@@ -39,3 +41,8 @@ def test_an_optimizer_that_only_one_has_is_a_parting() -> None:
 def test_steps_that_only_one_has_are_not_compared() -> None:
     left = Timeline(steps={5: {"loss": 1.0}, 6: {"loss": 2.0}})
     assert compare(left, timeline(0.5, 0.25)).common_steps == 0
+
+
+def test_of_a_step_only_what_is_compared_is_kept(tmp_path: Path) -> None:
+    side = RunSide.read(complete_run(tmp_path))
+    assert side.timeline.steps[4] == {"loss": 1 / 4}

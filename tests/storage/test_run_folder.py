@@ -169,7 +169,7 @@ class TestCreation:
         assert run.created == datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 
     def test_a_run_without_it_has_the_time_of_its_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
         (tmp_path / "mine" / "job.yaml").write_text("")
         os.utime(tmp_path / "mine", (1_000_000, 1_000_000))
         (run,) = RunFolder.all_in(tmp_path)
@@ -183,6 +183,13 @@ class TestCreation:
 class TestAllIn:
     def test_a_folder_that_is_not_there_has_none(self, tmp_path: Path) -> None:
         assert RunFolder.all_in(tmp_path / "missing") == ()
+
+    def test_a_folder_with_a_job_file_of_its_own_is_no_run(self, tmp_path: Path) -> None:
+        (tmp_path / "circles").mkdir()
+        (tmp_path / "circles" / "job.yaml").write_text("lanes: 4\n")
+        assert RunFolder.all_in(tmp_path) == ()
+        with pytest.raises(RunError, match="circles is not a run folder: it has no file `created`"):
+            RunFolder.find(tmp_path, str(tmp_path / "circles"))
 
     def test_a_run_that_is_removed_meanwhile_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone, stays = RunFolder.create(tmp_path, "mnist"), RunFolder.create(tmp_path, "mnist")

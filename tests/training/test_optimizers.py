@@ -123,6 +123,49 @@ def test_a_plateau_schedule_reacts_to_evaluations_only_and_remembers(tmp_path: P
     assert again.learning_rates[SOLE] == pytest.approx(0.05)
 
 
+def changed_sgd(built: nn.Module) -> Optimizer:
+    return SGD(built.parameters(), lr=0.25, momentum=0.9, weight_decay=0.1)
+
+
+def test_a_branch_has_the_settings_that_it_is_given_and_the_state_of_the_checkpoint(tmp_path: Path) -> None:
+    first = optimizers()
+    run(first, 2)
+    branch = optimizers(changed_sgd)
+    branch.load(through_a_checkpoint(first.state(), tmp_path))
+    (group,) = branch.by_name[SOLE].param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.25, 0.9, 0.1)
+    momenta = [o.by_name[SOLE].state[o.parameters(SOLE)[0]]["momentum_buffer"] for o in (first, branch)]
+    assert torch.equal(*momenta)
+
+
+@pytest.mark.parametrize("kind", ["StepLR", "LambdaLR", "WarmRestarts", "SequentialLR"])
+def test_a_branch_with_another_rate_follows_the_schedule_from_where_it_was(kind: str, tmp_path: Path) -> None:
+    first = optimizers(schedule=SCHEDULES[kind])
+    run(first, 4)
+    branch = optimizers(changed_sgd, SCHEDULES[kind])
+    branch.load(through_a_checkpoint(first.state(), tmp_path))
+    undisturbed = run(optimizers(changed_sgd, SCHEDULES[kind]), 9)
+    assert branch.learning_rates[SOLE] == pytest.approx(undisturbed[3])
+    assert run(branch, 5) == pytest.approx(undisturbed[4:])
+
+
+def test_a_branch_may_change_its_schedule_have_one_or_none(tmp_path: Path) -> None:
+    first = optimizers(schedule=SCHEDULES["StepLR"])
+    run(first, 3)
+    state = through_a_checkpoint(first.state(), tmp_path / "scheduled")
+    flatter = optimizers(schedule=lambda o: StepLR(o, 2, 0.9))
+    flatter.load(state)
+    assert run(flatter, 1) == [pytest.approx(0.25 * 0.9)]
+    without = optimizers()
+    without.load(state)
+    assert run(without, 2) == [0.5, 0.5]
+    plain = optimizers()
+    run(plain, 1)
+    begun = optimizers(schedule=SCHEDULES["StepLR"])
+    begun.load(through_a_checkpoint(plain.state(), tmp_path / "plain"))
+    assert run(begun, 3) == [0.5, 0.25, 0.25]
+
+
 def test_the_job_files_schedule_multiplies_each_groups_own_rate() -> None:
     def two_groups(built: nn.Module) -> Optimizer:
         assert isinstance(built, nn.ModuleDict)

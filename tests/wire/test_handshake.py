@@ -44,7 +44,7 @@ class Talk:
 
 
 def talk(connects: Credentials, expects: int, listens: Credentials, awaits: int) -> Talk:
-    return Talk(introduce(connects, expects), receive_introduction(listens, awaits))
+    return Talk(introduce(connects, expects), receive_introduction(listens, {awaits}))
 
 
 def test_two_that_belong_together_agree_and_the_token_stays_unsaid() -> None:
@@ -78,7 +78,7 @@ def test_another_worker_is_told_on_both_sides_with_both() -> None:
 
 
 def test_a_listener_proves_nothing_to_who_has_not_proven_itself() -> None:
-    handshake = receive_introduction(credentials(1), 0)
+    handshake = receive_introduction(credentials(1), {0})
     next(handshake)
     hello = next(introduce(credentials(0), 1)).send
     proof_size = handshake.send(hello).expect
@@ -88,10 +88,10 @@ def test_a_listener_proves_nothing_to_who_has_not_proven_itself() -> None:
 def test_a_proof_is_good_for_one_connection_only() -> None:
     first = introduce(credentials(0), 1)
     hello = next(first).send
-    listener = receive_introduction(credentials(1), 0)
+    listener = receive_introduction(credentials(1), {0})
     next(listener)
     proof = first.send(listener.send(hello).send).send
-    replayed = receive_introduction(credentials(1), 0)
+    replayed = receive_introduction(credentials(1), {0})
     next(replayed)
     replayed.send(hello)
     replayed.send(proof)
@@ -108,7 +108,7 @@ def test_a_connection_that_ends_at_itself_is_noticed() -> None:
 
 def test_an_impostor_of_the_listener_is_noticed() -> None:
     handshake = introduce(credentials(0), 1)
-    impostor = receive_introduction(credentials(1, "guess"), 0)
+    impostor = receive_introduction(credentials(1, "guess"), {0})
     next(impostor)
     proof = handshake.send(impostor.send(next(handshake).send).send)
     with pytest.raises(FrameError, match="wrong proof"):
@@ -118,7 +118,7 @@ def test_an_impostor_of_the_listener_is_noticed() -> None:
 
 
 def test_garbage_is_not_a_worker() -> None:
-    handshake = receive_introduction(credentials(1), 0)
+    handshake = receive_introduction(credentials(1), {0})
     size = next(handshake).expect
     with pytest.raises(FrameError, match="stranger sent b'GET '"):
         handshake.send(b"GET / HTTP/1.1".ljust(size))

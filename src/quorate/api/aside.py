@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.core.errors import CheckpointError
 from quorate.core.failure import JobFailed
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import listening_to_signals
@@ -34,9 +37,42 @@ def scratch_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def held(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
+    """Where a checkpoint of a run can be read for as long as it takes: a job that is under way prunes its own."""
+    if run.holder() is None:
+        return info.path
+    safe = scratch / "held" / info.path.name
+    safe.mkdir(parents=True)
+    try:
+        for file in info.path.iterdir():
+            _link_or_copy(file, safe / file.name)
+    except FileNotFoundError as error:
+        shutil.rmtree(safe)
+        raise CheckpointError(
+            f"checkpoint {info.path.name} of run {run.name} was removed by the running job, which keeps the last "
+            "`checkpoint.keep`. Try again"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot copy checkpoint {info.path.name} of run {run.name}, which is running, to {scratch}: "
+            f"{error.strerror or error}. Choose another folder with TMPDIR, or wait for the run's end"
+        ) from error
+    return safe
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
+
+
 def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
     """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
-    spec = aside.resolved.spec
+    # Its recorded port may be in use: by the very run that it stands beside.
+    spec = aside.resolved.spec.model_copy(update={"port": 0})
     workers = spec.worker_count(len(os.sched_getaffinity(0)))
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)

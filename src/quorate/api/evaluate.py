@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, run_aside, scratch_folder
+from quorate.api.aside import Aside, held, run_aside, scratch_folder
 from quorate.api.interruption import passing_on_signals
+from quorate.api.resumption import listed
 from quorate.api.session import SOURCE, refuse_in_worker
+from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import CheckpointError, RunError
+from quorate.spec.change import changes
 from quorate.spec.load import load_recorded
+from quorate.spec.marks import Mark
 from quorate.spec.override import Override
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.runs_folder import runs_folder
 from quorate.training.errand import Errand
 
 log = logging.getLogger(__name__)
@@ -36,7 +43,7 @@ def evaluate(
     checkpoint: str | int = LAST,
     overrides: Mapping[str, Any] | None = None,
     *,
-    runs: str | Path = "runs",
+    runs: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
 
@@ -44,7 +51,7 @@ def evaluate(
     """
     layer = [Override(key, value, "quorate.evaluate") for key, value in (overrides or {}).items()]
     with passing_on_signals():
-        return evaluate_run(Path(runs), str(run), checkpoint, os.environ, layer)
+        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer)
 
 
 def evaluate_run(
@@ -54,7 +61,7 @@ def evaluate_run(
     refuse_in_worker()
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     resolved = load_recorded(run.job_file, environment, overrides)
-    info = select(run.name, CheckpointFolder(run.checkpoints), which, Ranking.of(resolved.spec))
+    _refuse_other_meaning(run, load_recorded(run.job_file, {}, []), resolved)
 
     def warn_of_changed_source(facts: dict[str, str]) -> None:
         recorded = (run.read_environment() or {}).get(SOURCE, facts[SOURCE])
@@ -63,6 +70,31 @@ def evaluate_run(
 
     errand = Errand(evaluates_only=True)
     with scratch_folder() as scratch:
-        _, result = run_aside(Aside(resolved, errand, info.path, warn_of_changed_source), scratch)
+        info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
+        _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_source), scratch)
     return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
 
+
+def _chosen(run: RunFolder, which: str | int, ranking: Ranking, scratch: Path) -> tuple[CheckpointInfo, Path]:
+    """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
+    folder = CheckpointFolder(run.checkpoints)
+    info = select(run.name, folder, which, ranking)
+    try:
+        return info, held(run, info, scratch)
+    except CheckpointError:
+        info = select(run.name, folder, which, ranking)
+        return info, held(run, info, scratch)
+
+
+def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
+    """Refuse what would evaluate something else than the run; which data the task reads is for `params` to say."""
+    changed = [
+        change
+        for change in changes(recorded.spec, resolved.spec)
+        if change.mark is Mark.MEANING and not change.key.startswith("params.")
+    ]
+    if changed:
+        raise RunError(
+            f"run {run.name} cannot be evaluated as another job than it is: {listed(changed, resolved)}. "
+            "Evaluate without the change; only params.… and keys that say how a job runs may be other ones."
+        )

@@ -110,17 +110,23 @@ def reference_to(task: Any) -> str:
             f"task: {task.__qualname__} is defined inside a function, where workers cannot find it. "
             "Define it at the top of a module."
         )
-    file = getattr(sys.modules.get(task.__module__), "__file__", None)
+    module = sys.modules.get(task.__module__)
+    file = getattr(module, "__file__", None)
     if task.__module__ == "__main__" and (file is None or not Path(file).is_file()):
         raise TaskError(
             f"task: {task.__name__} is defined in a notebook or an interactive session, which workers cannot import. "
             f"Write it to a file (in a notebook: begin its cell with `%%writefile {task.__name__.lower()}.py`), "
             f"and use `from {task.__name__.lower()} import {task.__name__}`."
         )
-    # By its file, the job can be resumed from anywhere. A module of a package can only be imported by its name.
-    if file is not None and file.endswith(".py") and "." not in task.__module__ and "site-packages" not in file:
+    # By its file, the job can be resumed from anywhere. A package and its modules can only be imported by their names.
+    in_package = "." in task.__module__ or hasattr(module, "__path__")
+    if file is not None and file.endswith(".py") and not in_package and not _is_installed(file):
         return f"{Path(file).resolve()}:{task.__qualname__}"
     return f"{task.__module__}:{task.__qualname__}"
+
+
+def _is_installed(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _reference(task: Any) -> str:

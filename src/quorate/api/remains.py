@@ -5,21 +5,17 @@ import shlex
 from pathlib import Path
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, LossError, MetricError, UnsupportedModelError, UserCodeError
+from quorate.core.errors import CheckpointError
 from quorate.core.failure import Failure, Remains
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-
-RUNS = Path("runs")
-
-# The same bits fail in the same way: going on from the checkpoint helps only once something has been changed.
-_REPEATABLE = {error.__name__ for error in (UserCodeError, LossError, MetricError, UnsupportedModelError)}
+from quorate.storage.runs_folder import runs_folder
 
 
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
     """What a run has left that failed, or was stopped."""
     step = _newest_step(run)
-    changes = failure is not None and failure.kind in _REPEATABLE
+    changes = failure is not None and failure.is_repeatable
     if step is None:
         command, advice = None, _without_checkpoint(spec, failure, changes)
     else:
@@ -30,7 +26,7 @@ def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) ->
 
 def typed(run: RunFolder) -> str:
     """What a person types for the run, here: its name in the usual folder of runs, its path elsewhere."""
-    return run.name if run.path.parent == RUNS.absolute() else shlex.quote(near(run.path))
+    return run.name if run.path.parent == runs_folder().absolute() else shlex.quote(near(run.path))
 
 
 def near(path: Path) -> str:

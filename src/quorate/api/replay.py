@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, run_aside, scratch_folder
+from quorate.api.aside import Aside, held, run_aside, scratch_folder
 from quorate.api.session import SOURCE
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
+from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -77,14 +78,14 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
             )
 
     info = _checkpoint_before(run, step)
-    aside = Aside(resolved, Errand(replayed_step=step), None if info is None else info.path, refuse_other_source)
-    done, _ = run_aside(aside, scratch)
+    checkpoint = None if info is None else held(run, info, scratch)
+    done, _ = run_aside(Aside(resolved, Errand(replayed_step=step), checkpoint, refuse_other_source), scratch)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
-    if step not in states:
-        raise RunError(f"run {run.name} cannot be replayed: it ends at step {max(states)}, before step {step}")
     events = EventTail(done.events_file).read_new()
-    told = next(event.fields for event in events if event.kind == "step" and event.step == step)
+    told = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
+    if told is None or not {step - 1, step} <= states.keys():
+        raise RunError(f"run {run.name} cannot be replayed: trained again here, it ends before step {step}")
     return _Replayed(states[step - 1], states[step], told)
 
 
@@ -98,7 +99,24 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
                 return info
             except CheckpointError:
                 continue
+    begin = _first_step(run)
+    if begin > 0:
+        raise RunError(
+            f"run {run.name} cannot be replayed: it is a branch that began at step {begin} from a checkpoint of "
+            f"another run, and it has none of its own before step {step}. Keep more of them with `checkpoint.every` "
+            "and `checkpoint.keep`"
+        )
     return None
+
+
+def _first_step(run: RunFolder) -> int:
+    """The step from which a run began when it was new: 0, unless it is a branch."""
+    try:
+        with run.events_file.open() as lines:
+            begun = next((event for line in lines if (event := Event.from_json(line)).kind == "run"), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return 0 if begun is None else int(begun.fields.get("from_step", 0))
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:

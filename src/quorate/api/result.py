@@ -12,6 +12,7 @@ from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.runs_folder import runs_folder
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -102,14 +103,16 @@ class Result:
         return html_table([("run", self.run), ("status", self.status), *summary_rows(self.fields)])
 
 
-def open_run(run: str | Path = LAST, runs: str | Path = "runs") -> Result:
+def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     """A run that there is: by its name, a unique prefix of it, its path, or ``"last"``; it may still be running.
+
+    Names are looked for in `runs`, by default the folder that QUORATE_RUNS names, or else `runs` here.
 
     ::
 
         quorate.open_run("digits-0003").load_model("best")
     """
-    folder = RunFolder(RunFolder.find(Path(runs), str(run)).path.absolute())
+    folder = RunFolder(RunFolder.find(runs_folder(runs), str(run)).path.absolute())
     known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
     return Result.of(folder, known | _ending_of(folder))
 

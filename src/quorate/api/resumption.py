@@ -7,7 +7,7 @@ from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
-from quorate.spec.change import refused_on_resume
+from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.layers import DEFAULT
 from quorate.spec.problems import in_brackets
@@ -26,11 +26,15 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
         return
     if {change.key for change in changed} <= {"epochs", "steps"}:
         raise RunError(f"run {run.name} {_why_not_this_long(typed(run), recorded.spec, resolved)}")
-    told = "; ".join(f"{change}{in_brackets(_origin(resolved, change.key))}" for change in changed)
     raise RunError(
-        f"run {run.name} means something else than what is asked for now: {told}. "
+        f"run {run.name} means something else than what is asked for now: {listed(changed, resolved)}. "
         "Resume without the change, or start a new run from its checkpoint with --branch."
     )
+
+
+def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:
+    """Changed keys with both values, and who asks for the new ones."""
+    return "; ".join(f"{change}{in_brackets(_origin(resolved, change.key))}" for change in changed)
 
 
 def _why_not_this_long(run: str, recorded: JobSpec, asked: ResolvedJob) -> str:

@@ -24,7 +24,7 @@ from quorate.api.resumption import (
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
-from quorate.core.errors import QuorateError, RequestError, RunError
+from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
@@ -71,6 +71,20 @@ class Silence:
 
     def close(self) -> None:
         """Still nothing."""
+
+
+class Narrator:
+    """Passes a run's events on to whoever shows it, and knows whether a step of this part of the run was done."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self.has_trained = False
+
+    def handle(self, event: Event) -> None:
+        """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
+        self.has_trained = self.has_trained or event.kind == "step"
+        if event.kind != "failure":
+            self._show.handle(event)
 
 
 Watch = Callable[[Begun], Show]
@@ -149,7 +163,7 @@ def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpo
 
 @contextlib.contextmanager
 def _as_it_was(run: RunFolder) -> Iterator[None]:
-    """A refusal leaves the run as it was, however late it comes."""
+    """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
     job, result = run.job_file.read_text(), run.read_result()
     try:
         yield
@@ -188,18 +202,19 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     _warn_of_crowd(workers, spec.threads, cores)
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, spec, workers))
+    narrator = Narrator(show)
     launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint)
     started = time.perf_counter()
     try:
-        outcome = LocalEngine(launch, _without_failure(show), plan.accept_facts, signals).run()
-    except RequestError:
-        raise
+        outcome = LocalEngine(launch, narrator.handle, plan.accept_facts, signals).run()
     except QuorateError as error:
+        if isinstance(error, RequestError) and not narrator.has_trained:
+            raise
         outcome = Outcome(Failure.of(error), {})
     finally:
         show.close()
     if outcome.failure is not None:
-        raise _failed(plan, outcome.failure)
+        raise _failed(plan, _late(outcome.failure) if narrator.has_trained else outcome.failure)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started)
     run.write_result(fields)
     return Result.of(run, fields)
@@ -224,14 +239,9 @@ def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
         )
 
 
-def _without_failure(show: Show) -> Callable[[Event], None]:
-    """What ended the job is told once, by the error that is raised for it."""
-
-    def handle(event: Event) -> None:
-        if event.kind != "failure":
-            show.handle(event)
-
-    return handle
+def _late(failure: Failure) -> Failure:
+    """A failure of a job that has trained: even where the request was to blame, the run tells of it and is kept."""
+    return failure.at(exit_code=JobError.exit_code) if failure.exit_code == RequestError.exit_code else failure
 
 
 def _failed(plan: Plan, failure: Failure) -> QuorateError:

@@ -1,9 +1,8 @@
 """Where a run is shown: on a terminal, in a file, under a notebook's cell, or nowhere."""
 
-import os
 import sys
-from pathlib import Path
 
+from quorate.api.remains import near
 from quorate.api.result import Result
 from quorate.api.session import Begun, Show, Silence, Watch
 from quorate.observe.console import Console, QuietConsole
@@ -63,14 +62,8 @@ def _stderr() -> Screen | None:
 def _progress(begun: Begun) -> Progress:
     return Progress(
         run=begun.run.name,
-        folder=_near(begun.run.path),
+        folder=near(begun.run.path),
         workers=begun.workers,
         lanes=begun.spec.lanes,
         early_stop=begun.spec.early_stop,
     )
-
-
-def _near(path: Path) -> str:
-    """A path as it can be typed here: relative, if it is below the working folder."""
-    here = Path(os.path.realpath("."))
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

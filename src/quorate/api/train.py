@@ -13,6 +13,7 @@ from quorate.api.result import Result
 from quorate.api.show import NotebookStage, watch_here
 from quorate.core.errors import QuorateError
 from quorate.spec.override import Override
+from quorate.storage.runs_folder import runs_folder
 
 
 def train(job: Job, progress: bool = True) -> Result:
@@ -34,7 +35,7 @@ def resume(
     run: str | Path,
     overrides: Mapping[str, Any] | None = None,
     *,
-    runs: str | Path = "runs",
+    runs: str | Path | None = None,
     branch: bool = False,
     progress: bool = True,
 ) -> Result:
@@ -45,20 +46,21 @@ def resume(
     """
     layer = [Override(key, value, "quorate.resume") for key, value in (overrides or {}).items()]
     return _shown(
-        lambda watch: session.resume(Path(runs), str(run), os.environ, layer, watch=watch, branch=branch), progress
+        lambda watch: session.resume(runs_folder(runs), str(run), os.environ, layer, watch=watch, branch=branch),
+        progress,
     )
 
 
 def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
     watch = watch_here(progress)
     try:
-        with passing_on_signals():
+        with passing_on_signals() as signals:
             result = run(watch)
     except QuorateError as error:
         raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
     if isinstance(watch, NotebookStage):
         watch.conclude(result)
-    pass_on_signal(result.exit_code, _cut_short(result))
+    pass_on_signal(result.exit_code, _cut_short(result), signals.received)
     return result
 
 

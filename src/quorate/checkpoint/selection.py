@@ -1,5 +1,6 @@
 """Which of a run's checkpoints a person means: the last, the best, or that of a step."""
 
+import math
 from dataclasses import dataclass
 
 from quorate.checkpoint.listing import CheckpointInfo
@@ -24,9 +25,12 @@ class Ranking:
         return cls(spec.evaluate.metric or "loss", spec.evaluate.mode)
 
     def best(self, infos: list[CheckpointInfo]) -> CheckpointInfo | None:
-        """The best of these, the earlier of two equals. One that was not evaluated itself has no metrics of its own."""
+        """The best of these, the earlier of two equals. One that was not evaluated itself has no metrics of its own,
+        and one whose metric is not a number is never the best."""
         ranked = [
-            info for info in infos if info.cursor.phase is Phase.EVALUATED and self.metric in info.manifest.metrics
+            info
+            for info in infos
+            if info.cursor.phase is Phase.EVALUATED and not math.isnan(info.manifest.metrics.get(self.metric, math.nan))
         ]
         sign = 1 if self.mode == "min" else -1
         return min(ranked, key=lambda info: (sign * info.manifest.metrics[self.metric], info.cursor), default=None)

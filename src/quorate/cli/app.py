@@ -2,6 +2,7 @@
 
 import typer
 
+from quorate.cli.bench import app as bench
 from quorate.cli.diff import diff
 from quorate.cli.doctor import doctor
 from quorate.cli.eval import evaluate
@@ -31,6 +32,7 @@ app.command()(runs)
 app.command()(show)
 app.command()(diff)
 app.command()(doctor)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

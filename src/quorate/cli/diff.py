@@ -1,12 +1,12 @@
 """`quorate diff`."""
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
 from quorate.cli.completion import run_names
+from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Run, Runs
 
 Other = Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.", autocompletion=run_names)]
@@ -44,6 +44,6 @@ def diff(
         told = tuple({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
         replayed = replay((pair.left.folder, pair.right.folder), parting.step, (told[0], told[1]))
     if as_json:
-        print(json.dumps(document(pair, replayed)))
+        print_document(document(pair, replayed))
     else:
         print_difference(pair, replayed, sys.stdout, is_terminal=sys.stdout.isatty())

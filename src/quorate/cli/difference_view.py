@@ -16,6 +16,7 @@ from quorate.spec.yaml_dialect import write_value
 TENSORS_SHOWN = 12
 DIGEST_SHOWN = 12
 NONE = "-"
+GAP = "  "
 
 
 def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_terminal: bool) -> None:
@@ -34,7 +35,7 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
     for title, rows in tables.items():
         if rows:
             screen.print()
-            screen.print(_table(title, names, rows))
+            screen.print(_side_by_side(title, names, rows, screen.width))
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
 
@@ -147,6 +148,23 @@ def _measures(pair: Pair) -> tuple[str, str]:
 
 def _shortened(pair: Pair) -> tuple[str, str]:
     return tuple(NONE if value is None else str(value)[:40] for value in pair)  # type: ignore[return-value]
+
+
+def _side_by_side(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]], width: int) -> Table | Text:
+    columns = (max(map(len, (title, *rows))), *map(len, names))
+    if sum(columns) + len(GAP) * (len(columns) - 1) <= width:
+        return _table(title, names, rows)
+    return _list(title, names, rows)
+
+
+def _list(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]]) -> Text:
+    """For a narrow screen: a key is copied and searched for, so it has a line of its own and is not broken."""
+    text = Text(title, style="bold")
+    wide = max(map(len, names))
+    for key, both in rows.items():
+        lines = (f"{GAP}{name:<{wide}}{GAP}{value}" for name, value in zip(names, both, strict=True))
+        text.append("\n".join(["", key, *lines]), style="not bold")
+    return text
 
 
 def _table(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]]) -> Table:

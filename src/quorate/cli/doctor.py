@@ -1,6 +1,5 @@
 """`quorate doctor`."""
 
-import json
 import os
 import sys
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.completion import run_names
+from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Runs
 
 Run = Annotated[
@@ -43,7 +43,7 @@ def doctor(run: Run = None, runs: Runs = RUNS, as_json: Json = False) -> None:
     found = examine(checks_of(Subject(runs, os.environ, patient)))
     if as_json:
         findings = list(found)
-        print(json.dumps(to_document(findings)))
+        print_document(to_document(findings))
     else:
         findings = Sheet(sys.stdout, sys.stdout.isatty()).show(found)
     raise typer.Exit(exit_code(findings))

@@ -1,12 +1,12 @@
 """`quorate eval`."""
 
-import json
 import os
 import sys
 from typing import Annotated
 
 import typer
 
+from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Run, Runs, Set, Workers
 
 
@@ -41,7 +41,7 @@ def evaluate(
             "metrics": done.metrics,
             "weights_digest": done.weights_digest,
         }
-        print(json.dumps(fields))
+        print_document(fields)
         return
     summary = {
         "run": done.run,

@@ -1,12 +1,12 @@
 """`quorate init`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quorate.cli.document import print_document
 from quorate.cli.options import Json
 
 
@@ -36,6 +36,6 @@ def init(
 
     beginning = begin(folder, name, force)
     if as_json:
-        print(json.dumps(to_document(beginning)))
+        print_document(to_document(beginning))
     else:
         print_next_steps(beginning, sys.stdout, sys.stdout.isatty())

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Stopped(BaseException):
-    """Ctrl-C, SIGTERM or the end of the terminal came before there was a job to stop.
+    """Ctrl-C, SIGTERM or the end of the terminal came while there was no job to stop: before one, or after it.
 
     Not KeyboardInterrupt: the parser of the command line would swallow that.
     """
@@ -26,15 +26,20 @@ def run() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup asks for the end of the terminal to be ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, _stop)
+                signal.signal(number, _Stop())
         code = _run_verb(as_json)
     except Stopped as stopped:
         code = _tell_stop(stopped.number, as_json)
     sys.exit(code)
 
 
-def _stop(number: int, _: Any) -> None:
-    raise Stopped(number)
+class _Stop:
+    """Handles a signal by leaving the command, and gives way to a job, which handles it better."""
+
+    gives_way_to_jobs = True
+
+    def __call__(self, number: int, _: Any) -> None:
+        raise Stopped(number)
 
 
 def _run_verb(as_json: bool) -> int:
@@ -74,12 +79,11 @@ def _code_of(answer: object) -> int:
 
 
 def _tell_stop(number: int, as_json: bool) -> int:
-    import json
+    from quorate.cli.document import print_document
 
     is_interrupt = number == signal.SIGINT
     status, code = ("interrupted", 130) if is_interrupt else ("terminated", 143)
-    message = f"{status} before anything was started"
-    print(message, file=sys.stderr)
+    print(status, file=sys.stderr)
     if as_json:
-        print(json.dumps({"status": status, "exit_code": code, "error": message}))
+        print_document({"status": status, "exit_code": code, "error": status})
     return code

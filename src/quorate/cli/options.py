@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from quorate.cli.completion import job_files, run_names
+from quorate.storage.runs_folder import USUAL, VARIABLE
 
-RUNS = Path("runs")
+RUNS = USUAL
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", autocompletion=job_files)]
 Run = Annotated[
@@ -19,10 +20,7 @@ Run = Annotated[
         metavar="RUN", help="A run's name, a unique prefix of it, a path, or last.", autocompletion=run_names
     ),
 ]
-# By its variable too, which sets the key `runs` of every job: what `train` writes there must be found there again.
-Runs = Annotated[
-    Path, typer.Option("--runs", metavar="FOLDER", envvar="QUORATE_RUNS", help="The folder of run folders.")
-]
+Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", envvar=VARIABLE, help="The folder of run folders.")]
 """Give it the default `RUNS`."""
 Workers = Annotated[
     str | None,

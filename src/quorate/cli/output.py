@@ -11,7 +11,10 @@ STDOUT, STDERR = 1, 2
 
 
 class _Stdout(io.FileIO):
-    """Says once that it cannot be written to, and is silent from then on: Python flushes again when it ends."""
+    """Says once that it cannot be written to, and is silent from then on: Python flushes again when it ends.
+
+    Nothing is said of a reader that has seen enough, such as `head`: the command goes on and ends as it would.
+    """
 
     def __init__(self) -> None:
         super().__init__(STDOUT, "w", closefd=False)
@@ -21,7 +24,7 @@ class _Stdout(io.FileIO):
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            if not self._is_lost:
+            if not self._is_lost and not isinstance(error, BrokenPipeError):
                 self._is_lost = True
                 raise OutputError(f"cannot write to standard output: {error.strerror}.") from None
         return len(memoryview(data))  # type: ignore[arg-type]
@@ -41,7 +44,7 @@ class _Stderr(io.FileIO):
 
 
 def guard_output() -> None:
-    """From now on a full or closed standard output raises `OutputError`; trouble with standard error is nobody's."""
+    """From now on a full standard output raises `OutputError`; trouble with standard error is nobody's."""
     for number in (STDOUT, STDERR):
         _keep_open(number)
     sys.stdout = _text(_Stdout(), sys.stdout)

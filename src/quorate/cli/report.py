@@ -1,12 +1,12 @@
 """How a verb that trains ends: with a summary for people or a document for programs, and an exit code."""
 
-import json
 import sys
 
 import typer
 
 from quorate.api.remains import remains_of
 from quorate.api.result import Result
+from quorate.cli.document import print_document
 from quorate.cli.trouble import tell_next
 from quorate.core.errors import OutputError
 from quorate.observe.summary import print_summary
@@ -19,7 +19,7 @@ def report(result: Result, as_json: bool) -> None:
     run = RunFolder(result.folder)
     try:
         if as_json:
-            print(json.dumps(result.fields))
+            print_document(result.fields)
         else:
             print_summary(result.fields, sys.stdout, is_terminal=sys.stdout.isatty())
         sys.stdout.flush()

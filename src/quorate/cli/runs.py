@@ -1,6 +1,5 @@
 """`quorate runs`."""
 
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Json
+from quorate.cli.document import print_document
+from quorate.cli.options import RUNS, Json, Runs
 
 
 def runs(
-    folder: Annotated[
-        Path | None, typer.Option("--runs", metavar="FOLDER", help="The folder of run folders.", show_default="runs")
-    ] = None,
+    context: typer.Context,
+    folder: Runs = RUNS,
     status: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,18 +52,19 @@ def runs(
         reverse=reverse,
         limit=limit,
     )
-    if folder is not None:
+    source = context.get_parameter_source("folder")
+    if folder.exists() or (source is not None and source.name == "COMMANDLINE"):
         _refuse_missing(folder)
-    listing = Listing.read(RUNS if folder is None else folder, wish)
+    listing = Listing.read(folder, wish)
     now = datetime.now(UTC)
     if as_json:
-        print(json.dumps(runs_document(listing, now)))
+        print_document(runs_document(listing, now))
     else:
         print_listing(Page(sys.stdout, is_terminal=sys.stdout.isatty()), listing, now)
 
 
 def _refuse_missing(folder: Path) -> None:
-    """A folder that was named is a mistake if it is not there; the usual one is just not there yet."""
+    """A folder that was named here is a mistake if it is not there; the usual one is just not there yet."""
     from quorate.core.errors import RunError
     from quorate.storage.run_search import is_run
 

@@ -1,11 +1,11 @@
 """`quorate show`."""
 
-import json
 import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Run, Runs
 
 
@@ -32,12 +32,14 @@ def show(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
     now = datetime.now(UTC)
     if as_json:
-        print(json.dumps(detail_document(detail, advice, now)))
+        print_document(detail_document(detail, advice, now))
     else:
         print_run(Page(sys.stdout, is_terminal=sys.stdout.isatty()), detail, advice, now)
 
 
 def as_typed(path: Path) -> str:
     """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    is_usual = path.parent.absolute() == RUNS.absolute()
+    from quorate.storage.runs_folder import runs_folder
+
+    is_usual = path.parent.absolute() == runs_folder().absolute()
     return shlex.quote(path.name if is_usual else str(path))

@@ -4,7 +4,6 @@ The document is described by docs/json/error.schema.json.
 """
 
 import itertools
-import json
 import re
 import sys
 import traceback
@@ -14,6 +13,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
+from quorate.cli.document import print_document
 from quorate.cli.folding import fold
 from quorate.core.errors import JobFileError, OutputError, QuorateError
 from quorate.core.failure import JobFailed, Remains
@@ -102,5 +102,5 @@ def _say(label: str, text: str) -> None:
 def _end(code: int, fields: dict[str, Any], as_json: bool) -> int:
     if as_json:
         status = STOPPED.get(code) or ("failed" if code == 1 or "failure" in fields else "refused")
-        print(json.dumps({"status": status, "exit_code": code, **fields}))
+        print_document({"status": status, "exit_code": code, **fields})
     return code

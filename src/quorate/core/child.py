@@ -35,11 +35,14 @@ def ask_child(question: Callable[[], str], seconds: float | None = None) -> Answ
         _answer(question, sending, parent)
     os.close(sending)
     over = None if seconds is None else time.monotonic() + seconds
-    text, in_time = _read(receiving, over)
-    os.close(receiving)
-    if not in_time:
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+    in_time = False
+    try:
+        text, in_time = _read(receiving, over)
+    finally:  # neither the pipe nor the child outlives the question, whatever interrupts it
+        os.close(receiving)
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     ending = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     return Answer(text if code == 0 else "", ending if in_time else f"took longer than {seconds} s")
@@ -64,9 +67,11 @@ def _answer(question: Callable[[], str], sending: int, parent: int) -> NoReturn:
 def _read(receiving: int, over: float | None) -> tuple[str, bool]:
     """All that comes until the other end is closed, and whether it was closed in time."""
     pieces: list[bytes] = []
+    pipe = select.poll()  # which, unlike select, takes descriptors above 1023
+    pipe.register(receiving, select.POLLIN)
     while True:
-        remaining = None if over is None else max(0.0, over - time.monotonic())
-        if not select.select([receiving], [], [], remaining)[0]:
+        remaining = None if over is None else max(0.0, over - time.monotonic()) * 1000
+        if not pipe.poll(remaining):
             return "", False
         piece = os.read(receiving, _PIECE)
         if not piece:

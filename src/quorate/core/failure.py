@@ -3,7 +3,17 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
+from quorate.core.errors import (
+    JobError,
+    LossError,
+    MetricError,
+    QuorateError,
+    RequestError,
+    UnsupportedModelError,
+    UserCodeError,
+)
+
+_REPEATABLE = {error.__name__ for error in (UserCodeError, LossError, MetricError, UnsupportedModelError)}
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,16 @@ class Failure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the request was wrong and all is said: an exception of the task leaves more to look at."""
-        return self.exit_code == RequestError.exit_code and not self.traceback
+        """Whether the request was wrong and all is said: an exception of the task leaves more to look at.
+
+        Once a step has begun there is something to lose, and nothing is a mere refusal any more.
+        """
+        return self.exit_code == RequestError.exit_code and not self.traceback and not self.step
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same bits fail in the same way: going on helps only once something has been changed."""
+        return self.kind in _REPEATABLE
 
     def error(self) -> QuorateError:
         """What the launcher raises for it."""
@@ -69,10 +87,14 @@ class Remains:
 
 
 class JobFailed(JobError):  # noqa: N818
-    """A whole job ended with a failure; `remains` tells what it has left, if it had a run folder."""
+    """A whole job ended with a failure; `remains` tells what it has left, if it had a run folder.
+
+    Its `exit_code` is that of the failure.
+    """
 
     def __init__(self, failure: Failure, remains: Remains | None = None) -> None:
         self.failure = failure
+        self.exit_code = failure.exit_code
         self.remains = remains
         super().__init__(f"{failure.message}\n\n{failure.traceback}".rstrip())
 

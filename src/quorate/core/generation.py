@@ -16,11 +16,12 @@ class GenerationId:
 
 @dataclass(frozen=True)
 class Member:
-    """A worker's place in a generation."""
+    """A worker's place in a generation; `local_address` is where workers of its own host find it, if they can."""
 
     worker: int
     address: str
     lanes: range
+    local_address: str = ""
 
 
 @dataclass(frozen=True)

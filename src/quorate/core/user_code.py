@@ -27,13 +27,14 @@ def no_hint(_: BaseException) -> str:
 def user_code(where: str, hint: Hint = no_hint, *, exit_code: int = JobError.exit_code) -> Iterator[None]:
     """Turn an exception of the user's code into a `UserCodeError` that says where it was called from.
 
-    A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`.
+    A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`. So does an error of
+    Quorate's tree that the task raises itself once the job is under way: a `TaskError` would pass for a refusal then.
     """
     try:
         yield
-    except QuorateError:
-        raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
+            raise
         message = f"{describe(error)} (in {where})"
         raise UserCodeError(with_hint(message, hint(error)), user_traceback(error), exit_code) from error
 
@@ -79,6 +80,12 @@ def _users_frames(frames: traceback.StackSummary, raised: BaseException) -> trac
     # Raised by torch or by us, in nobody's code, as in a backward pass: then all of it is for whoever looks into that.
     first = next((i for i, frame in enumerate(frames) if not frame.filename.startswith(PACKAGE)), 0)
     return traceback.StackSummary.from_list(frames[first:])
+
+
+def _is_ours(error: QuorateError) -> bool:
+    """Whether our own code raised it about the job, and not the task, nor a request that the task makes of us."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, JobError) and frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _is_users(file: str) -> bool:

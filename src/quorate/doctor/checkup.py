@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import resource
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from quorate.doctor.disk import (
 )
 from quorate.doctor.examination import PATIENCE, Check, examine
 from quorate.doctor.finding import Finding, Level
+from quorate.doctor.kernel import REMEDY as KERNEL_REMEDY
 from quorate.doctor.kernel import check_kernel
 from quorate.doctor.kernel_probe import probe_kernel
 from quorate.doctor.machine import (
@@ -39,11 +41,14 @@ from quorate.doctor.software import check_extra, check_packages, check_python, c
 from quorate.doctor.surroundings import check_job_variables, check_pinned_variables
 from quorate.doctor.torch_checks import check_devices, check_torch
 from quorate.doctor.torch_probe import probe_torch
+from quorate.engines.departure import describe_departure
 from quorate.storage.run_folder import RunFolder
 
 PACKAGE = "quorate"
 TORCH = "torch"
 TORCH_PATIENCE = 60.0
+# For a process that starts Python: on a machine that is busy with something else this takes seconds.
+PROCESS_PATIENCE = 20.0
 SHARED_MEMORY = Path("/dev/shm")
 MEMORY = Path("/proc/meminfo")
 
@@ -66,15 +71,15 @@ def checks_of(subject: Subject) -> Sequence[Check]:
         Check("memory", lambda: [_memory()]),
         Check("shared memory", lambda: [_shared_memory()]),
         Check("open files", lambda: [check_open_files(*_open_files())]),
-        Check("kernel", lambda: [check_kernel(probe_kernel(PATIENCE))]),
-        Check("ports", lambda: [check_loopback(lambda: talk_to_a_child(PATIENCE / 4))]),
+        Check("kernel", lambda: [_kernel()], 2 * PROCESS_PATIENCE),
+        Check("ports", lambda: [check_loopback(lambda: talk_to_a_child(PROCESS_PATIENCE))], 2 * PROCESS_PATIENCE),
         Check("runs folder", lambda: [check_runs_folder(subject.runs, try_to_write(nearest_folder(subject.runs)))]),
         Check("clock", lambda: [check_clock(datetime.now(UTC), _newest(subject.runs))]),
         Check("temporary files", lambda: [_temporary_files(subject.environment)]),
         Check("job variables", lambda: check_job_variables(subject.environment)),
         Check("thread variables", lambda: [check_pinned_variables(subject.environment)]),
         Check("extras", lambda: list(_extras())),
-        Check("coordinators", lambda: _coordinators(subject), 2 * PATIENCE),
+        Check("coordinators", lambda: _coordinators(subject), 4 * coordinators.PATIENCE),
     ]
 
 
@@ -149,6 +154,17 @@ def _newest(runs: Path) -> datetime | None:
     return max((run.created for run in RunFolder.all_in(runs)), default=None)
 
 
+def _kernel() -> Finding:
+    try:
+        return check_kernel(probe_kernel(PROCESS_PATIENCE))
+    except subprocess.TimeoutExpired:
+        text = f"not known: the process that tries its features has not ended within {PROCESS_PATIENCE:g} s"
+        return Finding("kernel", Level.WARNING, text, "If this machine is busy just now, ask again later.")
+    except subprocess.CalledProcessError as error:
+        text = f"the process that tries its features {describe_departure(error.returncode)}"
+        return Finding("kernel", Level.PROBLEM, text, KERNEL_REMEDY)
+
+
 def _temporary_files(environment: Mapping[str, str]) -> Finding:
     try:
         trial = try_to_write(Path(tempfile.gettempdir()))
@@ -161,7 +177,8 @@ def _coordinators(subject: Subject) -> Sequence[Finding]:
     runs = [subject.run] if subject.run is not None else coordinators.running(subject.runs)
     if not runs:
         return [Finding("coordinators", Level.OK, f"no job is running in {subject.runs}")]
-    return list(examine([Check(f"run {run.name}", partial(_coordinator, run)) for run in runs]))
+    patience = 3 * coordinators.PATIENCE  # for a connection, a call, and the imports before them
+    return list(examine([Check(f"run {run.name}", partial(_coordinator, run), patience) for run in runs]))
 
 
 def _coordinator(run: RunFolder) -> Sequence[Finding]:

@@ -12,7 +12,7 @@ from quorate.doctor.finding import Finding, Level
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.address import split_address
 
-PATIENCE = 2.0
+PATIENCE = 10.0
 
 Call = Callable[[str, str], bool]
 """Call the coordinator at an address, with a token: whether its job has ended. LinkError if nobody answers."""

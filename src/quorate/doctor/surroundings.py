@@ -1,5 +1,6 @@
 """Variables of the environment that change what a job does, or that look as if they did."""
 
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
@@ -24,14 +25,22 @@ def check_job_variables(environment: Mapping[str, str]) -> Sequence[Finding]:
 def check_job_variable(name: str, value: str) -> Finding:
     """One of them: which key it sets, or why no job takes it."""
     origin = f"environment {name}"
+    key = name.removeprefix(PREFIX).lower().replace("__", ".")
     # What another key of a job might clash with is that job's matter.
-    wrong = [problem for problem in _problems(name, value) if origin in f"{problem.path} {problem.text}"]
-    said = shorten(value, 40, placeholder="...") or "nothing"
+    wrong = [each for each in _problems(name, value) if origin in f"{each.path} {each.text}" or _is_unknown(key, each)]
+    # Among a task's own parameters there may be secrets, and what is found here gets into reports.
+    is_private = key.split(".")[0] == "params"
     if not wrong:
-        key = name.removeprefix(PREFIX).lower().replace("__", ".")
-        return Finding(name, Level.NOTE, f"sets `{key}` of every job to {said}, over its job file")
-    text = f"{wrong[0].text.replace(f' ({origin})', '')}; every job is refused while it is set (to {said})"
+        said = "" if is_private else f" to {shorten(value, 40, placeholder='...') or 'nothing'}"
+        return Finding(name, Level.NOTE, f"sets `{key}` of every job{said}, over its job file")
+    reason = "no job takes its value" if is_private else re.sub(r" \((environment \w+|default)\)", "", wrong[0].text)
+    text = f"{reason}; every job is refused while it is set"
     return Finding(name, Level.WARNING, text, f"{wrong[0].hint} Or: unset {name}".removeprefix(" Or: "))
+
+
+def _is_unknown(key: str, problem: Problem) -> bool:
+    """Whether it says that no job has the key's first part: what is written below that has no origin of its own."""
+    return "." in key and problem.path == key.split(".")[0] and problem.text.startswith("there is no such key")
 
 
 def _problems(name: str, value: str) -> Sequence[Problem]:

@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: once is a request to stop, twice is an order.
 
 SIGHUP, which comes when the terminal is closed, counts as SIGTERM does: the job ends as terminated, with a checkpoint
-and exit code 143. It never hurries, since it often comes twice, from the shell and from the kernel. Where it is ignored
-already (nohup), it stays ignored.
+and exit code 143. It never hurries, since it often comes twice, from the shell and from the kernel. It is heard only
+where it would end the program: where it is ignored (nohup), or means something else to the program, it stays as it is.
 """
 
 import signal
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from quorate.core.failure import Failure
 
@@ -42,20 +43,39 @@ class Signals:
         return Failure("Interrupted", message, exit_code=self.exit_code)
 
 
+@dataclass(frozen=True)
+class _Listener:
+    """The handler while a job runs: it only takes notes."""
+
+    signals: Signals
+
+    def __call__(self, number: int, _: Any) -> None:
+        self.signals.received.append(number)
+
+
 @contextmanager
 def listening_to_signals() -> Iterator[Signals]:
-    """Handlers only set a flag. Outside the main thread there is nothing to listen to."""
-    signals = Signals()
+    """Handlers only set a flag. Outside the main thread there is nothing to listen to.
+
+    Whoever listens while somebody else does already hears the same.
+    """
+    signals, handler = Signals(), signal.getsignal(signal.SIGINT)
+    if isinstance(handler, _Listener):
+        signals = handler.signals
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
     before = {
-        number: signal.signal(number, lambda received, _: signals.received.append(received))
+        number: signal.signal(number, _Listener(signals))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        if number != signal.SIGHUP or _would_end_the_program(signal.getsignal(number))
     }
     try:
         yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _would_end_the_program(handler: object) -> bool:
+    return handler == signal.SIG_DFL or isinstance(handler, _Listener) or getattr(handler, "gives_way_to_jobs", False)

@@ -9,7 +9,6 @@ from quorate.history.status import Status
 from quorate.spec.job import JobSpec
 
 EARLY_STOP = "early stop"
-IN_THE_TASK = "UserCodeError"
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ def advise(
             None,
             "nothing was saved to go on from: start it anew with quorate train; checkpoint.every saves on the way",
         )
-    if record.failure is not None and record.failure.kind == IN_THE_TASK:
+    if record.failure is not None and record.failure.is_repeatable:
         # A changed task is another job, which a run does not turn into.
-        return Advice(f"{resume} --branch", f"once the task is mended, goes on from step {newest.step} in a new run")
+        return Advice(f"{resume} --branch", f"once it is mended, goes on from step {newest.step} in a new run")
     return Advice(resume, f"goes on from step {newest.step}")
 
 

@@ -50,7 +50,7 @@ class RunSide:
             load_recorded(folder.job_file, {}, []),
             folder.read_environment() or {},
             folder.read_result() or {},
-            Timeline.read(folder.events_file),
+            Timeline.read(folder.events_file, keep=_depends_on_every_bit),
         )
 
     @property
@@ -121,4 +121,8 @@ def side_by_side(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str,
 
 def _bits(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What of a step depends on every bit of it. JSON writes the shortest text that reads back as the same number."""
-    return {name: value for name, value in fields.items() if name.split(".")[0] in ("loss", "gradient_norm")}
+    return {name: value for name, value in fields.items() if _depends_on_every_bit(name)}
+
+
+def _depends_on_every_bit(field: str) -> bool:
+    return field.split(".")[0] in ("loss", "gradient_norm")

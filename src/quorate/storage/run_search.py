@@ -31,8 +31,8 @@ def find_run(runs: Path, reference: str) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return is_marked(folder) or (folder / "job.yaml").is_file()
+    """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
+    return is_marked(folder) or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
 
 
 def list_runs(runs: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def _newest(runs: Path, names: list[str]) -> str:
 
 def _not_found(runs: Path, reference: str, names: list[str]) -> str:
     if os.sep in reference:
-        return f"{reference} is not a run folder: it has no job.yaml"
+        return f"{reference} is not a run folder: it has no file `created`, which every run has"
     if not names:
         return f"there is no run {reference!r}: {runs} has no runs; `runs` says where to look"
     close = difflib.get_close_matches(reference, names, n=SHOWN, cutoff=0.5)

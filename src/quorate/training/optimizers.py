@@ -1,5 +1,6 @@
 """The task's optimizers and schedulers, by name; a task with just one has it under the empty name."""
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from quorate.core.given import given, likely_slip
 from quorate.core.user_code import building_code, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.schedule import rate_factor
+from quorate.training.settings import rate_taken_up, taken_up
 from quorate.training.task import Task
 
 SOLE = ""
@@ -31,6 +33,7 @@ class Optimizers:
         self._schedule = schedule
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
         self._schedulers = self._build_schedulers(task)
+        self._given = copy.deepcopy(self._settings())
 
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""
@@ -75,21 +78,50 @@ class Optimizers:
         """All that an update depends on besides the parameters."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()},
-            "schedulers": {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()},
+            "schedulers": self._scheduler_states(),
+            "given": self._given,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up a saved state."""
+        """Take up a saved state. A setting that the task gives otherwise now, in a branch, is as it is given now."""
         saved = state["optimizers"].keys()
         if saved != self.by_name.keys():
             raise RunError(
                 f"the checkpoint was saved with {_named(saved)}, and the task now gives {_named(self.by_name.keys())}. "
                 "Restore optimizer(), or train from the beginning."
             )
+        given_then = state.get("given", self._given)
         for name, optimizer in self.by_name.items():
             _load_exactly(optimizer, state["optimizers"][name])
+            self._set_anew(name, given_then)
         for name, scheduler in self._schedulers.items():
-            scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
+            if name in state["schedulers"]:
+                given = given_then["schedulers"].get(name), self._given["schedulers"][name]
+                scheduler.load_state_dict(_as_before(taken_up(state["schedulers"][name], *given), scheduler))
+
+    def _settings(self) -> dict[str, Any]:
+        groups = {
+            name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for name, optimizer in self.by_name.items()
+        }
+        return {
+            "groups": groups,
+            "schedulers": self._scheduler_states(),
+            "scheduled": [name for name in self.by_name if self._schedule is not None or name in self._schedulers],
+        }
+
+    def _scheduler_states(self) -> dict[str, Any]:
+        return {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()}
+
+    def _set_anew(self, name: str, given_then: dict[str, Any]) -> None:
+        """Set the settings of an optimizer that are given otherwise now than they were when its state began."""
+        then, now = given_then["groups"][name], self._given["groups"][name]
+        is_scheduled = name in self._given["scheduled"]
+        is_freed = name in given_then["scheduled"] and not is_scheduled
+        for group, before, after in zip(self.by_name[name].param_groups, then, now, strict=True):
+            saved = {key: value for key, value in group.items() if key != "params"}
+            rate = rate_taken_up(saved["lr"], before["lr"], after["lr"], is_scheduled)
+            group.update(taken_up(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
 
     def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
         schedulers = {}

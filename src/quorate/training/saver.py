@@ -15,12 +15,12 @@ from quorate.training.strategy import Strategy
 
 
 class Saver:
-    """Writes checkpoints of a state that all workers hold."""
+    """Writes checkpoints of a state that all workers hold, and keeps the last `keep` of them; with None all."""
 
     def __init__(
         self,
         folder: CheckpointFolder,
-        keep: int,
+        keep: int | None,
         job: dict[str, Any],
         environment: dict[str, str],
         *,
@@ -54,8 +54,8 @@ class Saver:
             environment=self._environment,
             metrics=progress.metrics,
         )
-        best = None if progress.best is None else progress.best.step
-        self._folder.prune(self._keep, best)
+        if self._keep is not None:
+            self._folder.prune(self._keep, None if progress.best is None else progress.best.step)
         self._publish(
             Event(
                 "checkpoint",

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -43,8 +43,8 @@ class Turn:
     expect: int
 
 
-Handshake = Generator[Turn, bytes, None]
-"""Ends when both sides are proven; raises FrameError when they do not belong together."""
+Handshake = Generator[Turn, bytes, int]
+"""Ends with the peer's number when both sides are proven; raises FrameError when they do not belong together."""
 
 
 class _Role(IntEnum):
@@ -81,11 +81,13 @@ def introduce(credentials: Credentials, peer: int) -> Handshake:
             "the two hold different tokens, so they belong to different runs"
         )
     _check_proof(_proof(credentials, ours, theirs, _Role.LISTENS), verdict[1:], peer)
+    return peer
 
 
-def receive_introduction(credentials: Credentials, peer: int) -> Handshake:
-    """The side that listens: it proves nothing to a stranger."""
+def receive_introduction(credentials: Credentials, peers: Collection[int]) -> Handshake:
+    """The side that listens, for any of these workers: it proves nothing to a stranger."""
     theirs = _decode((yield Turn(b"", _HELLO.size)), _Role.CONNECTS)
+    peer = theirs.worker if theirs.worker in peers else min(peers)
     ours = _Hello.of(credentials, peer, _Role.LISTENS)
     # Told even where it does not match, so that the other side can say what differs.
     given = yield Turn(ours.encode(), 0 if _mismatch(ours, theirs) else _PROOF_SIZE)
@@ -96,6 +98,7 @@ def receive_introduction(credentials: Credentials, peer: int) -> Handshake:
         yield Turn(_REFUSED + bytes(_PROOF_SIZE), 0)
         raise
     yield Turn(_ACCEPTED + _proof(credentials, theirs, ours, _Role.LISTENS), 0)
+    return peer
 
 
 def _decode(message: bytes, role: _Role) -> _Hello:

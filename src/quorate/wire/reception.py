@@ -4,8 +4,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 
 from quorate.core.errors import FrameError, LinkError, PeerLost
 from quorate.wire.address import join_address
@@ -26,6 +26,7 @@ class Visitor:
         self.socket = sock
         self.address = address
         self.silent = True
+        self.worker: int | None = None
         self._handshake: Handshake | None = None
         self._expect = 0
         self._received = b""
@@ -43,7 +44,8 @@ class Visitor:
                 turn = self._handshake.send(self._received)
                 self._reply(turn.send)
                 self._expect, self._received = turn.expect, b""
-        except StopIteration:
+        except StopIteration as proven:
+            self.worker = proven.value
             return True
         return False
 
@@ -77,6 +79,13 @@ class Reception:
 
     def admit(self, introduction: Callable[[], Handshake], name: str, deadline: Deadline) -> Visitor:
         """The first visitor that completes the handshake. One thread waits at a time."""
+        with closing(self.admit_each(introduction, name, deadline)) as visitors:
+            return next(visitors)
+
+    def admit_each(
+        self, introduction: Callable[[], Handshake], name: str, deadline: Deadline
+    ) -> Generator[Visitor, None, None]:
+        """Every visitor that completes the handshake, until nobody asks for more."""
         refusals: list[FrameError] = []
         began = time.monotonic()
         with self._wait():
@@ -92,7 +101,7 @@ class Reception:
                 for visitor in [visitor for visitor in self._visitors if visitor.socket.fileno() in ready]:
                     if self._advance(visitor, refusals):
                         self._visitors.remove(visitor)
-                        return visitor
+                        yield visitor
                 if self._listening.fileno() in ready:
                     self._take_in(introduction)
 
@@ -151,7 +160,8 @@ class Reception:
             return
         if len(self._visitors) == MOST_VISITORS:
             self._dismiss(self._visitors[0])
-        visitor = Visitor(sock, join_address(place[0], place[1]))
+        # A worker of this host has no address of its own.
+        visitor = Visitor(sock, join_address(place[0], place[1]) if isinstance(place, tuple) else "this host")
         visitor.begin(introduction())
         self._visitors.append(visitor)
 

@@ -1,4 +1,4 @@
-"""A TCP connection whose waits have deadlines and can be ended from any thread."""
+"""A connection whose waits have deadlines and can be ended from any thread."""
 
 import select
 import socket
@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 
 from quorate.core.errors import PeerLost
 from quorate.wire.descriptors import close_in_children
+from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 
 
@@ -27,8 +28,9 @@ class Stream:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         sock.setblocking(False)
-        # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         close_in_children(sock)
         self.peer = peer
         self._socket = sock
@@ -64,6 +66,16 @@ class Stream:
                         raise self._lost(f"it closed the connection ({filled} of {buffer.nbytes} bytes came)")
                     filled += received
                     began = time.monotonic()
+
+    def carry_out(self, handshake: Handshake, deadline: Deadline) -> None:
+        """Say and hear what a handshake asks for, until both ends are proven."""
+        with suppress(StopIteration):
+            turn = next(handshake)
+            while True:
+                self.send_all([memoryview(turn.send)], deadline)
+                reply = bytearray(turn.expect)
+                self.fill(memoryview(reply), deadline)
+                turn = handshake.send(bytes(reply))
 
     def close(self) -> None:
         """End every wait on both ends. The descriptor itself lives until the last wait has left it."""

@@ -19,7 +19,7 @@ from quorate.wire.frame import (
     encode_header,
     flat_bytes,
 )
-from quorate.wire.handshake import Credentials, Handshake, introduce, receive_introduction
+from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, wait_for
@@ -79,7 +79,7 @@ def connect(address: str, credentials: Credentials, peer: int, deadline: Deadlin
     name = f"worker {peer} ({address})"
     stream = Stream(_open_connection(address, name, deadline), name)
     try:
-        _carry_out(introduce(credentials, peer), stream, deadline)
+        stream.carry_out(introduce(credentials, peer), deadline)
     except BaseException:
         stream.close()
         raise
@@ -117,24 +117,12 @@ class Listener:
         came but did not fit is a FrameError, nobody at all a PeerLost.
         """
         name = f"worker {peer}"
-        visitor = self._reception.admit(lambda: receive_introduction(credentials, peer), name, deadline)
+        visitor = self._reception.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)
         return TcpLink(Stream(visitor.socket, f"{name} ({visitor.address})"))
 
     def close(self) -> None:
         """Stop listening and turn everyone away; a wait for a peer ends with PeerLost."""
         self._reception.close()
-
-
-def _carry_out(handshake: Handshake, stream: Stream, deadline: Deadline) -> None:
-    try:
-        turn = next(handshake)
-        while True:
-            stream.send_all([memoryview(turn.send)], deadline)
-            reply = bytearray(turn.expect)
-            stream.fill(memoryview(reply), deadline)
-            turn = handshake.send(bytes(reply))
-    except StopIteration:
-        return
 
 
 def _open_connection(address: str, name: str, deadline: Deadline) -> socket.socket:

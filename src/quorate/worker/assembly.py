@@ -125,7 +125,7 @@ def assemble(
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
         saver=Saver(
             ground.folder,
-            spec.checkpoint.keep,
+            spec.checkpoint.keep if errand.is_training else None,
             _plain(spec),
             ground.environment,
             publish=publish,

@@ -13,7 +13,7 @@ from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import LinkError, QuorateError
+from quorate.core.errors import CheckpointError, LinkError, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.timing import Timing
@@ -175,7 +175,13 @@ class Worker:
         self._page.write(0, "restore")
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent)
-        loaded = folder.load(next(info for info in folder.list() if info.path == path))
+        info = next((info for info in folder.list() if info.path == path), None)
+        if info is None:
+            raise CheckpointError(
+                f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
+                "`checkpoint.keep` says how many a running job keeps"
+            )
+        loaded = folder.load(info)
         ground.replica.load(loaded.state["replica"])
         return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
 

@@ -19,16 +19,18 @@ class GenerationId(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker", "address", "first_lane", "lane_count")
+    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_LANE_FIELD_NUMBER: _ClassVar[int]
     LANE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     address: str
     first_lane: int
     lane_count: int
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ...) -> None: ...
+    local_address: str
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "members")
@@ -55,7 +57,7 @@ class TensorDigest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor")
+    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor", "local_address")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,7 @@ class RegisterRequest(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     host: str
@@ -77,7 +80,8 @@ class RegisterRequest(_message.Message):
     facts: _containers.ScalarMap[str, str]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorDigest]
     cursor: Cursor
-    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ...) -> None: ...
+    local_address: str
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., local_address: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("worker", "lease", "refusal")

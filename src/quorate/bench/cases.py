@@ -1,0 +1,75 @@
+"""The models and data that all systems train, alike: in memory, shuffled, with the same optimizer.
+
+Only torch is imported here: the peers' interpreter needs nothing of Quorate's.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+CLASSES = 10
+Batch = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the shape of its samples, and how many of them are in a batch."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    batch_size: int
+
+
+def tiny_mlp() -> nn.Module:
+    """So small that a step is mostly Python."""
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+def small_cnn() -> nn.Module:
+    """Two convolutions and two linear layers; no batch norm, whose statistics the systems treat differently."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 14 * 14, 64),
+        nn.ReLU(),
+        nn.Linear(64, CLASSES),
+    )
+
+
+CASES = {"tiny-mlp": Case(tiny_mlp, (64,), 32), "cnn": Case(small_cnn, (1, 28, 28), 32)}
+
+
+def data_of(case: Case, samples: int) -> TensorDataset:
+    """Random samples, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, *case.shape, generator=generator)
+    return TensorDataset(inputs, torch.randint(CLASSES, (samples,), generator=generator))
+
+
+def loader_of(case: Case, samples: int) -> DataLoader[tuple[torch.Tensor, ...]]:
+    """What a hand-written loop reads from."""
+    return DataLoader(data_of(case, samples), batch_size=case.batch_size, shuffle=True)
+
+
+def endless(loader: DataLoader[tuple[torch.Tensor, ...]]) -> Iterator[Batch]:
+    """Epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The same for every system."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The same for every system."""
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)

@@ -1,0 +1,1 @@
+"""Quorate's side of the benchmarks."""

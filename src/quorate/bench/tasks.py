@@ -1,0 +1,30 @@
+"""The cases as tasks, for jobs of Quorate."""
+
+from torch import nn, optim
+from torch.utils.data import TensorDataset
+
+from quorate.bench.cases import CASES, Batch, data_of, loss_of, optimizer_of
+from quorate.training.task import Task
+
+
+class CaseTask(Task):
+    """One of the cases, with so many samples."""
+
+    case: str
+    samples: int
+
+    def model(self) -> nn.Module:
+        """The case's model."""
+        return CASES[self.case].build()
+
+    def datasets(self) -> TensorDataset:
+        """A training set only: nothing is evaluated in between."""
+        return data_of(CASES[self.case], self.samples)
+
+    def loss(self, model: nn.Module, batch: Batch) -> object:
+        """The same as everywhere."""
+        return loss_of(model, batch)
+
+    def optimizer(self, model: nn.Module) -> optim.Optimizer:
+        """The same as everywhere."""
+        return optimizer_of(model)

@@ -1,0 +1,169 @@
+"""`quorate bench`: one verb for each benchmark."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli.options import Json
+from quorate.cli.verbs import Verbs
+
+Rounds = Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is measured, in turns.")]
+Systems = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Measure only these, with commas between.", show_default=False)
+]
+Peers = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PYTHON",
+        help="The Python that has the peers; .venv-bench beside ours, or our own, if not given.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write the JSON document to this file.", show_default=False),
+]
+
+app = typer.Typer(
+    name="bench",
+    cls=Verbs,
+    subcommand_metavar="BENCHMARK ...",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def benchmarks() -> None:
+    """Measure Quorate and its peers side by side.
+
+    Everything is measured in turns, round after round, so that noise hits all alike. A peer that is not installed is
+    reported as not measured. Nothing is written anywhere unless --output is given.
+
+    \b
+    Examples:
+      quorate bench allreduce --processes 2 --sizes 1MB,25MB
+      quorate bench step
+      quorate bench startup --json
+      quorate bench scaling --workers 1,2
+    """
+
+
+@app.command()
+def allreduce(
+    processes: Annotated[str, typer.Option(metavar="N,N", help="Numbers of processes.")] = "2,4",
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,SIZE", help="Sizes of the gradient; a KB has 1024 bytes.")
+    ] = "1KB,64KB,1MB,25MB,100MB",
+    repeats: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Exchanges of each size in a round.", show_default="by size, 8 to 200"),
+    ] = None,
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Sum gradients among processes of this machine.
+
+    One gradient of float32 values in each process, until their sum is readable in each. Systems: quorate-shm,
+    quorate-tcp, gloo, openmpi.
+
+    \b
+    Examples:
+      quorate bench allreduce
+      quorate bench allreduce --processes 2 --sizes 1MB,25MB
+      quorate bench allreduce --systems quorate-shm,gloo --output sums.json
+    """
+    from quorate.bench.allreduce import SYSTEMS, AllReduce, check_processes
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems, parse_counts, parse_sizes
+
+    counts = check_processes(parse_counts(processes, "--processes"))
+    bench = AllReduce(counts, parse_sizes(sizes), choose_systems(systems, SYSTEMS), repeats)
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def step(
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train a tiny MLP and a small CNN, and compare the loops.
+
+    One process, one thread, the same data and optimizer; the time of a step in steady state. Systems: quorate,
+    hand-written, fabric, accelerate, lightning.
+
+    \b
+    Examples:
+      quorate bench step
+      quorate bench step --systems quorate,hand-written --rounds 9
+    """
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems
+    from quorate.bench.step import SYSTEMS, Step
+
+    raise typer.Exit(run(Step(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def startup(
+    systems: Systems = None,
+    rounds: Rounds = 5,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Time the way from the command to the first complete step.
+
+    A tiny MLP on 2 workers, against a plain script that imports torch and takes a step, and torchrun with 2 processes.
+    Systems: quorate, plain-python, torchrun.
+
+    \b
+    Examples:
+      quorate bench startup
+      quorate bench startup --systems quorate,plain-python
+    """
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems
+    from quorate.bench.startup import SYSTEMS, Startup
+
+    raise typer.Exit(run(Startup(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def scaling(
+    workers: Annotated[
+        str, typer.Option(metavar="N,N", help="Numbers of workers; 4x2 is 4 workers of 2 threads each.")
+    ] = "1,2,4,8",
+    lanes: Annotated[int, typer.Option(metavar="N", min=1, help="Lanes; a lane takes 32 samples of each batch.")] = 8,
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small CNN on more and more workers.
+
+    The global batch is always the same. Efficiency is against one worker; no-exchange are the same processes, each
+    for itself: the most that the machine can do. Systems: quorate, ddp-gloo, no-exchange.
+
+    \b
+    Examples:
+      quorate bench scaling
+      quorate bench scaling --workers 1,2 --lanes 4
+      quorate bench scaling --workers 2,4x2 --systems quorate
+    """
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.scaling import SYSTEMS, Scaling
+    from quorate.bench.selection import choose_systems, parse_crowds
+
+    bench = Scaling(parse_crowds(workers, "--workers"), lanes, choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))

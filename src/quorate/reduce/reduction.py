@@ -1,0 +1,26 @@
+"""What a strategy asks of the workers that it sums with."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class Reduction(Protocol):
+    """Sums and gathers among the workers of a generation. One thread calls it; any failure closes it for all."""
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """Fill `total` with the sum over all lanes in ring order: the same bits on every worker.
+
+        `lane_values` has one flat tensor for each hosted lane, in lane order. `index` tells apart what is summed in
+        one step, and all workers call with the same ones in the same order.
+        """
+        ...
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        """Everyone's payload, in the order of ring positions."""
+        ...
+
+    def close(self) -> None:
+        """Any thread may call it, any number of times."""
+        ...

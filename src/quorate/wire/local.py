@@ -1,0 +1,106 @@
+"""How workers of one host find each other: a socket that has a name, but no file that could be left behind."""
+
+import array
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from quorate.core.errors import FrameError, PeerLost
+from quorate.wire.descriptors import close_in_children
+from quorate.wire.handshake import Credentials, introduce, receive_introduction
+from quorate.wire.host import host_identity
+from quorate.wire.link import Deadline
+from quorate.wire.reception import Reception
+from quorate.wire.stream import Stream, wait_for
+
+MOST_DESCRIPTORS = 4
+
+
+class LocalListener:
+    """Where a worker waits for the other workers of its host. `address` is empty where that is impossible."""
+
+    def __init__(self) -> None:
+        name = f"quorate-{secrets.token_hex(16)}"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.setblocking(False)
+        sock.bind(f"\0{name}")
+        sock.listen()
+        close_in_children(sock)
+        self._reception = Reception(sock)
+        identity = host_identity()
+        self.address = f"{identity}/{name}" if identity else ""
+
+    def accept(
+        self, credentials: Credentials, peers: Collection[int], deadline: Deadline
+    ) -> Iterator[tuple[int, socket.socket]]:
+        """All of these workers, each once it has connected and proven itself."""
+        awaited = set(peers)
+        if not awaited:
+            return
+        name = f"worker {min(awaited)}"
+        admitted = self._reception.admit_each(lambda: receive_introduction(credentials, peers), name, deadline)
+        with contextlib.closing(admitted) as visitors:
+            for visitor in visitors:
+                assert visitor.worker is not None, "a visitor that is let in has said who it is"
+                awaited.discard(visitor.worker)
+                yield visitor.worker, visitor.socket
+                if not awaited:
+                    return
+
+    def close(self) -> None:
+        """Stop listening and turn everyone away."""
+        self._reception.close()
+
+
+def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:
+    """A connection to worker `peer` of this host. Where nobody listens, it is lost at once."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    name = f"worker {peer} (this host)"
+    try:
+        sock.connect(f"\0{address.rpartition('/')[2]}")
+        stream = Stream(sock, name)
+        stream.carry_out(introduce(credentials, peer), deadline)
+    except OSError as error:
+        sock.close()
+        raise PeerLost(name, f"it cannot be reached ({error.strerror or error})") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def share_a_host(addresses: Sequence[str]) -> bool:
+    """Whether all of these are addresses of one host."""
+    hosts = {address.rpartition("/")[0] for address in addresses}
+    return len(hosts) == 1 and "" not in hosts
+
+
+def pass_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
+    """Give another process what these descriptors stand for."""
+    socket.send_fds(sock, [b"m"], list(descriptors))
+
+
+def receive_descriptors(sock: socket.socket, peer: str, deadline: Deadline) -> list[int]:
+    """What another process has passed."""
+    began = time.monotonic()
+    while True:
+        try:
+            message, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize))
+        except BlockingIOError:
+            if wait_for(sock, 1, deadline) < 0:
+                raise PeerLost(peer, f"it passed no memory within {time.monotonic() - began:.1f} s") from None
+            continue
+        if not message:
+            raise PeerLost(peer, "it closed the connection")
+        return _descriptors(ancillary)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            raise FrameError("a worker passed something that is no memory")
+        found.frombytes(content[: len(content) - len(content) % found.itemsize])
+    return list(found)

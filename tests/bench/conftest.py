@@ -1,0 +1,1 @@
+from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
