@@ -1,7 +1,11 @@
 import os
+import signal
 
 # Before torch is imported anywhere: tests fork workers, and a fork after an operation on two threads hangs.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 for name in [name for name in os.environ if name.startswith("QUORATE_")]:
     del os.environ[name]
+
+# Under nohup it is ignored, here and in every command that a test starts; a test of a closed terminal needs it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
