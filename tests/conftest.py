@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 
@@ -9,3 +10,6 @@ for name in [name for name in os.environ if name.startswith("QUORATE_")]:
 
 # Under nohup it is ignored, here and in every command that a test starts; a test of a closed terminal needs it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# What earlier tests have left to be collected may wait, when it is, for threads that a forked process does not have.
+os.register_at_fork(after_in_child=gc.freeze)

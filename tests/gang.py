@@ -20,8 +20,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
-from quorate.reduce.neighbours import meet_neighbours
-from quorate.reduce.ring import Ring
+from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.machine import pin_machine
@@ -31,7 +30,6 @@ from quorate.training.replica import Replica
 from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
-from quorate.wire.tcp import Listener
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
 
 TOKEN = "a token for tests"
@@ -94,7 +92,7 @@ def train(
         pids.append(pid)
         conversations.append(ours.makefile("rw"))
         ours.close()
-    addresses = [conversation.readline().strip() for conversation in conversations]
+    addresses = [conversation.readline().rstrip("\n") for conversation in conversations]
     for conversation in conversations:
         conversation.write(json.dumps(addresses) + "\n")
         conversation.close()
@@ -130,9 +128,9 @@ def _child(
 ) -> None:
     activity = Activity(lambda *_: None)
     try:
-        listener = Listener.bind("127.0.0.1")
-        generation = _learn_generation(parent, listener.address, host_lanes(spec.lanes, workers))
-        told = _work(task, spec, generation, position, listener, folder, stop_at, sabotage, activity)
+        listeners = Listeners.bind("127.0.0.1", shares_memory=spec.links == "auto")
+        generation = _learn_generation(parent, listeners, host_lanes(spec.lanes, workers))
+        told = _work(task, spec, generation, position, listeners, folder, stop_at, sabotage, activity)
     except BaseException as error:
         failure = Failure.of(error).at(worker=position, lane=activity.lane, step=activity.step)
         told = {"failure": failure.to_dict()}
@@ -142,12 +140,15 @@ def _child(
     os._exit(0)
 
 
-def _learn_generation(parent: socket.socket, address: str, hosting: Sequence[range]) -> Generation:
+def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequence[range]) -> Generation:
     with parent, parent.makefile("rw") as conversation:
-        conversation.write(address + "\n")
+        conversation.write(f"{listeners.network.address} {listeners.local_address}\n")
         conversation.flush()
         addresses = json.loads(conversation.readline())
-    members = (Member(i, place, lanes) for i, (place, lanes) in enumerate(zip(addresses, hosting, strict=True)))
+    members = (
+        Member(i, place.split(" ")[0], lanes, place.split(" ")[1])
+        for i, (place, lanes) in enumerate(zip(addresses, hosting, strict=True))
+    )
     return Generation(GenerationId(1, 1), tuple(members))
 
 
@@ -156,7 +157,7 @@ def _work(
     spec: JobSpec,
     generation: Generation,
     position: int,
-    listener: Listener,
+    listeners: Listeners,
     folder: Path,
     stop_at: int | None,
     sabotage: Callable[[int, Any], None] | None,
@@ -176,8 +177,9 @@ def _work(
         progress = Progress.from_dict(loaded.state["progress"])
     over = time.monotonic() + 60
     credentials = Credentials(TOKEN, position, generation.id)
-    previous, following = meet_neighbours(listener, generation, credentials, lambda: over - time.monotonic())
-    ring = Ring(generation, position, previous, following, lambda: over - time.monotonic())
+    deadline = lambda: over - time.monotonic()  # noqa: E731
+    reduction, memory = meet(Meeting(generation, credentials, listeners, deadline, deadline), ground.plan)
+    listeners.close()
     events: list[Event] = []
     asks = position == len(generation.members) - 1
     surroundings = Surroundings(
@@ -186,14 +188,22 @@ def _work(
         stop_requested=lambda: "interrupted" if asks and stop_at == activity.step else None,
         activity=activity,
     )
-    loop = assemble(ground, generation, position, ring=ring, progress=progress, outside=surroundings)
+    loop = assemble(
+        ground,
+        generation,
+        position,
+        reduction=reduction,
+        memory=memory,
+        progress=progress,
+        outside=surroundings,
+    )
     if sabotage is not None:
         sabotage(position, loop)
     try:
         ending = loop.run()
     finally:
         loop.feed.close()
-        ring.close()
+        reduction.close()
     losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
     return {
         "ending": ending,

@@ -11,6 +11,7 @@ import gang
 from bits import bit_tasks as tasks
 from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
+from quorate.reduce import pool
 from quorate.training.task import Task
 
 
@@ -58,8 +59,10 @@ CASES = [
 
 
 def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
+    """Over TCP and in shared memory by turns, so that every case is compared over both."""
     folder.mkdir()
-    return gang.train(case.task, gang.job(case.task, lanes=lanes, **case.keys), workers, folder).digest
+    links = "auto" if (lanes + workers) % 2 == 0 else "tcp"
+    return gang.train(case.task, gang.job(case.task, lanes=lanes, links=links, **case.keys), workers, folder).digest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -130,7 +133,8 @@ def test_a_broken_order_of_summation_is_caught(tmp_path: Path, monkeypatch: pyte
             host = next(hosted for hosted in hosting if (chunk + 1) % lanes in hosted)
             return tuple((host.start + distance) % lanes for distance in range(lanes))
 
-        monkeypatch.setattr(schedule, "summation_order", by_worker)
+        for module in (schedule, pool):
+            monkeypatch.setattr(module, "summation_order", by_worker)
         digests.add(digest(Case(tasks.Momentum), 4, workers, tmp_path / str(workers)))
     assert len(digests) > 1
 

@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run
+from quorate.cli import document as document_module
 from quorate.cli.app import app
 from quorate.cli.page import Page
 from quorate.cli.run_page import print_run
@@ -215,7 +217,9 @@ def test_an_address_that_a_killed_run_has_left_is_not_shown(runs: Path, capsys: 
     assert "4000" not in page(run)
 
 
-def test_json_is_by_its_schema_whatever_the_run_looks_like(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_by_its_schema_whatever_the_run_looks_like(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     complete_run(runs)
     failure = Failure("WorkerLost", "worker 1 was killed", worker=1, step=5).to_dict()
     story = Story().begin().train(1, 4).evaluate(4, loss=float("nan")).tell("stop", reason="terminated")
@@ -225,6 +229,7 @@ def test_json_is_by_its_schema_whatever_the_run_looks_like(runs: Path, capsys: p
     (broken.checkpoints / "step-00000008-evaluated" / "manifest.json").write_text("{")
     build_run(runs)
     for name in ("tiny-0001", "tiny-0002", "tiny-0003", "tiny-0004"):
+        monkeypatch.setattr(document_module, "_told", WeakSet())  # each is a command of its own
         app(["show", name, "--json"], standalone_mode=False)
         out, err = capsys.readouterr()
         document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -120,14 +120,14 @@ def test_an_optimizer_that_writes_to_gradients_disturbs_nobody_and_only_until_th
     expected = bits(reference_sum(lane_values))
     with pools(2, 2, plan_of(NUMEL)) as met:
         for pool in met:
-            pool.trusts_versions = True
+            pool._trusts_versions = True
         assert set(sum_buckets(met, lane_values)) == {expected}
         met[0].memory.total[0].mul_(0.5)
         assert bits(met[0].memory.total[0]) != expected
         assert bits(met[1].memory.total[0]) == expected
         assert set(sum_buckets(met, lane_values, step=2)) == {expected}
         # Past torch, nobody counts: then every sum starts from the shared total.
-        met[0].trusts_versions = False
+        met[0]._trusts_versions = False
         met[0].memory.total[0].numpy()[:] = 7.0
         assert set(sum_buckets(met, lane_values, step=3)) == {expected}
 

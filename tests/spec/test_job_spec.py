@@ -22,7 +22,16 @@ def test_every_key_is_marked() -> None:
 
 def test_keys_that_change_only_how_a_job_runs() -> None:
     manner = {key for key, mark in key_marks().items() if mark is Mark.MANNER}
-    assert manner == {"workers", "failure_timeout", "runs", "checkpoint", "loader_workers", "port", "log_level"}
+    assert manner == {
+        "workers",
+        "failure_timeout",
+        "runs",
+        "checkpoint",
+        "loader_workers",
+        "links",
+        "port",
+        "log_level",
+    }
 
 
 def test_lanes_do_not_follow_workers() -> None:

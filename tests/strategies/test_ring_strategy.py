@@ -11,6 +11,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks
+from plain_gradients import plain_gradients
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.reduce.ring import Ring
@@ -18,7 +19,6 @@ from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
 from quorate.strategies.notes import note_of
 from quorate.strategies.ring import RingStrategy
 from quorate.training.buffers import Buffers
-from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.strategy import Agreement
 from quorate.training.task import Task
@@ -46,7 +46,7 @@ class Alone:
         model = Tables()
         generation = Generation(GenerationId(1, 1), (Member(0, "here", range(3)),))
         self.ring = Ring(generation, 0, None, None, lambda: 10.0)
-        self.gradients = Gradients(list(model.named_parameters()), range(3), 25.0)
+        self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         self.buffers = Buffers(model, RULES)
         self.strategy = RingStrategy(self.ring, generation, 0, self.gradients, self.buffers)
         self.exchange_of_buffers = BufferExchange(self.ring, generation, self.buffers, 1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from plain_gradients import plain_gradients
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.gradients import Gradients
 
 
 class Pair:
@@ -16,7 +16,7 @@ class Pair:
     def __init__(self, bucket_mb: float = 25.0) -> None:
         self.weight = nn.Parameter(torch.tensor([[1.0, -2.0], [3.0, 4.0]]))
         self.bias = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16))
-        self.gradients = Gradients([("weight", self.weight), ("bias", self.bias)], range(2, 4), bucket_mb)
+        self.gradients = plain_gradients([("weight", self.weight), ("bias", self.bias)], range(2, 4), bucket_mb)
 
     def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
         self.gradients.backward(loss, weight, None, retain=False)
@@ -34,7 +34,7 @@ def test_each_type_has_its_own_bucket_and_each_parameter_its_view() -> None:
 
 def test_small_buckets_hold_the_same_views() -> None:
     parameters = [(str(i), nn.Parameter(torch.zeros(300))) for i in range(5)]
-    gradients = Gradients(parameters, range(1), bucket_mb=0.0024)
+    gradients = plain_gradients(parameters, range(1), bucket_mb=0.0024)
     assert [bucket.numel() for bucket in gradients.total.buckets] == [600, 600, 300]
     assert len(gradients.total.views) == 5
 
@@ -122,7 +122,7 @@ def test_closing_lets_the_parameters_go() -> None:
 
 def test_a_channels_last_gradient_is_taken_by_value() -> None:
     kernel = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
-    gradients = Gradients([("kernel", kernel)], range(1), 25.0)
+    gradients = plain_gradients([("kernel", kernel)], range(1), 25.0)
     factor = torch.randn(4, 3, 2, 2)
     gradients.begin(0)
     gradients.backward((kernel * factor).sum(), 1.0, None, retain=False)
@@ -174,7 +174,7 @@ def test_a_gradient_that_would_be_lost_is_refused_by_name(act: Any, text: str) -
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:
     rows = nn.Embedding(4, 2, sparse=True)
-    gradients = Gradients(list(rows.named_parameters()), range(1), 25.0)
+    gradients = plain_gradients(list(rows.named_parameters()), range(1), 25.0)
     gradients.begin(0)
     with pytest.raises(UnsupportedModelError, match=r"'weight' is sparse.*sparse=False"):
         gradients.backward(rows(torch.tensor([1])).sum(), 1.0, None, retain=False)

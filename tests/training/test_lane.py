@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import gang
+from plain_gradients import plain_gradients
 from quorate.core.errors import LossError, UserCodeError
 from quorate.core.failure import Failure
 from quorate.training.activity import Activity
-from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneRunner, LossSum, not_finite
 from quorate.training.replica import Replica
 from quorate.training.task import Task
@@ -44,7 +44,7 @@ class OneLane:
         made = type("Made", (task_type,), {"answer": staticmethod(answer)})
         self.task = made()
         self.replica = Replica(self.task, gang.job(task_type))
-        self.gradients = Gradients(self.replica.trainable, range(2), 25.0)
+        self.gradients = plain_gradients(self.replica.trainable, range(2), 25.0)
         self.runner = LaneRunner(self.task, self.replica, self.gradients, seed=1)
 
     def run(self, *batches: tuple[int, float], batch_samples: int = 4) -> Any:

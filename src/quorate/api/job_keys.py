@@ -32,5 +32,6 @@ class JobKeys(TypedDict, total=False):
     runs: str
     checkpoint: Section
     loader_workers: int
+    links: Literal["auto", "tcp"]
     port: int
     log_level: Literal["debug", "info", "warning", "error"]

@@ -153,7 +153,10 @@ def form_generation(crew: Crew, generation: GenerationId) -> Generation:
     """Everyone that is enrolled, in the order of their ids, with the lanes shared as evenly as can be."""
     registrations = sorted((known.registration for known in crew.enrolled), key=lambda each: each.worker)
     hosting = host_lanes(crew.terms.lanes, len(registrations))
-    members = (Member(each.worker, each.address, lanes) for each, lanes in zip(registrations, hosting, strict=True))
+    members = (
+        Member(each.worker, each.address, lanes, each.local_address)
+        for each, lanes in zip(registrations, hosting, strict=True)
+    )
     return Generation(generation, tuple(members))
 
 

@@ -55,6 +55,7 @@ class Registered:
     facts: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     cursor: Cursor = field(default_factory=Cursor)
+    local_address: str = ""
 
     @property
     def process(self) -> tuple[int, str, str]:

@@ -216,6 +216,7 @@ def _registered(request: pb.RegisterRequest) -> Registered:
         pid=request.pid,
         host=request.host,
         address=request.ring_address,
+        local_address=request.local_address,
         facts=dict(request.facts),
         tensors={tensor.name: tensor.digest for tensor in request.tensors},
         cursor=Cursor(request.cursor.step, Phase(request.cursor.phase)),

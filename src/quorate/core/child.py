@@ -1,5 +1,6 @@
 """Asking a forked process: whatever the question touches is left behind in it."""
 
+import gc
 import os
 import select
 import signal
@@ -51,6 +52,8 @@ def ask_child(question: Callable[[], str], seconds: float | None = None) -> Answ
 def _answer(question: Callable[[], str], sending: int, parent: int) -> NoReturn:
     code = 1
     try:
+        # What the parent has left to be collected may wait, when it is, for threads that this process does not have.
+        gc.freeze()
         die_with_parent(parent)
         rest = memoryview(question().encode())
         while rest:

@@ -1,5 +1,6 @@
 """The stream of batches that a worker reads, fetched ahead in loader processes or, with none, just in time."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -124,5 +125,7 @@ def _packed(fetched: Fetched | FetchTrouble) -> bytes:
 
 
 def _begin_loader(worker: int, _: int) -> None:
+    # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(worker)

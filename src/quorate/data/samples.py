@@ -1,7 +1,7 @@
 """The task's datasets, addressed by request: each sample has a random stream of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -12,7 +12,7 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, describe, user_traceback
 from quorate.data.collate import UnlikeSamples, fresh_copy
 from quorate.data.reading import Request, Source
-from quorate.data.streams import seed_generators
+from quorate.data.streams import generator_states, seed_generators
 
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
 _BY_INDEX = (
@@ -59,14 +59,31 @@ class Samples:
     # A collate() of one's own may hand out the dataset's own memory, and a loss() that works in place would then
     # change the dataset, in one worker only. A loader process does not help: it shares the memory of what it sends.
     copies: bool = False
+    # Which sets have been seen to draw from a random generator.
+    drawing: set[Source] = field(default_factory=set, compare=False)
 
     def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
+        """Read so that every sample has a random stream of its own.
+
+        To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
+        without, and read again only if anything was drawn; from then on every sample begins its stream.
+        """
+        if request.source not in self.drawing:
+            before = generator_states()
+            answer = self._read(request, seeded=False)
+            if generator_states() == before:
+                return answer
+            self.drawing.add(request.source)
+        return self._read(request, seeded=True)
+
+    def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
         index: int | None = None
         try:
             dataset = self.datasets[request.source]
             fetched = []
             for index in request.indices:
-                seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
+                if seeded:
+                    seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
                 fetched.append(dataset[index])
             index = None
             batch = self.collate(fetched)

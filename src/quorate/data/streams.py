@@ -18,6 +18,13 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
+def generator_states() -> tuple[object, ...]:
+    """What will be drawn next; equal before and after something that has drawn nothing."""
+    _, words, *place = numpy.random.get_state(legacy=True)
+    of_torch = torch.default_generator.get_state().numpy().tobytes()
+    return of_torch, numpy.asarray(words).tobytes(), place, random.getstate()
+
+
 @contextmanager
 def preserved_generators() -> Iterator[None]:
     """Leave the generators as they were found: a caller's own random stream must not be disturbed."""

@@ -71,13 +71,19 @@ class Meeting:
         return [member.lanes for member in self.generation.members]
 
 
-def meet(meeting: Meeting, plan: Sequence[Bucket]) -> tuple[Reduction, GradientMemory]:
-    """Sums over all lanes of the generation, and the memory that they are summed in."""
+def meet(
+    meeting: Meeting, plan: Sequence[Bucket], *, trusts_versions: bool = False
+) -> tuple[Reduction, GradientMemory]:
+    """Sums over all lanes of the generation, and the memory that they are summed in.
+
+    `trusts_versions`: whoever writes to the total between exchanges is known to do so through torch, which counts it.
+    """
     members = meeting.generation.members
     if len(members) > 1 and share_a_host([member.local_address for member in members]):
         log.info("gradients are summed in shared memory: all %d workers run on this host", len(members))
         memory, doorbells = _share_memory(meeting, plan)
-        return Pool(meeting.generation, meeting.credentials.worker, doorbells, memory, meeting.lease), memory
+        worker, lease = meeting.credentials.worker, meeting.lease
+        return Pool(meeting.generation, worker, doorbells, memory, lease, trusts_versions=trusts_versions), memory
     if len(members) > 1:
         log.info("gradients go over TCP: %s", _why_not_shared(meeting))
     previous, following = meet_neighbours(

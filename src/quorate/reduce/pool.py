@@ -40,6 +40,8 @@ class Pool:
         doorbells: Mapping[int, Doorbell],
         memory: SharedMemory,
         deadline: Deadline,
+        *,
+        trusts_versions: bool,
     ) -> None:
         self._generation = generation
         self._position = generation.position(worker)
@@ -47,7 +49,7 @@ class Pool:
         self._doorbells = dict(doorbells)
         self._deadline = deadline
         self.memory = memory
-        self.trusts_versions = False
+        self._trusts_versions = trusts_versions
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
@@ -76,7 +78,7 @@ class Pool:
         chunks = cut(total.numel(), self._generation.lanes)
         # Everybody's lanes are written, and everybody is done with the total of the step before.
         self._meet(b"w", step, index)
-        self.memory.forget_own_writes(always=not self.trusts_versions)
+        self.memory.forget_own_writes(always=not self._trusts_versions)
         for chunk in self._lanes:
             self._sum(chunk, chunks[chunk], lanes, total)
         # The total is whole, and everybody is done with our lanes.

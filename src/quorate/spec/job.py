@@ -128,6 +128,7 @@ class JobSpec(Section):
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
+    links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
 

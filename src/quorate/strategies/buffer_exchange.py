@@ -11,7 +11,7 @@ import torch
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation
-from quorate.reduce.ring import Ring
+from quorate.reduce.reduction import Reduction
 from quorate.strategies.notes import LaneNote
 from quorate.training.buffers import LANE_0, MEAN, Buffers
 from quorate.training.lane import LaneResult
@@ -23,8 +23,8 @@ ADOPTED_INDEX = 1
 class BufferExchange:
     """Carries out, over the ring, what the notes of all lanes call for."""
 
-    def __init__(self, ring: Ring, generation: Generation, buffers: Buffers, first_index: int) -> None:
-        self._ring = ring
+    def __init__(self, reduction: Reduction, generation: Generation, buffers: Buffers, first_index: int) -> None:
+        self._reduction = reduction
         self._generation = generation
         self._buffers = buffers
         self._first_index = first_index
@@ -59,7 +59,7 @@ class BufferExchange:
         own = {name: first.buffers.get(name, self._buffers.get(name)) for name in names}
         if not names or not send or len(self._generation.members) == 1:
             return own
-        payloads = self._ring.gather(step, ADOPTED_INDEX, _pack(own) if first.lane == 0 else b"")
+        payloads = self._reduction.gather(step, ADOPTED_INDEX, _pack(own) if first.lane == 0 else b"")
         return own if first.lane == 0 else _unpack(payloads[0])
 
     def _average(
@@ -74,7 +74,7 @@ class BufferExchange:
                 raise UnsupportedModelError(f"Buffer '{group[0]}' is of type {dtype}, which has no mean over lanes.")
             flats = [self._weighted(result, group, batch_samples) for result in results]
             total = torch.empty_like(flats[0])
-            self._ring.all_reduce(step, self._first_index + index, flats, total)
+            self._reduction.all_reduce(step, self._first_index + index, flats, total)
             sizes = [self._buffers.get(name).numel() for name in group]
             for name, part in zip(group, torch.split(total, sizes), strict=True):
                 values[name] = part.view(self._buffers.get(name).shape)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quorate.core.errors import LossError
 from quorate.core.generation import Generation
-from quorate.reduce.ring import Ring
+from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange
 from quorate.strategies.notes import LaneNote, decode, encode, note_of
 from quorate.training.buffers import Buffers
@@ -19,11 +19,14 @@ SHARE_INDEX = 2
 class RingStrategy:
     """Sums the lanes' gradients around the ring, in the order that the job fixes."""
 
-    def __init__(self, ring: Ring, generation: Generation, worker: int, gradients: Gradients, buffers: Buffers) -> None:
-        self._ring = ring
+    def __init__(
+        self, reduction: Reduction, generation: Generation, worker: int, gradients: Gradients, buffers: Buffers
+    ) -> None:
+        self._reduction = reduction
         self._member = generation.members[generation.position(worker)]
+        self._is_alone = len(generation.members) == 1
         self._gradients = gradients
-        self._buffer_exchange = BufferExchange(ring, generation, buffers, first_index=len(gradients.plan))
+        self._buffer_exchange = BufferExchange(reduction, generation, buffers, first_index=len(gradients.plan))
 
     @property
     def worker(self) -> int:
@@ -38,14 +41,14 @@ class RingStrategy:
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
         """Notes first, since they can end the step; then gradients, bucket by bucket; then buffers."""
         own = [note_of(result) for result in results]
-        everyone = [decode(payload) for payload in self._ring.gather(step, NOTES_INDEX, encode(own, stop))]
+        everyone = [(own, stop)] if self._is_alone else self._tell_everyone(step, own, stop)
         notes = [note for told, _ in everyone for note in told]
         losses = _total_losses(notes)
         _check_losses(step, notes)
         _check_counts(step, losses)
         for index, total in enumerate(self._gradients.total.buckets):
             lanes = [self._gradients.lanes[lane].buckets[index] for lane in self.hosted]
-            self._ring.all_reduce(step, index, lanes, total)
+            self._reduction.all_reduce(step, index, lanes, total)
         return Agreement(
             samples=sum(note.samples for note in notes),
             present=_union(notes),
@@ -55,13 +58,18 @@ class RingStrategy:
             stop=next((wish for _, wish in everyone if wish is not None), None),
         )
 
+    def _tell_everyone(
+        self, step: int, own: list[LaneNote], stop: str | None
+    ) -> list[tuple[list[LaneNote], str | None]]:
+        return [decode(payload) for payload in self._reduction.gather(step, NOTES_INDEX, encode(own, stop))]
+
     def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in lane order."""
-        return self._ring.gather(step, SHARE_INDEX, payload)
+        return self._reduction.gather(step, SHARE_INDEX, payload)
 
     def close(self) -> None:
         """Close the links to the neighbours."""
-        self._ring.close()
+        self._reduction.close()
 
 
 def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
+from quorate.reduce.memory import GradientMemory
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,12 @@ class FlatTensors:
     views: tuple[torch.Tensor, ...]
 
     @classmethod
-    def like(cls, parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]) -> "FlatTensors":
-        """Memory for these parameters, laid out by the plan."""
+    def over(
+        cls, buckets: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]
+    ) -> "FlatTensors":
+        """These parameters in buckets of memory, laid out by the plan."""
         views: dict[int, torch.Tensor] = {}
-        buckets = []
-        for bucket in plan:
-            first = parameters[bucket.slots[0].index]
-            flat = torch.zeros(bucket.numel, dtype=first.dtype)
-            buckets.append(flat)
+        for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
                 part = flat[slot.offset : slot.offset + slot.numel]
                 views[slot.index] = part.view(parameters[slot.index].shape)
@@ -39,12 +38,16 @@ class Gradients:
     then moves it into the lane's buffer, where later micro-batches add to it.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]], lanes: range, bucket_mb: float) -> None:
+    def __init__(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], plan: Sequence[Bucket], memory: GradientMemory
+    ) -> None:
         self.names = tuple(name for name, _ in parameters)
         self.parameters = tuple(parameter for _, parameter in parameters)
-        self.plan = plan_buckets(_shapes(parameters), bucket_mb)
-        self.lanes = {lane: FlatTensors.like(self.parameters, self.plan) for lane in lanes}
-        self.total = FlatTensors.like(self.parameters, self.plan)
+        self.plan = plan
+        self.lanes = {lane: self._over(buckets) for lane, buckets in memory.lanes.items()}
+        self.total = self._over(memory.total)
+        self._writes_are_dear = memory.writes_are_dear
+        self._writable: FlatTensors | None = None
         self._current = self.total
         self._touched: set[int] = set()
         self._in_backward = False
@@ -86,15 +89,33 @@ class Gradients:
         for bucket in self.lanes[lane].buckets:
             bucket.zero_()
 
-    def install(self, present: int) -> None:
+    def install(self, present: int, to_be_written: bool = False) -> None:
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
+        views = self._copied().views if to_be_written and self._writes_are_dear else self.total.views
         for index, parameter in enumerate(self.parameters):
-            parameter.grad = self.total.views[index] if present >> index & 1 else None
+            parameter.grad = views[index] if present >> index & 1 else None
+
+    def total_norm(self) -> float:
+        """The norm of the sum. What has no gradient counts as zeros."""
+        norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
+        return float(norm)
 
     def close(self) -> None:
         """Let the parameters go."""
         for hook in self._hooks:
             hook.remove()
+
+    def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
+        return FlatTensors.over(buckets, self.parameters, self.plan)
+
+    def _copied(self) -> FlatTensors:
+        """The sum in memory where it costs little to write to it."""
+        if self._writable is None:
+            self._writable = self._over([torch.empty_like(bucket) for bucket in self.total.buckets])
+        for copy, bucket in zip(self._writable.buckets, self.total.buckets, strict=True):
+            copy.copy_(bucket)
+        return self._writable
 
     def _adopt(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
@@ -135,8 +156,10 @@ class Gradients:
         )
 
 
-def _shapes(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> list[TensorShape]:
-    return [
+def gradient_plan(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_mb: float) -> tuple[Bucket, ...]:
+    """The buckets in which the gradients of these parameters are exchanged."""
+    shapes = [
         TensorShape(name, str(parameter.dtype), parameter.element_size(), parameter.numel())
         for name, parameter in parameters
     ]
+    return plan_buckets(shapes, bucket_mb)

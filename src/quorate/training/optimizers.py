@@ -35,6 +35,21 @@ class Optimizers:
         self._schedulers = self._build_schedulers(task)
         self._given = copy.deepcopy(self._settings())
 
+    @property
+    def are_torchs_own(self) -> bool:
+        """Whether all of them are torch's, without hooks: then a gradient changes only by operations of torch."""
+        return all(
+            type(optimizer).__module__.startswith("torch.optim.")
+            and not optimizer._optimizer_step_pre_hooks
+            and not optimizer._optimizer_step_post_hooks
+            for optimizer in self.by_name.values()
+        )
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether an update may draw from a random generator: torch's own optimizers do not, a task's code may."""
+        return not self.are_torchs_own or bool(self._schedulers)
+
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]

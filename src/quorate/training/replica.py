@@ -37,7 +37,8 @@ class Replica:
         """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""
         self.buffers.restore()
         for module, training in self._modes:
-            module.training = training
+            if module.training is not training:
+                module.training = training
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""

@@ -16,14 +16,16 @@ from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
 from quorate.data.samples import Dataset, Samples, check_dataset
 from quorate.data.streams import seed_generators
+from quorate.lanes.buckets import Bucket
 from quorate.observe.event import Event
-from quorate.reduce.ring import Ring
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
-from quorate.training.gradients import Gradients
+from quorate.training.gradients import Gradients, gradient_plan
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
@@ -45,6 +47,11 @@ class Ground:
     samples: Samples
     environment: dict[str, str]
     folder: CheckpointFolder
+
+    @property
+    def plan(self) -> tuple[Bucket, ...]:
+        """The buckets in which gradients are exchanged."""
+        return gradient_plan(self.replica.trainable, self.spec.bucket_mb)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,8 @@ def assemble(
     generation: Generation,
     worker: int,
     *,
-    ring: Ring,
+    reduction: Reduction,
+    memory: GradientMemory,
     progress: Progress,
     outside: Surroundings,
     errand: Errand = TRAINING,
@@ -107,7 +115,7 @@ def assemble(
     with building_code("order()"):
         curriculum = Curriculum(spec, len(ground.samples.datasets[Source.TRAINING]), task.order)
     evaluation = evaluation_plan(spec, ground.samples)
-    gradients = Gradients(replica.trainable, hosted, spec.bucket_mb)
+    gradients = Gradients(replica.trainable, ground.plan, memory)
     requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
     if errand.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
@@ -120,7 +128,7 @@ def assemble(
         replica=replica,
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
-        strategy=RingStrategy(ring, generation, worker, gradients, replica.buffers),
+        strategy=RingStrategy(reduction, generation, worker, gradients, replica.buffers),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
         saver=Saver(

@@ -49,6 +49,7 @@ class Registration:
     facts: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     cursor: Cursor = field(default_factory=Cursor)
+    local_address: str = ""
 
 
 class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -110,6 +111,7 @@ class Membership:
             pid=registration.pid,
             host=registration.host,
             ring_address=registration.ring_address,
+            local_address=registration.local_address,
             facts=dict(registration.facts),
             tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in registration.tensors.items()],
             cursor=pb.Cursor(step=registration.cursor.step, phase=registration.cursor.phase),

@@ -19,8 +19,9 @@ from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.reduce.neighbours import meet_neighbours
-from quorate.reduce.ring import Ring
+from quorate.reduce.meeting import Listeners, Meeting, meet
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import Reduction
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
@@ -34,7 +35,6 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
-from quorate.wire.tcp import Listener
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
@@ -112,19 +112,20 @@ class Worker:
 
     def _train(self) -> None:
         ground, progress = self._build()
-        listener = Listener.bind(LOOPBACK)
+        listeners = Listeners.bind(LOOPBACK, shares_memory=self._spec.links == "auto")
         try:
-            worker = self._membership.register(self._registration(ground, progress, listener.address))
+            worker = self._membership.register(self._registration(ground, progress, listeners))
             generation = self._membership.await_generation(lambda: float("inf"))
-            ring = self._form_ring(generation, worker, listener)
+            reduction, memory = self._meet(generation, worker, listeners, ground)
         finally:
-            listener.close()
-        self._membership.on_end(ring.close)
+            listeners.close()
+        self._membership.on_end(reduction.close)
         loop = assemble(
             ground,
             generation,
             worker,
-            ring=ring,
+            reduction=reduction,
+            memory=memory,
             progress=progress,
             outside=self._surroundings(),
             errand=self._assignment.errand,
@@ -139,7 +140,7 @@ class Worker:
             )
         finally:
             loop.feed.close()
-            ring.close()
+            reduction.close()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -185,22 +186,26 @@ class Worker:
         ground.replica.load(loaded.state["replica"])
         return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
 
-    def _registration(self, ground: Ground, progress: Progress, address: str) -> Registration:
+    def _registration(self, ground: Ground, progress: Progress, listeners: Listeners) -> Registration:
         return Registration(
             slot=self._assignment.slot,
             pid=os.getpid(),
             host=socket.gethostname(),
-            ring_address=address,
+            ring_address=listeners.network.address,
+            local_address=listeners.local_address,
             facts=ground.environment,
             tensors=digests(ground.replica.tensors()),
             cursor=progress.cursor,
         )
 
-    def _form_ring(self, generation: Generation, worker: int, listener: Listener) -> Ring:
+    def _meet(
+        self, generation: Generation, worker: int, listeners: Listeners, ground: Ground
+    ) -> tuple[Reduction, GradientMemory]:
         self._page.write(0, "join")
         credentials = Credentials(self._assignment.token, worker, generation.id)
-        previous, following = meet_neighbours(listener, generation, credentials, _within(self._timing.connect))
-        return Ring(generation, worker, previous, following, self._membership.lease_remaining)
+        deadline, lease = _within(self._timing.connect), self._membership.lease_remaining
+        meeting = Meeting(generation, credentials, listeners, deadline, lease)
+        return meet(meeting, ground.plan, trusts_versions=ground.replica.optimizers.are_torchs_own)
 
     def _surroundings(self) -> Surroundings:
         membership = self._membership

@@ -66,12 +66,11 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
     """One worker: meet the others, and exchange every size."""
     listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
     addresses = seat.gather([listeners.network.address, listeners.local_address])
-    reduction, memory = meet(_meeting(seat, order, token, listeners, addresses), _plan(order["sizes"]))
+    meeting = _meeting(seat, order, token, listeners, addresses)
+    # Only torch writes to the total here, as in a job with one of torch's optimizers.
+    reduction, memory = meet(meeting, _plan(order["sizes"]), trusts_versions=True)
     try:
-        if isinstance(reduction, Pool):
-            # Only torch writes to the total here, as in a job.
-            reduction.trusts_versions = True
-        elif order["links"] == "shm":
+        if order["links"] == "shm" and not isinstance(reduction, Pool):
             raise RuntimeError(
                 "the workers cannot share memory here: the kernel does not tell that they are on one host"
             )

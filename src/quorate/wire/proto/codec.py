@@ -15,6 +15,7 @@ def encode_generation(generation: Generation) -> pb.Generation:
             address=member.address,
             first_lane=member.lanes.start,
             lane_count=len(member.lanes),
+            local_address=member.local_address,
         )
         for member in generation.members
     ]
@@ -24,7 +25,12 @@ def encode_generation(generation: Generation) -> pb.Generation:
 def decode_generation(message: pb.Generation) -> Generation:
     """The generation that a message tells."""
     members = tuple(
-        Member(member.worker, member.address, range(member.first_lane, member.first_lane + member.lane_count))
+        Member(
+            member.worker,
+            member.address,
+            range(member.first_lane, member.first_lane + member.lane_count),
+            member.local_address,
+        )
         for member in message.members
     )
     return Generation(decode_id(message.id), members)
