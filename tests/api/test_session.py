@@ -7,10 +7,12 @@ import pytest
 
 from command import Workplace
 from quorate.api import session
+from quorate.api.resumption import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.observe.event import Event
+from quorate.spec.job import JobSpec
 from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
 
@@ -60,3 +62,12 @@ def test_a_refusal_leaves_a_run_as_it_was_until_a_step_was_trained(
     result = used_workplace.result()
     assert (result["status"], result["failure"]["exit_code"]) == ("failed", 1)
     assert "steps: 16  # --steps" in job.read_text()
+
+
+def test_a_longer_job_is_warned_of_where_its_rate_depends_on_its_length(caplog: pytest.LogCaptureFixture) -> None:
+    scheduled = {"task": "t:T", "batch_size": 8, "schedule": {"kind": "cosine"}}
+    short, long = (JobSpec.model_validate({**scheduled, "steps": steps}) for steps in (8, 16))
+    warn_of_stretched_schedule(short, short)
+    assert caplog.text == ""
+    warn_of_stretched_schedule(short, long)
+    assert "the rate of a cosine schedule depends on how long the job is" in caplog.text

@@ -44,10 +44,11 @@ def test_one_whose_metric_is_not_a_number_is_never_the_best(folder: CheckpointFo
     assert select("r", folder, "best", Ranking("loss", mode)).cursor.step == best
 
 
-def test_a_damaged_one_is_no_choice(folder: CheckpointFolder) -> None:
+def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.LogCaptureFixture) -> None:
     newest = folder.list()[-1].path
     (newest / "state.safetensors").write_bytes(b"damaged")
     assert select("r", folder, "last", LOWEST).cursor.step == 6
+    assert "checkpoint step-00000008-evaluated is damaged, so step-00000006-evaluated is used" in caplog.text
     with pytest.raises(RunError, match=r"state\.safetensors.* There are those of steps 2, 4, 6, 8\."):
         select("r", folder, 8, LOWEST)
 

@@ -106,6 +106,20 @@ def newest_checkpoint(run: RunFolder) -> CheckpointInfo:
     return search.newest
 
 
+def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: ResolvedJob) -> None:
+    """Refuse a job file that was changed in the run folder: the checkpoint knows what was trained until then.
+
+    Where the task is does not count: a project may be moved, and its source is compared by itself.
+    """
+    saved = JobSpec.model_validate(checkpoint.manifest.job)
+    changed = [change for change in refused_on_resume(saved, resolved.spec) if change.key != "task"]
+    if changed:
+        raise RunError(
+            f"{near(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved: "
+            f"{listed(changed, resolved)}. Restore it, or start a new run from the checkpoint with --branch."
+        )
+
+
 def _why_nothing(skipped: Sequence[Skipped]) -> str:
     if not skipped:
         return (

@@ -18,6 +18,7 @@ from quorate.api.resumption import (
     newest_checkpoint,
     refuse_complete,
     refuse_early_stopped,
+    refuse_edited_job,
     refuse_other_meaning,
     warn_of_stretched_schedule,
 )
@@ -132,7 +133,9 @@ def resume(
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
-        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, facts), newest_checkpoint(run))
+        checkpoint = newest_checkpoint(run)
+        refuse_edited_job(run, checkpoint, resolved)
+        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint)
         with _as_it_was(run):
             return _train(plan, watch, signals)
 
@@ -174,16 +177,15 @@ def _as_it_was(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _take_up(run: RunFolder, resolved: ResolvedJob, facts: Facts) -> None:
+def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, facts: Facts) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
-    _check_facts(run, facts)
+    _check_facts(run, run.read_environment() or checkpoint.manifest.environment, facts)
     run.write_job(dump_job(resolved))
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
 
-def _check_facts(run: RunFolder, facts: Facts) -> None:
-    recorded = run.read_environment() or {}
+def _check_facts(run: RunFolder, recorded: Mapping[str, Any], facts: Facts) -> None:
     if recorded.get(SOURCE, facts[SOURCE]) != facts[SOURCE]:
         raise RunError(
             f"the task's source has changed since run {run.name} began (digest {recorded[SOURCE][:12]}… then, "

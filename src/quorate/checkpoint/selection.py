@@ -1,13 +1,16 @@
 """Which of a run's checkpoints a person means: the last, the best, or that of a step."""
 
+import logging
 import math
 from dataclasses import dataclass
 
-from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.listing import CheckpointInfo, Search
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError, RunError
 from quorate.spec.job import JobSpec
+
+log = logging.getLogger(__name__)
 
 LAST, BEST = "last", "best"
 
@@ -39,12 +42,7 @@ class Ranking:
 def select(run: str, folder: CheckpointFolder, which: str | int, ranking: Ranking) -> CheckpointInfo:
     """The checkpoint of a run that `which` means: ``last``, ``best``, or a step; it is whole."""
     if which == LAST:
-        newest = folder.newest_whole()
-        if newest is None:
-            raise RunError(
-                f"run {run} has no whole checkpoint; it saves one every `checkpoint.every` steps and at its end"
-            )
-        return newest
+        return _newest(run, folder.search())
     infos = list(folder.list())
     found = ranking.best(infos) if which == BEST else _of_step(infos, run, which)
     if found is None:
@@ -57,6 +55,19 @@ def select(run: str, folder: CheckpointFolder, which: str | int, ranking: Rankin
     except CheckpointError as error:
         raise RunError(f"{error}. {_there_are(infos)}") from error
     return found
+
+
+def _newest(run: str, search: Search) -> CheckpointInfo:
+    if search.newest is None:
+        why = f": {search.skipped[0].reason}" if search.skipped else ""
+        raise RunError(
+            f"run {run} has no whole checkpoint{why}; it saves one every `checkpoint.every` steps and at its end"
+        )
+    for skipped in search.skipped:
+        log.warning(
+            "checkpoint %s is damaged, so %s is used: %s", skipped.path.name, search.newest.path.name, skipped.reason
+        )
+    return search.newest
 
 
 def _of_step(infos: list[CheckpointInfo], run: str, which: str | int) -> CheckpointInfo:
