@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped
+from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
 from quorate.spec.change import Change, refused_on_resume
@@ -99,11 +100,7 @@ def newest_checkpoint(run: RunFolder) -> CheckpointInfo:
     search = CheckpointFolder(run.checkpoints).search()
     if search.newest is None:
         raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
-    for skipped in search.skipped:
-        log.warning(
-            "checkpoint %s is damaged, so %s is used: %s", skipped.path.name, search.newest.path.name, skipped.reason
-        )
-    return search.newest
+    return warned_of(search.newest, search.skipped)
 
 
 def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: ResolvedJob) -> None:

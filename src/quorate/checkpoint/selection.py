@@ -2,9 +2,10 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quorate.checkpoint.listing import CheckpointInfo, Search
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError, RunError
@@ -63,11 +64,14 @@ def _newest(run: str, search: Search) -> CheckpointInfo:
         raise RunError(
             f"run {run} has no whole checkpoint{why}; it saves one every `checkpoint.every` steps and at its end"
         )
-    for skipped in search.skipped:
-        log.warning(
-            "checkpoint %s is damaged, so %s is used: %s", skipped.path.name, search.newest.path.name, skipped.reason
-        )
-    return search.newest
+    return warned_of(search.newest, search.skipped)
+
+
+def warned_of(newest: CheckpointInfo, skipped: Sequence[Skipped]) -> CheckpointInfo:
+    """The newest whole checkpoint, after a warning of each newer one that is damaged."""
+    for damaged in skipped:
+        log.warning("checkpoint %s is damaged, so %s is used: %s", damaged.path.name, newest.path.name, damaged.reason)
+    return newest
 
 
 def _of_step(infos: list[CheckpointInfo], run: str, which: str | int) -> CheckpointInfo:
