@@ -21,3 +21,7 @@ with open("pyproject.toml", "rb") as file:
 if ! command -v mpirun > /dev/null; then
     echo "OpenMPI is not installed, so it will not be measured. On Debian and Ubuntu: apt install openmpi-bin"
 fi
+PATH="$PATH:/usr/sbin:/sbin"
+if ! command -v ip > /dev/null || ! command -v tc > /dev/null; then
+    echo "ip and tc are not installed, so overlap will not be measured. On Debian and Ubuntu: apt install iproute2"
+fi

@@ -1,9 +1,11 @@
-"""A job on forked workers over real TCP links, without coordinator and nursery: a run takes a fraction of a second.
+"""A job on forked workers over real links, without coordinator and nursery: a run takes a fraction of a second.
 
 Because the workers are forked from the test, whatever the test patches is patched in them too.
 """
 
+import io
 import json
+import logging
 import os
 import socket
 import time
@@ -31,6 +33,7 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
+from wire.pairs import on_host
 
 TOKEN = "a token for tests"
 
@@ -45,6 +48,8 @@ class Ended:
     losses: list[float]
     tensors: dict[str, str]
     failures: list[Failure]
+    log: str
+    """How the workers met, in their own words."""
 
     @property
     def digest(self) -> str:
@@ -75,11 +80,12 @@ def train(
     *,
     stop_at: int | None = None,
     sabotage: Callable[[int, Any], None] | None = None,
+    hosts: str = "",
 ) -> Ended:
     """Train on forked workers. With a checkpoint in `folder`, go on from it.
 
     `stop_at`: the last worker asks to stop in the exchange of that step. `sabotage(position, loop)` runs in each
-    worker before its loop.
+    worker before its loop. `hosts`: a letter for the host of each worker, as if they ran on several.
     """
     pids, conversations = [], []
     for position in range(workers):
@@ -92,7 +98,9 @@ def train(
         pids.append(pid)
         conversations.append(ours.makefile("rw"))
         ours.close()
-    addresses = [conversation.readline().rstrip("\n") for conversation in conversations]
+    addresses = [conversation.readline().rstrip("\n").split(" ") for conversation in conversations]
+    for host, address in zip(hosts, addresses if hosts else [], strict=True):
+        address[1] = on_host(host, address[1])
     for conversation in conversations:
         conversation.write(json.dumps(addresses) + "\n")
         conversation.close()
@@ -108,12 +116,13 @@ def _collect(folder: Path, workers: int) -> Ended:
         assert file.exists(), f"worker {position} died without a word"
         told.append(json.loads(file.read_text()))
         file.unlink()
+    log = "".join(one.get("log", "") for one in told)
     failures = [Failure.from_dict(one["failure"]) for one in told if "failure" in one]
     whole = [one for one in told if "failure" not in one]
     if failures:
-        return Ended("failed", [one["digest"] for one in whole], {}, [], {}, failures)
+        return Ended("failed", [one["digest"] for one in whole], {}, [], {}, failures, log)
     first, all_digests = whole[0], [one["digest"] for one in whole]
-    return Ended(first["ending"], all_digests, first["progress"], first["losses"], first["tensors"], [])
+    return Ended(first["ending"], all_digests, first["progress"], first["losses"], first["tensors"], [], log)
 
 
 def _child(
@@ -146,8 +155,8 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
         conversation.flush()
         addresses = json.loads(conversation.readline())
     members = (
-        Member(i, place.split(" ")[0], lanes, place.split(" ")[1])
-        for i, (place, lanes) in enumerate(zip(addresses, hosting, strict=True))
+        Member(i, network, lanes, local)
+        for i, ((network, local), lanes) in enumerate(zip(addresses, hosting, strict=True))
     )
     return Generation(GenerationId(1, 1), tuple(members))
 
@@ -178,6 +187,10 @@ def _work(
     over = time.monotonic() + 60
     credentials = Credentials(TOKEN, position, generation.id)
     deadline = lambda: over - time.monotonic()  # noqa: E731
+    words = io.StringIO()
+    logger = logging.getLogger("quorate")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler(words))
     reduction, memory = meet(Meeting(generation, credentials, listeners, deadline, deadline), ground.plan)
     listeners.close()
     events: list[Event] = []
@@ -211,4 +224,5 @@ def _work(
         "progress": loop.progress.to_dict(),
         "losses": losses,
         "tensors": digests(replica.tensors()),
+        "log": words.getvalue(),
     }

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from torch.nn import Parameter
 
 from quorate.reduce.memory import PlainMemory
-from quorate.training.gradients import Gradients, gradient_plan
+from quorate.training.flat_gradients import FlatGradients
+from quorate.training.gradients import gradient_plan
 
 
-def plain_gradients(parameters: Sequence[tuple[str, Parameter]], lanes: range, bucket_mb: float = 25.0) -> Gradients:
+def plain_gradients(
+    parameters: Sequence[tuple[str, Parameter]], lanes: range, bucket_mb: float = 25.0
+) -> FlatGradients:
     plan = gradient_plan(parameters, bucket_mb)
-    return Gradients(parameters, plan, PlainMemory.of(plan, lanes))
+    return FlatGradients(parameters, plan, PlainMemory.of(plan, lanes))

@@ -50,10 +50,22 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'quorate' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    # Here, because reading the metadata takes longer than `import quorate`.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("quorate")
+    except PackageNotFoundError:
+        raise AttributeError("the version of quorate is not known: it is not installed (pip install quorate)") from None

@@ -13,6 +13,8 @@ from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
 from quorate.training.task import Task as Task
 
+__version__: str
+
 __all__ = [
     "Evaluation",
     "Job",

@@ -57,6 +57,21 @@ def test_a_job_from_a_file_takes_overrides(tmp_path: Path) -> None:
     assert longer.resolved.origins["batch_size"] == "job.yaml line 1"
 
 
+@pytest.mark.parametrize(
+    ("instead", "told", "remedy"),
+    [
+        ("job.yaml", 'the text "job.yaml"', 'quorate.train(quorate.Job.from_file("job.yaml"))'),
+        (Path("jobs/a.yaml"), "a PosixPath", 'quorate.train(quorate.Job.from_file("jobs/a.yaml"))'),
+        (JobKeys, "the class JobKeys", "quorate.train(quorate.Job(task=JobKeys, batch_size=..., epochs=...))"),
+        ({}, "a dict", "quorate.train(quorate.Job(task=..., batch_size=..., epochs=...))"),
+    ],
+)
+def test_what_is_no_job_is_not_trained_and_the_remedy_is_told(instead: Any, told: str, remedy: str) -> None:
+    with pytest.raises(quorate.RequestError) as refused:
+        quorate.train(instead)
+    assert refused.value.message == f"quorate.train takes a quorate.Job and was given {told}. Write {remedy}."
+
+
 class TestReplace:
     def test_changes_the_named_keys_and_keeps_the_origin_of_the_others(self, job: Job) -> None:
         other = job.replace(seed=8, workers=2)

@@ -29,7 +29,7 @@ import os, pathlib, signal, threading, time
 
 def interrupt_after_a_step():
     events = pathlib.Path("runs/tiny-0002/events.jsonl")
-    while not (events.exists() and '"kind": "step"' in events.read_text()):
+    while not (events.exists() and '"kind":"step"' in events.read_text()):
         time.sleep(0.02)
     os.killpg(0, signal.SIGINT)  # what the notebook's stop button does
 

@@ -1,8 +1,12 @@
 """The names that users write are promised: they are added with thought, and not taken away."""
 
 import ast
+import importlib.metadata
 import inspect
 import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,25 @@ def test_they_are_these() -> None:
     assert set(PROMISED) <= set(dir(quorate))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         getattr(quorate, "trian")  # noqa: B009 (mypy knows that it is not there)
+
+
+def test_the_version_is_the_installed_one_and_is_read_when_it_is_asked_for() -> None:
+    assert quorate.__version__ == version("quorate")
+    assert "__version__" in dir(quorate)
+    annotated = [ast.unparse(node) for node in STUB.body if isinstance(node, ast.AnnAssign)]
+    assert annotated == ["__version__: str"]
+    # Without `site`, which imports whatever is installed beside it.
+    question = "import sys, quorate; sys.exit('importlib.metadata' in sys.modules)"
+    asked = subprocess.run([sys.executable, "-S", "-c", question], env={"PYTHONPATH": str(ROOT / "src")})
+    assert asked.returncode == 0
+
+
+def test_a_version_that_is_not_known_is_an_attribute_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    assert not hasattr(quorate, "__version__")
 
 
 @pytest.mark.parametrize("name", PROMISED)

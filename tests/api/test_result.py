@@ -1,3 +1,4 @@
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,6 +58,24 @@ class TestOpenRun:
         assert result.status == ("running" if is_held else "lost")
         assert (result.steps, result.weights_digest) == (8, undisturbed)
         assert result.metrics.keys() == {"loss"}
+
+    def test_of_a_run_whose_result_is_cut_off_knows_the_newest_checkpoint_and_warns(
+        self, used_workplace: Workplace, undisturbed: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file = used_workplace.last / "result.json"
+        file.write_text(file.read_text()[:20])
+        result = opened(used_workplace)
+        assert (result.status, result.steps, result.weights_digest) == ("lost", 8, undisturbed)
+        assert f"{file} is not JSON" in caplog.text
+
+    def test_of_a_run_with_a_metric_that_is_not_finite(self, used_workplace: Workplace) -> None:
+        fields = used_workplace.result() | {"final_metrics": {"loss": float("inf"), "accuracy": 0.5}}
+        RunFolder(used_workplace.last).write_result(fields)
+        result = opened(used_workplace)
+        assert (math.isnan(result.metrics["loss"]), result.metrics["accuracy"]) == (True, 0.5)
+        assert "loss nan, accuracy 0.5000" in repr(result)
+        assert "not finite" in result._repr_html_()
+        assert result == opened(used_workplace)
 
     def test_of_a_run_that_failed_before_its_first_checkpoint(self, used_workplace: Workplace) -> None:
         folder = used_workplace.last

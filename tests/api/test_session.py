@@ -1,6 +1,8 @@
 """How a part of a run ends in its folder, with an engine that does as the test says."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +11,15 @@ from command import Workplace
 from quorate.api import session
 from quorate.api.resumption import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
-from quorate.core.errors import RequestError, RunError
+from quorate.core import cores
+from quorate.core.cgroup import Limits
+from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
+from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 
 Show = Callable[[Event], None]
@@ -62,6 +68,63 @@ def test_a_refusal_leaves_a_run_as_it_was_until_a_step_was_trained(
     result = used_workplace.result()
     assert (result["status"], result["failure"]["exit_code"]) == ("failed", 1)
     assert "steps: 16  # --steps" in job.read_text()
+
+
+def test_a_result_that_cannot_be_written_does_not_hide_that_the_job_is_done(
+    used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_space(*_: Any) -> None:
+        raise JobError("cannot write result.json: No space left on device.")
+
+    monkeypatch.chdir(used_workplace.folder)
+    monkeypatch.setattr(RunFolder, "write_result", no_space)
+    result = {"ending": "complete", "steps": 16, "weights_digest": "d"}
+    with pytest.raises(JobError) as failed:
+        resume(used_workplace, monkeypatch, lambda: Outcome(None, result), steps=1)
+    assert failed.value.message == (
+        "cannot write result.json: No space left on device. The job itself is complete, after 16 steps, and its "
+        "checkpoint is kept. Make room, then: quorate resume tiny-0001"
+    )
+    # The engine of this test has told a step and no end.
+    assert "the last events could not be written: runs/tiny-0001/events.jsonl ends too early" in caplog.text
+
+
+def test_auto_starts_as_many_workers_as_the_container_has_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shown(Exception):
+        pass
+
+    def stop_here(begun: session.Begun) -> session.Show:
+        raise Shown(begun.workers)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(cores, "read_limits", lambda: Limits(cores=3.5))
+    job = {"task": "t:T", "batch_size": 8, "steps": 1, "runs": str(tmp_path)}
+    with pytest.raises(Shown) as shown:
+        session.start(resolve_mapping(job, "the job", {}, []), stop_here)
+    assert shown.value.args == (3,)
+
+
+def test_events_that_are_a_folder_are_told_before_a_process_is_started(used_workplace: Workplace) -> None:
+    run = RunFolder(used_workplace.last)
+    run.events_file.unlink()
+    run.events_file.mkdir()
+    before = run.job_file.read_text(), run.read_result()
+    layer = [Override("steps", 16, "--steps")]
+    with pytest.raises(RunError, match=r"cannot read .*events\.jsonl: Is a directory"):
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence())
+    assert (run.job_file.read_text(), run.read_result()) == before
+
+
+@pytest.mark.parametrize(("task", "source"), [("/w\udcff/task.py:T", "job.yaml"), ("t:T", "\udcff.yaml")])
+def test_a_job_that_could_not_be_read_again_is_refused_before_it_has_a_run(
+    tmp_path: Path, task: str, source: str
+) -> None:
+    spec = JobSpec.model_validate({"task": task, "batch_size": 8, "steps": 1, "runs": str(tmp_path / "runs")})
+    with pytest.raises(RequestError, match=r"\\udcff.* is not UTF-8.* Rename"):
+        session.start(ResolvedJob(spec, {}, source), lambda _: session.Silence())
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_longer_job_is_warned_of_where_its_rate_depends_on_its_length(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import pytest
 from quorate.bench.allreduce import AllReduce
 from quorate.bench.bench import Bench
 from quorate.bench.blocks import Blocks
+from quorate.bench.overlap import Overlap
 from quorate.bench.run import Wishes, measure
 from quorate.bench.scaling import Scaling
 from quorate.bench.selection import Crowd
@@ -24,13 +25,16 @@ from schemas import validate
         Step(lengths={"tiny-mlp": Blocks(2, 4), "cnn": Blocks(1, 2)}),
         Startup(),
         Scaling([Crowd(1), Crowd(2), Crowd(2, 2)], lanes=2, steps_per_worker=1),
+        Overlap(stretches=1, warm_up=1, steps=2),
     ],
     ids=lambda bench: str(bench.name),
 )
 def test_every_system_is_measured_or_not_installed(bench: Bench) -> None:
     report = measure(bench, Wishes(rounds=1))
-    absent = {absence.what for absence in report.absences if absence.reason.endswith("not installed")}
+    absent = {absence.what for absence in report.absences if absence.reason.endswith(("not installed", "missing"))}
     assert [absence for absence in report.absences if absence.what not in absent] == []
-    assert {line.row.system for line in report.lines} == {turn.system.name for turn in bench.turns()} - absent
+    assert {line.row.system for line in report.lines} == {
+        system.name for turn in bench.turns() for system in turn.systems
+    } - absent
     assert all(line.row.ms > 0 for line in report.lines)
     validate("bench", json.loads(json.dumps(report.to_document())))

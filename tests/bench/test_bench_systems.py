@@ -9,6 +9,9 @@ from quorate.bench.allreduce import GLOO, OPENMPI, SHM, AllReduce, repeats_for
 from quorate.bench.interpreters import Interpreters, installed_version
 from quorate.bench.machine import Machine, processor_name
 from quorate.bench.mpirun import mpirun, shared_memory_layer
+from quorate.bench.overlap import OVERLAP
+from quorate.bench.programs import find_program
+from quorate.bench.rights import effective_rights, rights_in
 from quorate.bench.step import FABRIC, HAND_WRITTEN, QUORATE
 from quorate.bench.system import Installed, absence_of
 from quorate.core.errors import RequestError
@@ -25,6 +28,46 @@ def test_a_missing_program_is_told_with_what_installs_it() -> None:
     assert absence is not None
     assert (absence.what, absence.reason) == ("openmpi", "mpirun is not installed")
     assert absence.command.startswith("apt install")
+
+
+def test_programs_of_one_package_are_told_once() -> None:
+    absence = absence_of(OVERLAP, Installed({}, frozenset(), "2.13"))
+    assert absence is not None
+    assert (absence.reason, absence.command) == ("ip and tc are not installed", "apt install iproute2")
+
+
+def test_whoever_is_not_root_is_told_what_to_type() -> None:
+    tools = frozenset({"ip", "tc"})
+    absence = absence_of(OVERLAP, Installed({}, tools, "2.13", frozenset({"CAP_NET_ADMIN"})))
+    assert absence is not None
+    assert absence.reason == "it needs root: CAP_SYS_ADMIN is missing"
+    assert "sudo" in absence.command
+    assert "--cap-add SYS_ADMIN" in absence.command
+    assert not absence.is_ours, "that is no failure of the benchmark"
+    both = frozenset({"CAP_NET_ADMIN", "CAP_SYS_ADMIN"})
+    assert absence_of(OVERLAP, Installed({}, tools, "2.13", both)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "rights"),
+    [
+        ("Name:\tpython\nCapEff:\t000001ffffffffff\n", {"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}),
+        ("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000001000\n", {"CAP_NET_ADMIN"}),
+        ("CapEff:\t00000000a80425fb\n", set()),  # root in a container
+        ("Name:\tpython\n", set()),
+    ],
+)
+def test_rights_are_those_that_are_in_effect(status: str, rights: set[str]) -> None:
+    assert rights_in(status) == rights
+    assert effective_rights() <= {"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}
+
+
+def test_programs_for_root_are_found_without_a_path_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "only-for-root").touch(mode=0o755)
+    monkeypatch.setattr("quorate.bench.programs.SYSTEM_FOLDERS", str(tmp_path))
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    assert find_program("only-for-root") == str(tmp_path / "only-for-root")
+    assert find_program("no-such-program") is None
 
 
 def test_missing_packages_are_told_with_what_installs_them() -> None:

@@ -15,7 +15,8 @@ from quorate.engines.signals import Signals
 
 OURS = System("ours", "module.ours", is_ours=True)
 PEER = System("peer", "module.peer")
-ABSENT = System("absent", "module.absent", needs=Needs(program="no-such-program"))
+VARIANT = System("variant", "module.ours", is_ours=True)
+ABSENT = System("absent", "module.absent", needs=Needs(programs=("no-such-program",)))
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,35 @@ def test_rows_stand_by_case_and_have_ratios_and_remarks(tmp_path: Path) -> None:
     assert report.lines[0].row.ratio_to == {"peer": 1.5}
     assert report.lines[0].row.details == {"seen": 1.0}
     assert report.lines[0].remarks == {"peers": "1"}
+
+
+class Both(Pair):
+    """A benchmark whose script measures two systems at once."""
+
+    def turns(self) -> list[Turn]:
+        return [Turn(OURS, "small", {"case": "small"}, also=(VARIANT,))]
+
+
+@dataclass(frozen=True)
+class Naming(Staged):
+    """Scripts that say of which system each reading is."""
+
+    def run(self, command: Sequence[str]) -> dict[str, Any] | Trouble:
+        answer = super().run(command)
+        assert isinstance(answer, dict)
+        (reading,) = answer["readings"]
+        return {"readings": [{**reading, "system": "variant", "ms": [2.0]}, reading]}
+
+
+def test_one_script_may_measure_several_systems(tmp_path: Path) -> None:
+    held = Contest(Both([]), Interpreters("python", "python"), Naming(tmp_path, stop=lambda: False), lambda _: None)
+    held.run(2)
+    report = held.report(Signals())
+    assert [(line.row.system, line.row.rounds_ms) for line in report.lines] == [
+        ("ours", (1.0, 1.0)),
+        ("variant", (2.0, 2.0)),
+    ]
+    assert [line.row.ratio_to for line in report.lines] == [{}, {}], "a variant of our own is not a peer"
 
 
 def test_a_peer_that_is_not_installed_is_not_started(tmp_path: Path) -> None:

@@ -65,3 +65,4 @@ def test_our_own_variants_are_not_peers_of_each_other() -> None:
 def test_a_reading_is_what_a_script_answers() -> None:
     fields = {"case": "cnn", "processes": 2, "ms": [1.0, 2.0], "bytes": None, "threads": 2, "details": {"x": 1.0}}
     assert Reading.of("gloo", fields) == Reading("gloo", "cnn", 2, (1.0, 2.0), None, 2, {"x": 1.0})
+    assert Reading.of("gloo", fields | {"system": "mpi"}).system == "mpi", "a script that measures several says which"

@@ -13,6 +13,7 @@ from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce import pool
 from quorate.training.task import Task
+from quorate.wire import shared_link
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,19 @@ CASES = [
 ]
 
 
+HOSTS = {(4, 3): "AAB", (8, 4): "AABB"}
+"""For so many lanes and workers, the hosts that these run on; elsewhere they all run on one."""
+
+
 def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
-    """Over TCP and in shared memory by turns, so that every case is compared over both."""
+    """Over TCP, in shared memory and on a mixed ring by turns, so that every case is compared over all of them."""
     folder.mkdir()
-    links = "auto" if (lanes + workers) % 2 == 0 else "tcp"
-    return gang.train(case.task, gang.job(case.task, lanes=lanes, links=links, **case.keys), workers, folder).digest
+    hosts = HOSTS.get((lanes, workers), "")
+    links = "auto" if hosts or (lanes + workers) % 2 == 0 else "tcp"
+    spec = gang.job(case.task, lanes=lanes, links=links, **case.keys)
+    ended = gang.train(case.task, spec, workers, folder, hosts=hosts)
+    assert ("in shared memory" in ended.log and "over TCP" in ended.log) == bool(hosts)
+    return ended.digest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -70,6 +79,32 @@ def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
 def test_any_number_of_workers_gives_one_digest(case: Case, lanes: int, tmp_path: Path) -> None:
     digests = {workers: digest(case, lanes, workers, tmp_path / str(workers)) for workers in range(1, lanes + 1)}
     assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[5]], ids=lambda case: case.name)
+def test_two_hosts_of_two_workers_give_the_digest_of_one_worker(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Smaller than most frames, which thus go through shared memory in pieces.
+    monkeypatch.setattr(shared_link, "SLOT", 64)
+    assert digest(case, 8, 4, tmp_path / "mixed") == digest(case, 8, 1, tmp_path / "alone")
+
+
+OVERLAPPING = [CASES[1], CASES[3], CASES[4], CASES[7], CASES[12]]
+
+
+@pytest.mark.parametrize("case", OVERLAPPING, ids=lambda case: case.name)
+def test_overlap_does_not_change_the_bits(case: Case, tmp_path: Path) -> None:
+    """With buckets so small that most parameters have one of their own."""
+
+    def train(workers: int, overlap: bool, hosts: str = "") -> str:
+        links = "auto" if hosts else "tcp"
+        spec = gang.job(case.task, lanes=4, links=links, overlap=overlap, bucket_mb=0.0002, **case.keys)
+        ended = gang.train(case.task, spec, workers, _folder(tmp_path / f"{workers}{overlap}{hosts}"), hosts=hosts)
+        assert ("while the backward pass" in ended.log) == (overlap and workers > 1)
+        return ended.digest
+
+    assert len({train(1, True), train(2, False), train(2, True), train(3, True), train(3, True, "AAB")}) == 1
 
 
 @pytest.mark.parametrize("task", [tasks.RandomTransform, tasks.LazyFile, tasks.WorksInPlace])

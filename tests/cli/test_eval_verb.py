@@ -1,6 +1,6 @@
 import json
 
-from command import Workplace
+from command import Workplace, await_condition
 from schemas import validate
 
 
@@ -15,6 +15,19 @@ def test_a_checkpoint_evaluated_again_gives_the_bits_of_the_run_and_leaves_it_as
     assert done.document["weights_digest"] == used_workplace.result()["weights_digest"]
     assert done.document["step"] == 8
     assert sorted(str(path) for path in used_workplace.last.rglob("*")) == before
+
+
+def test_what_a_killed_evaluation_has_left_is_removed_by_the_next(used_workplace: Workplace) -> None:
+    running = used_workplace.start("eval", "last")
+    left = await_condition(
+        "the run beside the run", lambda: list(used_workplace.temporary.glob("quorate-aside-*/tiny-0001/logs"))
+    )
+    running.process.kill()
+    running.done()
+    used_workplace.assert_nobody_left()
+    assert left[0].exists()
+    assert used_workplace.run("eval", "last").code == 0
+    assert list(used_workplace.temporary.glob("*quorate*")) == []
 
 
 def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(used_workplace: Workplace) -> None:

@@ -1,16 +1,21 @@
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+import quorate
 from catalogue import machine
-from command import Workplace
+from command import Workplace, await_condition
+from quorate.cli.app import app
+from quorate.core.errors import RequestError
+from quorate.observe.tail import EventTail
 
 
 def test_a_port_in_use_is_told_at_once(workplace: Workplace) -> None:
@@ -21,6 +26,28 @@ def test_a_port_in_use_is_told_at_once(workplace: Workplace) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in done.error
     machine.PAGE.hold(machine.PORT, done, workplace)
     assert workplace.runs() == []
+
+
+def test_a_folder_that_was_removed_under_the_command_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for verb in (["runs"], ["show", "last"], ["init"], ["train", "job.yaml"], ["doctor"], ["diff", "a", "b"]):
+        with pytest.raises(RequestError, match=r"the folder in which this was typed cannot be found any more .* cd ~"):
+            app(verb, standalone_mode=False)
+    source = str(Path(quorate.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "quorate", "runs", "--json"],
+        env=os.environ | {"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the folder in which this was typed")
+    assert done.stderr.count("\n") == 1
+    assert json.loads(done.stdout)["status"] == "refused"
 
 
 def test_a_result_that_cannot_be_printed_is_not_lost(used_workplace: Workplace) -> None:
@@ -47,6 +74,23 @@ def test_a_reader_that_has_seen_enough_is_nothing_to_tell_of(used_workplace: Wor
 def test_a_standard_output_that_is_closed_is_not_taken_for_a_file_of_ours(used_workplace: Workplace) -> None:
     done = used_workplace.run_into(None, "runs", "--json")
     assert (done.code, done.stderr) == (0, "")
+
+
+class Listener:
+    """Reads what a command says on standard error, while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        self._stderr, self._heard = process.stderr.fileno(), b""
+        os.set_blocking(self._stderr, False)
+
+    def await_line(self, words: str) -> None:
+        def has_heard() -> bool:
+            with suppress(BlockingIOError):
+                self._heard += os.read(self._stderr, 65536)
+            return words.encode() in self._heard
+
+        await_condition(f"{words!r}", has_heard)
 
 
 @contextmanager
@@ -78,7 +122,8 @@ def test_a_disk_that_is_full_before_and_during_the_job(workplace: Workplace) -> 
         assert workplace.runs() == []
 
         (workplace.folder / "runs" / "ballast").unlink()
-        workplace.write_job(steps=400)
+        # Whichever checkpoint it is that fails: none before the end is one of an evaluation, which has another name.
+        workplace.write_job(steps=400, evaluate={"every": "end"})
         running = workplace.start("train", "job.yaml", "--workers", "2", "--json", PAUSE="0.02")
         running.await_event("checkpoint", at_least=2)
         fill(workplace.folder / "runs")
@@ -91,6 +136,26 @@ def test_a_disk_that_is_full_before_and_during_the_job(workplace: Workplace) -> 
         resumed.await_event("generation")
         resumed.process.send_signal(signal.SIGTERM)
         assert resumed.done().document["status"] == "terminated"  # so the checkpoints before were whole
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+def test_a_disk_that_is_full_for_a_while_is_told_while_it_is_and_what_is_missing_afterwards(
+    workplace: Workplace,
+) -> None:
+    with small_disk(workplace.folder / "runs", "256k"):
+        workplace.write_job(steps=4000, checkpoint=None)
+        running = workplace.start("train", "job.yaml", "--workers", "1", "--json", PAUSE="0.02")
+        told = Listener(running.process)
+        running.await_event("step", at_least=2)
+        fill(workplace.folder / "runs")
+        told.await_line(f"cannot write in {workplace.last}: No space left on device. Training goes on, unseen")
+        (workplace.folder / "runs" / "ballast").unlink()
+        told.await_line("missing here: events.jsonl could not be written (No space left on device)")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.done().code == 143
+        logged = [event for event in EventTail(workplace.last / "events.jsonl").read_new() if event.kind == "log"]
+        assert ["events are missing here" in event.fields["message"] for event in logged] == [True]
+        workplace.assert_nobody_left()
 
 
 def test_an_unwritable_run_folder_on_a_disk_that_is_read_only(workplace: Workplace) -> None:

@@ -1,6 +1,8 @@
 import os
 import signal
 
+import pytest
+
 from command import Workplace
 
 
@@ -80,6 +82,20 @@ def test_a_run_that_stopped_early_goes_on_only_as_a_branch_with_another_patience
     assert (branched.document["run"], branched.document["ending"]) == ("tiny-0002", "complete")
     assert branched.document["steps"] == 4
     assert [event["step"] for event in workplace.events() if event["kind"] == "step"] == [3, 4]
+
+
+@pytest.mark.parametrize("kept", [0, 30])
+def test_a_result_that_is_empty_or_cut_off_is_warned_of_and_does_not_keep_a_run_from_going_on(
+    used_workplace: Workplace, undisturbed: str, kept: int
+) -> None:
+    file = used_workplace.last / "result.json"
+    file.write_bytes(file.read_bytes()[:kept])
+    resumed = used_workplace.run("resume", "last", "--workers", "2", "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.stderr.count("WARNING: ") == 1
+    assert f"WARNING: {file} is not JSON" in resumed.stderr
+    assert (resumed.document["steps"], resumed.document["weights_digest"]) == (8, undisturbed)
+    assert used_workplace.result()["status"] == "complete"
 
 
 def test_a_run_folder_that_was_edited_is_refused_by_what_its_checkpoint_knows(used_workplace: Workplace) -> None:

@@ -1,5 +1,8 @@
 import io
 import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,23 @@ def test_json_is_by_its_schema(runs: Path, capsys: pytest.CaptureFixture[str]) -
     assert [run["status"] for run in document["runs"]] == ["complete", "failed", "damaged", "lost"]
     assert document["runs"][0]["final_metrics"] == {"loss": None}
     assert document["runs"][1]["failure"]["worker"] == 1
+
+
+def test_a_name_that_is_not_utf_8_and_events_that_are_a_folder_hide_no_run(here: Path) -> None:
+    folder = here / "runs"
+    odd, strange = complete_run(folder), complete_run(folder)
+    odd.path.rename(folder / "odd\udcff-0001")
+    strange.events_file.unlink()
+    strange.events_file.mkdir()
+    command = [sys.executable, "-m", "quorate"]
+    for encoding in ("utf-8:strict", "ascii:strict"):
+        told = subprocess.run([*command, "runs"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+        assert (told.returncode, told.stderr) == (0, b"")
+        assert b"odd\\udcff-0001  complete" in told.stdout
+        assert b"tiny-0002 is damaged: cannot read runs/tiny-0002/events.jsonl: Is a directory" in told.stdout
+    for name in ("odd", "tiny-0002"):
+        shown = subprocess.run([*command, "show", name], capture_output=True)
+        assert (shown.returncode, shown.stderr) == (0, b"")
 
 
 def test_filters_and_order_are_passed_on(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

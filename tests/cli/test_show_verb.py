@@ -84,6 +84,24 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     assert not [line for line in text.splitlines() if line.endswith(" ")]
 
 
+def test_the_best_that_was_not_saved_is_told_with_the_nearest_that_was(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story().begin(total_steps=140).train(1, 2).evaluate(100, loss=0.5).evaluate(120, loss=0.25)
+    run = build_run(runs, story=story.evaluate(140, loss=0.375))
+    best = "loss 0.2500 at step 120"
+    assert rows(page(run))["best"] == f"{best} (not saved)"
+    add_checkpoint(run, 140)
+    add_checkpoint(run, 100)
+    assert rows(page(run))["best"] == f"{best} (not saved; nearest saved: step 100)"
+    (run.checkpoints / "step-00000100-evaluated" / "state.safetensors").unlink()
+    assert rows(page(run))["best"] == f"{best} (not saved; nearest saved: step 140)"
+    app(["show", "last", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["best"]["nearest_saved"] == 140
+    add_checkpoint(run, 120)
+    assert rows(page(run))["best"] == best
+
+
 def test_sections_stand_in_order_of_importance(runs: Path) -> None:
     headings = re.findall(r"^(\S.*)$", page(complete_run(runs)), re.MULTILINE)[1:]
     assert headings == [

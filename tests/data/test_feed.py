@@ -168,7 +168,7 @@ def test_a_batch_that_cannot_be_sent_between_processes_is_a_clear_error() -> Non
 
 
 def test_a_request_out_of_order_is_our_own_mistake() -> None:
-    with feeding(Noisy(), 0) as feed, pytest.raises(AssertionError, match="expected"):
+    with feeding(Noisy(), 1) as feed, pytest.raises(AssertionError, match="expected"):
         feed.next(REQUESTS[1])
 
 

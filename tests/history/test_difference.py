@@ -2,8 +2,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from history.run_builder import complete_run
-from quorate.history.difference import RunSide, compare, differing
+from quorate.history.difference import RunPair, RunSide, compare, differing
 from quorate.history.timeline import Timeline
 
 
@@ -46,3 +48,14 @@ def test_steps_that_only_one_has_are_not_compared() -> None:
 def test_of_a_step_only_what_is_compared_is_kept(tmp_path: Path) -> None:
     side = RunSide.read(complete_run(tmp_path))
     assert side.timeline.steps[4] == {"loss": 1 / 4}
+
+
+def test_a_result_that_is_cut_off_is_warned_of_and_the_rest_is_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, right = complete_run(tmp_path), complete_run(tmp_path)
+    right.result_file.write_text('{"status": "comp')
+    pair = RunPair.read(left, right)
+    assert (pair.comparison.common_steps, pair.comparison.parting) == (8, None)
+    assert pair.weights[1] is None
+    assert f"{right.result_file} is not JSON" in caplog.text

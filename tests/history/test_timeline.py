@@ -75,7 +75,7 @@ class TestRead:
 
 
 GARBAGE = [
-    b'{"kind": "step", "time": 17',  # torn by a crash
+    b'{"kind":"step","time":17',  # torn by a crash
     b"not JSON",
     b"\xff\xfe",
     b"[" * 100_000,
@@ -83,13 +83,13 @@ GARBAGE = [
     b"3",
     b"{}",
     b'{"kind": 3, "time": 1.0}',
-    b'{"kind": "step", "time": 1.0}',
-    b'{"kind": "step", "time": 1.0, "step": "five"}',
-    b'{"kind": "step", "time": 1.0, "step": -1}',
-    b'{"kind": "step", "time": 1.0, "step": true}',
-    b'{"kind": "step", "time": "noon", "step": 3}',
-    b'{"kind": "step", "time": NaN, "step": 3}',
-    b'{"kind": "step", "time": 1' + b"0" * 400 + b', "step": 3}',
+    b'{"kind":"step","time":1.0}',
+    b'{"kind":"step","time":1.0, "step": "five"}',
+    b'{"kind":"step","time":1.0, "step": -1}',
+    b'{"kind":"step","time":1.0, "step": true}',
+    b'{"kind":"step","time":"noon", "step": 3}',
+    b'{"kind":"step","time":NaN, "step": 3}',
+    b'{"kind":"step","time":1' + b"0" * 400 + b', "step": 3}',
 ]
 
 
@@ -114,7 +114,7 @@ class TestGarbage:
 
     def test_a_glance_finds_the_last_whole_step_among_torn_ones(self, tmp_path: Path) -> None:
         story = Story().begin().train(1, 5)
-        torn = b'{"kind": "step", "time": {"kind": "step"}\n'
+        torn = b'{"kind":"step","time":{"kind":"step"}\n'
         timeline = Timeline.glance(written(tmp_path, story, torn * 3))
         assert (timeline.position, timeline.counts["step"], timeline.unreadable_lines) == (5, 5, 3)
 
@@ -146,7 +146,7 @@ def test_a_glance_sees_the_same_without_the_steps(tmp_path_factory: pytest.TempP
 def test_what_an_event_writes_is_recognised_as_a_step_at_a_glance(tmp_path: Path) -> None:
     """A glance goes by how a line begins; were it written otherwise, it would still be right, but slow."""
     line = Event("step", 1, {"loss": 1.0}).to_json()
-    assert line.startswith('{"kind": "step",')
+    assert line.startswith('{"kind":"step",')
     path = tmp_path / "events.jsonl"
     path.write_text(f"{line}\n" + json.dumps({"step": 2, "time": 2.0, "kind": "step"}) + "\n")
     assert Timeline.glance(path).position == Timeline.read(path).position == 2

@@ -449,6 +449,7 @@ class TestNumbers:
             (1.0, "1.000"),
             (float("nan"), "nan"),
             (float("inf"), "inf"),
+            (None, "not finite"),
             (3, "3"),
             (True, "True"),
             ("x", "x"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quorate.core.errors import RunError
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
@@ -14,6 +15,10 @@ from quorate.observe.tail import EventTail
 
 def step(number: int) -> Event:
     return Event("step", number, {"loss": 0.5}, time=float(number))
+
+
+def no_space(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def steps_in(path: Path) -> list[int | None]:
@@ -70,7 +75,28 @@ class TestSink:
         (record,) = caplog.records
         assert "No space left" in record.getMessage()
         assert str(path) in record.getMessage()
-        assert steps_in(path) == [1, 4]
+        first, missing, last = EventTail(path).read_new()
+        assert (first, last) == (step(1), step(4))
+        told = "2 events are missing here: events.jsonl could not be written (No space left on device)"
+        assert (missing.kind, missing.fields) == ("log", {"message": told})
+
+    def test_trouble_that_comes_again_is_told_again(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sink = JsonlSink(path)
+        for number in (1, 3):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", no_space)
+                sink.write(step(number))
+            sink.write(step(number + 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", no_space)
+            sink.write(step(5))
+        sink.close()
+        assert len(caplog.records) == sink.dropped == 3
+        events = EventTail(path).read_new()
+        assert [event.step or event.kind for event in events] == ["log", 2, "log", 4, "log"]
+        assert events[-1].fields["message"].startswith("an event is missing here: ")
 
     def test_a_folder_that_comes_later_is_found(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         sink = JsonlSink(tmp_path / "later" / "events.jsonl")
@@ -79,7 +105,7 @@ class TestSink:
         sink.write(step(2))
         sink.close()
         assert sink.dropped == 1
-        assert steps_in(sink.path) == [2]
+        assert steps_in(sink.path) == [None, 2]
 
     def test_after_closing_events_are_dropped(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
         sink = JsonlSink(path)
@@ -100,6 +126,11 @@ class TestSink:
 
 
 class TestTail:
+    def test_something_else_in_the_place_of_the_file_is_told(self, path: Path) -> None:
+        path.mkdir()
+        with pytest.raises(RunError, match=r"cannot read .*: Is a directory\. Move it out of the way\."):
+            EventTail(path).read_new()
+
     def test_reads_only_what_is_new_and_whole(self, path: Path) -> None:
         tail = EventTail(path)
         assert tail.read_new() == []

@@ -29,6 +29,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "checkpoint",
         "loader_workers",
         "links",
+        "overlap",
         "port",
         "log_level",
     }
@@ -70,6 +71,8 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
         {"workers": "all"},
         {"deterministic": 1},
         {"deterministic": "true"},
+        {"overlap": 1},
+        {"overlap": "off"},
         {"failure_timeout": 0},
         {"failure_timeout": True},
         {"failure_timeout": "5"},

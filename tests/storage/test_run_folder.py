@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from quorate.core.errors import JobError, RunError
+from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.storage import run_search
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
@@ -440,8 +441,23 @@ class TestFiles:
     def test_an_edited_result_is_told(self, tmp_path: Path, content: bytes) -> None:
         run = RunFolder.create(tmp_path, "mnist")
         run.result_file.write_bytes(content)
-        with pytest.raises(RunError, match=r"result\.json"):
+        with pytest.raises(DamagedFileError, match=r"result\.json .*quorate resume goes on as if it were not there"):
             run.read_result()
+        assert run.whole_result() is None
+
+    def test_a_result_is_json_that_everybody_reads(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.write_result({"final_metrics": {"loss": float("nan"), "gain": 1.5}, "all": [float("inf"), -float("inf")]})
+        strict = json.loads(run.result_file.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        assert strict == {"final_metrics": {"loss": None, "gain": 1.5}, "all": [None, None]}
+        run.result_file.write_text('{"loss": NaN}')  # as earlier versions wrote it
+        assert math.isnan((run.read_result() or {})["loss"])
+
+    def test_a_result_that_may_not_be_read_is_no_damage(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        run.result_file.mkdir()
+        with pytest.raises(RunError, match="Is a directory"):
+            run.whole_result()
 
     def test_a_full_disk_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = RunFolder.create(tmp_path, "mnist")

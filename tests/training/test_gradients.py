@@ -8,6 +8,12 @@ from torch import nn
 
 from plain_gradients import plain_gradients
 from quorate.core.errors import UnsupportedModelError
+from quorate.training import flat_gradients
+
+
+@pytest.fixture(autouse=True, params=[0, 2**40], ids=["each at once", "all together"])
+def moved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat_gradients, "LARGE", request.param)
 
 
 class Pair:
@@ -144,6 +150,7 @@ def detach_at_the_end(pair: Pair) -> None:
 
 def backward_by_oneself(pair: Pair) -> None:
     pair.weight.sum().backward()  # type: ignore[no-untyped-call]
+    pair.backward(pair.weight.sum())
 
 
 def with_a_graph_of_its_own(pair: Pair) -> None:
@@ -153,6 +160,7 @@ def with_a_graph_of_its_own(pair: Pair) -> None:
     pair.weight.register_hook(keep_graph)  # type: ignore[no-untyped-call]
     pair.gradients._in_backward = True
     torch.autograd.backward(pair.weight.square().sum(), create_graph=True)
+    pair.gradients._collect()
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
@@ -178,3 +186,56 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
     gradients.begin(0)
     with pytest.raises(UnsupportedModelError, match=r"'weight' is sparse.*sparse=False"):
         gradients.backward(rows(torch.tensor([1])).sum(), 1.0, None, retain=False)
+
+
+def announced_by(pair: Pair) -> list[int]:
+    announced: list[int] = []
+    pair.gradients.announce(announced.append)
+    return announced
+
+
+def test_buckets_of_the_last_lane_are_announced_while_its_last_pass_runs() -> None:
+    pair = Pair()
+    announced = announced_by(pair)
+    seen: list[list[int]] = []
+    pair.weight.register_hook(lambda _: seen.append(list(announced)))  # type: ignore[no-untyped-call]
+    for lane in (2, 3):
+        pair.gradients.begin(lane)
+        pair.backward(pair.weight.sum() + pair.bias.sum().float())
+        loss = pair.weight.mul(2).sum() + pair.bias.sum().float()
+        pair.gradients.backward(loss, 1.0, is_last=True)
+        assert announced == ([] if lane == 2 else [0, 1]), "the bias has the first bucket, the weight the second"
+        pair.gradients.finish()
+    assert len(seen) == 4
+    assert announced == [0, 1], "each is announced once"
+    assert pair.gradients.lanes[3].views[0].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_bucket_waits_for_those_before_it_and_for_gradients_that_never_come() -> None:
+    pair = Pair()
+    announced = announced_by(pair)
+    pair.gradients.begin(3)
+    pair.gradients.backward(pair.weight.sum(), 1.0, is_last=True)
+    assert announced == [], "the bias, whose bucket is first, has no gradient"
+    pair.gradients.lanes[3].views[1].fill_(7)
+    assert pair.gradients.finish() == 0b01
+    assert announced == [0, 1]
+    assert not pair.gradients.lanes[3].views[1].any(), "zeroed before it was announced"
+
+
+def test_a_last_lane_without_samples_is_announced_too() -> None:
+    pair = Pair()
+    announced = announced_by(pair)
+    pair.gradients.clear(2)
+    assert announced == []
+    pair.gradients.clear(3)
+    assert announced == [0, 1]
+
+
+def test_a_gradient_that_grows_after_it_was_announced_is_refused() -> None:
+    pair = Pair()
+    announced_by(pair)
+    pair.gradients.begin(3)
+    pair.gradients.backward(pair.weight.sum() + pair.bias.sum().float(), 1.0, is_last=True)
+    with pytest.raises(UnsupportedModelError, match=r"'bias' was added to after it had been sent.*overlap: false"):
+        pair.gradients.backward(pair.bias.sum().float(), 1.0, is_last=True)

@@ -190,9 +190,9 @@ class NotFinite(tasks.Regression):
 @pytest.mark.parametrize(
     ("task", "keys", "kind", "words"),
     [
-        (ClearsGradients, {"accumulate": 2}, "UnsupportedModelError", ["'2.bias'", "detached", "zero_grad()"]),
+        (ClearsGradients, {"accumulate": 2}, "UnsupportedModelError", ["'0.weight'", "detached", "zero_grad()"]),
         (ClearsOneGradient, {"accumulate": 2}, "UnsupportedModelError", ["'first.weight'", "detached"]),
-        (CallsBackward, {}, "UnsupportedModelError", ["backward()", "'2.bias'"]),
+        (CallsBackward, {}, "UnsupportedModelError", ["backward()", "'0.weight'"]),
         (SparseGradients, {}, "UnsupportedModelError", ["'rows.weight'", "sparse"]),
         (FreezesWhileTraining, {}, "UnsupportedModelError", ["'0.bias'", "requires_grad"]),
         (tasks.UnruledBuffer, {}, "UnsupportedModelError", ["'table'", 'buffer_rules = {"table": "mean"}', "step 1"]),

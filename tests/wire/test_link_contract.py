@@ -1,7 +1,7 @@
 """What every Link promises, for each implementation."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,21 +10,27 @@ import pytest
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire import memory, tcp
+from quorate.wire import memory, shared_link, tcp
 from quorate.wire.frame import Tag
 from quorate.wire.link import Deadline, Link
 from quorate.wire.memory import memory_link_pair
-from wire.pairs import GENERATION, tcp_pair, within
+from wire.pairs import GENERATION, shared_pair, tcp_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
-LARGE = 32 * 2**20  # More than a socket's buffers hold.
+LARGE = 32 * 2**20  # More than a socket's buffers hold, or shared memory.
 
 Links = tuple[Link, Link]
 
+PAIRS: dict[str, Callable[[], Links]] = {
+    "memory": lambda: memory_link_pair(("worker 0", "worker 1")),
+    "tcp": tcp_pair,
+    "shared": shared_pair,
+}
 
-@pytest.fixture(params=["memory", "tcp"])
+
+@pytest.fixture(params=PAIRS)
 def links(request: pytest.FixtureRequest) -> Iterator[Links]:
-    pair: Links = memory_link_pair(("worker 0", "worker 1")) if request.param == "memory" else tcp_pair()
+    pair = PAIRS[request.param]()
     yield pair
     for link in pair:
         link.close()
@@ -136,8 +142,8 @@ def test_a_payload_of_another_length_is_refused_with_both_lengths(
 def test_a_payload_beyond_the_limit_is_refused_with_both_lengths(
     links: Links, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "RECEIVE_LIMIT", 3)
-    monkeypatch.setattr(memory, "RECEIVE_LIMIT", 3)
+    for module in (memory, tcp, shared_link):
+        monkeypatch.setattr(module, "RECEIVE_LIMIT", 3)
     sending = threads.submit(links[0].send, TAG, b"abcd", within(5))
     with pytest.raises(FrameError, match=r"sent 4 bytes .* at most 3 bytes"):
         links[1].receive(TAG, within(5))

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from quorate.wire.address import split_address
 from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
 from quorate.wire.stream import Stream
 from quorate.wire.tcp import Listener, TcpLink, connect
-from wire.pairs import GENERATION, credentials, listening, tcp_pair, wait_until, within
+from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 
@@ -214,10 +213,6 @@ def test_a_peer_that_ends_its_direction_is_gone_though_it_keeps_the_connection(t
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerLost, match="worker 0 is gone: it closed the connection"):
             sending.result(5)
-
-
-def open_descriptors() -> set[Path]:
-    return set(Path("/proc/self/fd").iterdir())
 
 
 def test_a_closed_link_gives_its_descriptor_back() -> None:

@@ -1,15 +1,14 @@
 """Running a job's code beside its run: in a folder that is thrown away, so that the run stays as it is."""
 
-import contextlib
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError
 from quorate.core.failure import JobFailed
 from quorate.engines.local import Launch, LocalEngine
@@ -28,13 +27,6 @@ class Aside:
     errand: Errand
     checkpoint: Path | None
     accept_facts: Callable[[dict[str, str]], None]
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for runs that nobody will look at later."""
-    with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
-        yield Path(folder)
 
 
 def held(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
@@ -73,7 +65,7 @@ def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
     """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
     spec = aside.resolved.spec.model_copy(update={"port": 0})
-    workers = spec.worker_count(len(os.sched_getaffinity(0)))
+    workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
         launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.errand)

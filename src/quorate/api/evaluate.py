@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, held, run_aside, scratch_folder
+from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.resumption import listed
 from quorate.api.session import SOURCE, refuse_in_worker
@@ -22,6 +22,7 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
+from quorate.storage.scratch import scratch_folder
 from quorate.training.errand import Errand
 
 log = logging.getLogger(__name__)

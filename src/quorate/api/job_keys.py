@@ -33,5 +33,6 @@ class JobKeys(TypedDict, total=False):
     checkpoint: Section
     loader_workers: int
     links: Literal["auto", "tcp"]
+    overlap: bool
     port: int
     log_level: Literal["debug", "info", "warning", "error"]

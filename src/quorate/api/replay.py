@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, held, run_aside, scratch_folder
+from quorate.api.aside import Aside, held, run_aside
 from quorate.api.session import SOURCE
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -14,6 +14,7 @@ from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.scratch import scratch_folder
 from quorate.training.errand import Errand
 
 

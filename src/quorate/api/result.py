@@ -1,9 +1,11 @@
 """What a run leaves behind, or has so far."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.api.resumption import warn_of_damaged_result
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -53,10 +55,10 @@ class Result:
             folder=run.path,
             status=fields["status"],
             steps=fields.get("steps", 0),
-            metrics=fields.get("final_metrics", {}),
+            metrics={name: math.nan if value is None else value for name, value in _metrics(fields).items()},
             weights_digest=fields.get("weights_digest", ""),
-            samples_per_second=fields.get("samples_per_second", 0.0),
-            wall_seconds=fields.get("wall_seconds", 0.0),
+            samples_per_second=fields.get("samples_per_second") or 0.0,
+            wall_seconds=fields.get("wall_seconds") or 0.0,
             fields=fields,
         )
 
@@ -117,14 +119,19 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     return Result.of(folder, known | _ending_of(folder))
 
 
+def _metrics(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields.get("final_metrics") or {}
+
+
 def _ending_of(run: RunFolder) -> dict[str, Any]:
     """How a run ended; if it did not say, whether there is still somebody who will."""
-    told = run.read_result()
+    warn_of_damaged_result(run)
+    told = run.whole_result()
     if told is not None:
         return told
     if run.holder() is not None:
         return {"status": "running"}
-    return run.read_result() or {"status": "lost"}  # it may have ended between the two looks
+    return run.whole_result() or {"status": "lost"}  # it may have ended between the two looks
 
 
 def _so_far(run: RunFolder) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped
 from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import RunError
+from quorate.core.errors import DamagedFileError, RunError
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.layers import DEFAULT
@@ -60,9 +60,17 @@ def _origin(resolved: ResolvedJob, key: str) -> str:
     return next((origin for origin in said if origin != DEFAULT), "")
 
 
+def warn_of_damaged_result(run: RunFolder) -> None:
+    """Warn that nobody knows how the run ended: what its checkpoints hold can be gone on from all the same."""
+    try:
+        run.read_result()
+    except DamagedFileError as error:
+        log.warning("%s", error)
+
+
 def refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
     """Refuse to go on with what is done, unless more of it is asked for."""
-    result = run.read_result() or {}
+    result = run.whole_result() or {}
     if result.get("status") == "complete" and (asked.steps, asked.epochs) == (recorded.steps, recorded.epochs):
         flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
         raise RunError(
@@ -73,7 +81,7 @@ def refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
 
 def refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, branch: bool) -> None:
     """However many steps are asked for: its patience is at its end, so it would end again where it begins."""
-    result = run.read_result() or {}
+    result = run.whole_result() or {}
     if result.get("ending") != EARLY_STOP or (branch and asked.early_stop != recorded.early_stop):
         return
     why = recorded.early_stop

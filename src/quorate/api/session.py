@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import shutil
 import sys
 import time
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from quorate.api.remains import remains_of
+from quorate.api.job_text import job_text
+from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
 from quorate.api.resumption import (
     EARLY_STOP,
@@ -20,11 +20,13 @@ from quorate.api.resumption import (
     refuse_early_stopped,
     refuse_edited_job,
     refuse_other_meaning,
+    warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
+from quorate.core.cores import usable_cores
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.local import Launch, LocalEngine
@@ -75,15 +77,20 @@ class Silence:
 
 
 class Narrator:
-    """Passes a run's events on to whoever shows it, and knows whether a step of this part of the run was done."""
+    """Passes a run's events on to whoever shows it.
+
+    It knows whether a step of this part of the run was done, and whether its end was told.
+    """
 
     def __init__(self, show: Show) -> None:
         self._show = show
         self.has_trained = False
+        self.has_finished = False
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
         self.has_trained = self.has_trained or event.kind == "step"
+        self.has_finished = self.has_finished or event.kind == "finished"
         if event.kind != "failure":
             self._show.handle(event)
 
@@ -124,6 +131,7 @@ def resume(
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
+    warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
@@ -151,11 +159,12 @@ def refuse_in_worker() -> None:
 
 
 def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpoint: CheckpointInfo | None) -> Result:
+    text = job_text(resolved)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
         with run.lock():
             try:
-                run.write_job(dump_job(resolved))
+                run.write_job(text)
                 return _train(Plan(run, resolved, run.write_environment, checkpoint), watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -167,7 +176,7 @@ def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpo
 @contextlib.contextmanager
 def _as_it_was(run: RunFolder) -> Iterator[None]:
     """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
-    job, result = run.job_file.read_text(), run.read_result()
+    job, result = run.job_file.read_text(), run.whole_result()
     try:
         yield
     except RequestError:
@@ -199,7 +208,7 @@ def _check_facts(run: RunFolder, recorded: Mapping[str, Any], facts: Facts) -> N
 
 def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     run, spec = plan.run, plan.resolved.spec
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     workers = spec.worker_count(cores)
     _warn_of_crowd(workers, spec.threads, cores)
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
@@ -218,8 +227,20 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     if outcome.failure is not None:
         raise _failed(plan, _late(outcome.failure) if narrator.has_trained else outcome.failure)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started)
-    run.write_result(fields)
+    if narrator.has_trained and not narrator.has_finished:
+        log.warning("the last events could not be written: %s ends too early", near(run.events_file))
+    _write_result(run, fields)
     return Result.of(run, fields)
+
+
+def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:
+    try:
+        run.write_result(fields)
+    except QuorateError as error:
+        raise JobError(
+            f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its checkpoint "
+            f"is kept. Make room, then: quorate resume {typed(run)}"
+        ) from error
 
 
 def _source_of_params(resolved: ResolvedJob) -> str:
@@ -232,8 +253,8 @@ def _source_of_params(resolved: ResolvedJob) -> str:
 def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
     if workers * threads > cores:
         log.warning(
-            "%d workers × %d threads = %d, more than the %d cores here: they take turns, which is slower "
-            "(same result; fewer `workers` may be faster)",
+            "%d workers × %d threads = %d, more than the %d cores that may be used here: they take turns, which is "
+            "slower (same result; fewer `workers` may be faster)",
             workers,
             threads,
             workers * threads,

@@ -11,7 +11,8 @@ from quorate.api.interruption import pass_on_signal, passing_on_signals
 from quorate.api.job import Job
 from quorate.api.result import Result
 from quorate.api.show import NotebookStage, watch_here
-from quorate.core.errors import QuorateError
+from quorate.core.errors import QuorateError, RequestError
+from quorate.core.given import given
 from quorate.spec.override import Override
 from quorate.storage.runs_folder import runs_folder
 
@@ -27,8 +28,20 @@ def train(job: Job, progress: bool = True) -> Result:
     it returns, so does `train`: with a result whose `status` is interrupted or terminated. In a thread that is not the
     main one `train` hears no signals.
     """
+    _refuse_what_is_no_job(job)
     result = _shown(lambda watch: session.start(job.resolved, watch), progress)
     return replace(result, task_type=job.task_type)
+
+
+def _refuse_what_is_no_job(job: object) -> None:
+    if isinstance(job, Job):
+        return
+    remedy = "quorate.train(quorate.Job(task=..., batch_size=..., epochs=...))"
+    if isinstance(job, str | os.PathLike):
+        remedy = f'quorate.train(quorate.Job.from_file("{os.fspath(job)}"))'
+    elif isinstance(job, type):
+        remedy = f"quorate.train(quorate.Job(task={job.__name__}, batch_size=..., epochs=...))"
+    raise RequestError(f"quorate.train takes a quorate.Job and was given {given(job)}. Write {remedy}.")
 
 
 def resume(

@@ -12,7 +12,7 @@ from quorate.core.errors import RequestError
 SHM = System("quorate-shm", "quorate.bench.own.allreduce", is_ours=True)
 TCP = System("quorate-tcp", "quorate.bench.own.allreduce", is_ours=True)
 GLOO = System("gloo", "quorate.bench.peers.gloo_allreduce")
-OPENMPI = System("openmpi", "quorate.bench.peers.openmpi_allreduce", needs=Needs(("mpi4py", "numpy"), PROGRAM))
+OPENMPI = System("openmpi", "quorate.bench.peers.openmpi_allreduce", needs=Needs(("mpi4py", "numpy"), (PROGRAM,)))
 SYSTEMS = (SHM, TCP, GLOO, OPENMPI)
 LINKS = {SHM: "shm", TCP: "tcp"}
 

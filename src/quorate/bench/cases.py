@@ -43,7 +43,17 @@ def small_cnn() -> nn.Module:
     )
 
 
-CASES = {"tiny-mlp": Case(tiny_mlp, (64,), 32), "cnn": Case(small_cnn, (1, 28, 28), 32)}
+def deep_mlp() -> nn.Module:
+    """Sixteen layers of 257 KiB and a small one: its gradient comes bit by bit, evenly over the backward pass."""
+    layers = [layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(256, CLASSES))
+
+
+CASES = {
+    "tiny-mlp": Case(tiny_mlp, (64,), 32),
+    "cnn": Case(small_cnn, (1, 28, 28), 32),
+    "deep-mlp": Case(deep_mlp, (256,), 32),
+}
 
 
 def data_of(case: Case, samples: int) -> TensorDataset:

@@ -45,8 +45,9 @@ class Contest:
     def report(self, signals: Signals) -> Report:
         """What was measured so far."""
         turns = self._bench.turns()
-        ours = frozenset(turn.system.name for turn in turns if turn.system.is_ours)
-        order = list(dict.fromkeys(turn.system.name for turn in turns))
+        systems = list(dict.fromkeys(system for turn in turns for system in turn.systems))
+        ours = frozenset(system.name for system in systems if system.is_ours)
+        order = [system.name for system in systems]
         rows = sorted(rows_of(self._bench.name, self._readings), key=lambda row: order.index(row.system))
         explained = self._bench.explained(compared(rows, ours, self._bench.label))
         return Report(
@@ -61,7 +62,7 @@ class Contest:
         )
 
     def _possible(self, turns: list[Turn]) -> list[Turn]:
-        systems = list(dict.fromkeys(turn.system for turn in turns))
+        systems = list(dict.fromkeys(system for turn in turns for system in turn.systems))
         installed = self._interpreters.look(systems)
         absent: dict[System, Absence] = {}
         for system in systems:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from quorate.bench.programs import find_program
+from quorate.bench.rights import effective_rights
 from quorate.bench.system import Installed, System
 from quorate.core.errors import RequestError
 
@@ -54,11 +56,12 @@ class Interpreters:
     def look(self, systems: list[System]) -> Installed:
         """What is there of all that the systems need."""
         packages = sorted({package for system in systems for package in system.needs.packages})
-        programs = {system.needs.program for system in systems if system.needs.program}
+        programs = {program for system in systems for program in system.needs.programs}
         return Installed(
             packages=self._packages(packages),
-            programs=frozenset(program for program in programs if shutil.which(program)),
+            programs=frozenset(program for program in programs if find_program(program)),
             torch=installed_version("torch"),
+            rights=effective_rights(),
         )
 
     def _packages(self, names: list[str]) -> dict[str, str]:

@@ -20,8 +20,8 @@ class Reading:
 
     @classmethod
     def of(cls, system: str, fields: Mapping[str, Any]) -> "Reading":
-        """From the answer of a script."""
-        return cls(system=system, **{**fields, "ms": tuple(fields["ms"])})
+        """From the answer of a system's script, which names the system where it measures several."""
+        return cls(**{"system": system, **fields, "ms": tuple(fields["ms"])})
 
     @property
     def place(self) -> tuple[str, str, int, int | None, int]:

@@ -1,19 +1,22 @@
 """What is measured: Quorate in its variants, and its peers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 SETUP = "make bench-setup"
 PIP = "pip install 'quorate[bench]'"
-MPI = "apt install openmpi-bin"
+PACKAGES_OF_PROGRAMS = {"mpirun": "openmpi-bin", "ip": "iproute2", "tc": "iproute2"}
+ROOT = 'sudo "$(command -v quorate)" …; in a container, start it with --cap-add SYS_ADMIN --cap-add NET_ADMIN'
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What has to be installed for a system: packages of the peers' interpreter, and a program."""
+    """What a system needs: packages of the peers' interpreter, programs, and rights that only root has."""
 
     packages: tuple[str, ...] = ()
-    program: str = ""
+    programs: tuple[str, ...] = ()
+    rights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,19 @@ class Turn:
     """One start of a system's script.
 
     `order` is what the script is told, `what` what it measures in words, and `prefix` the command that starts the
-    interpreter, if there is one.
+    interpreter, if there is one. `also` are systems that the same start measures too: its answer names them.
     """
 
     system: System
     what: str
     order: dict[str, Any]
     prefix: tuple[str, ...] = ()
+    also: tuple[System, ...] = ()
+
+    @property
+    def systems(self) -> tuple[System, ...]:
+        """All that it measures."""
+        return self.system, *self.also
 
     @property
     def label(self) -> str:
@@ -57,24 +66,40 @@ class Absence:
 
 @dataclass(frozen=True)
 class Installed:
-    """What the peers' interpreter has, package → version, the programs found, and the torch that Quorate uses."""
+    """What the peers' interpreter has, package → version, the programs found, and the torch that Quorate uses.
+
+    `rights` are those that this process has.
+    """
 
     packages: dict[str, str]
     programs: frozenset[str]
     torch: str
+    rights: frozenset[str] = frozenset()
 
 
 def absence_of(system: System, installed: Installed) -> Absence | None:
     """Why a system cannot be measured here; none if it can."""
     needs = system.needs
-    if needs.program and needs.program not in installed.programs:
-        return Absence(system.name, f"{needs.program} is not installed", MPI)
-    missing = [package for package in needs.packages if package not in installed.packages]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        return Absence(system.name, f"{' and '.join(missing)} {verb} not installed", f"{SETUP}, or {PIP}")
+    programs = [program for program in needs.programs if program not in installed.programs]
+    if programs:
+        return Absence(system.name, f"{_are(programs)} not installed", _installing(programs))
+    rights = [right for right in needs.rights if right not in installed.rights]
+    if rights:
+        return Absence(system.name, f"it needs root: {_are(rights)} missing", ROOT)
+    packages = [package for package in needs.packages if package not in installed.packages]
+    if packages:
+        return Absence(system.name, f"{_are(packages)} not installed", f"{SETUP}, or {PIP}")
     theirs = installed.packages.get("torch", "")
     if "torch" in needs.packages and theirs != installed.torch:
         reason = f"its torch is {theirs} and Quorate's is {installed.torch}, which cannot be compared"
         return Absence(system.name, reason, SETUP)
     return None
+
+
+def _are(missing: Sequence[str]) -> str:
+    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+
+
+def _installing(programs: Sequence[str]) -> str:
+    packages = dict.fromkeys(PACKAGES_OF_PROGRAMS[program] for program in programs if program in PACKAGES_OF_PROGRAMS)
+    return f"apt install {' '.join(packages)}" if packages else ""

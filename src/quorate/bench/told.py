@@ -23,9 +23,14 @@ def reading(
     size: int | None = None,
     threads: int = 1,
     details: Mapping[str, float] | None = None,
+    system: str | None = None,
 ) -> dict[str, Any]:
-    """One case that was measured: milliseconds, one number for each repetition."""
-    return {
+    """One case that was measured: milliseconds, one number for each repetition.
+
+    A script that measures several systems says which one it is.
+    """
+    named = {} if system is None else {"system": system}
+    return named | {
         "case": case,
         "processes": processes,
         "ms": [round(one, 6) for one in ms],

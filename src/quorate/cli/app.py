@@ -1,5 +1,7 @@
 """The verbs of the `quorate` command."""
 
+import os
+
 import typer
 
 from quorate.cli.bench import app as bench
@@ -12,6 +14,7 @@ from quorate.cli.runs import runs
 from quorate.cli.show import show
 from quorate.cli.train import train
 from quorate.cli.verbs import Verbs
+from quorate.core.errors import RequestError
 
 app = typer.Typer(
     name="quorate",
@@ -46,7 +49,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    show_version: bool = typer.Option(
+    show_version: bool = typer.Option(  # noqa: ARG001 (its callback has acted on it)
         False, "--version", callback=_print_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
@@ -58,3 +61,15 @@ def options(
       quorate train job.yaml
       quorate show last
     """
+    _refuse_lost_folder()
+
+
+def _refuse_lost_folder() -> None:
+    # Every verb works on paths that begin here, and each would fail at another of them, with other words.
+    try:
+        os.getcwd()  # noqa: PTH109 (the question is whether there is one)
+    except OSError as error:
+        raise RequestError(
+            f"the folder in which this was typed cannot be found any more ({error.strerror}): it was removed or moved. "
+            "Change to one that is there, such as: cd ~"
+        ) from None

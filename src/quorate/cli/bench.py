@@ -49,6 +49,7 @@ def benchmarks() -> None:
       quorate bench step
       quorate bench startup --json
       quorate bench scaling --workers 1,2
+      quorate bench overlap
     """
 
 
@@ -167,3 +168,25 @@ def scaling(
 
     bench = Scaling(parse_crowds(workers, "--workers"), lanes, choose_systems(systems, SYSTEMS))
     raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def overlap(
+    rounds: Rounds = 3,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train over a slow network, with and without overlap.
+
+    Two workers in network namespaces of their own, joined at 200 Mbit/s, and a model whose exchange takes about as long
+    as its backward pass. Needs root, ip and tc. Systems: quorate, quorate-no-overlap.
+
+    \b
+    Examples:
+      quorate bench overlap
+      quorate bench overlap --rounds 9 --output overlap.json
+    """
+    from quorate.bench.overlap import Overlap
+    from quorate.bench.run import Wishes, run
+
+    raise typer.Exit(run(Overlap(), Wishes(rounds, output=output, as_json=as_json)))

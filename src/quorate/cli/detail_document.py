@@ -4,9 +4,10 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from quorate.cli.run_document import finite, record_document, written
+from quorate.cli.run_document import record_document, written
+from quorate.core.finite import finite
 from quorate.history.advice import Advice
-from quorate.history.checkpoint_record import CheckpointRecord
+from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
 from quorate.history.curve import Curve, loss_curves, metric_curves
 from quorate.history.job_value import JobValue, job_values
 from quorate.history.pace import RunPace
@@ -19,7 +20,10 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
     """Everything about one run."""
     record, timeline, timing = detail.record, detail.timeline, detail.timing
     launcher = record.launcher
-    document = record_document(record, now) | {
+    document = record_document(record, now)
+    if record.best is not None:
+        document["best"] |= {"nearest_saved": nearest_saved(record.best.step, detail.checkpoints)}
+    document |= {
         "next": None if advice is None else asdict(advice),
         "problems": list(detail.problems),
         "launcher_pid": None if launcher is None else launcher.pid,

@@ -127,8 +127,10 @@ def _result(side: RunSide) -> dict[str, str]:
     told = {
         "status": result.get("status", "not ended"),
         "steps": f"{result['steps']:,}" if "steps" in result else None,
-        "speed": f"{count(result['samples_per_second'])} samples/s" if "samples_per_second" in result else None,
-        "time": duration(result["wall_seconds"]) if "wall_seconds" in result else None,
+        "speed": f"{count(result['samples_per_second'])} samples/s"
+        if result.get("samples_per_second") is not None
+        else None,
+        "time": duration(result["wall_seconds"]) if result.get("wall_seconds") is not None else None,
         "weights": result.get("weights_digest", "")[:DIGEST_SHOWN],
     }
     return {name: text for name, text in told.items() if text}

@@ -1,10 +1,11 @@
 """The one JSON document that a verb prints with `--json`, whatever becomes of the verb."""
 
 import json
-import math
 import sys
 from typing import Any, TextIO
 from weakref import WeakSet
+
+from quorate.core.finite import finite
 
 _told: WeakSet[TextIO] = WeakSet()
 
@@ -20,12 +21,3 @@ def print_document(document: dict[str, Any]) -> None:
     # Noted first: after a signal in between, none is better than two.
     _told.add(sys.stdout)
     sys.stdout.write(f"{text}\n")
-
-
-def finite(value: Any) -> Any:
-    """The same with null for every number in it that is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,9 +1,9 @@
 """Runs of a list as a document for programs."""
 
-import math
 from datetime import datetime
 from typing import Any
 
+from quorate.core.finite import finite
 from quorate.history.run_list import Listing
 from quorate.history.run_record import RunRecord
 
@@ -50,12 +50,3 @@ def record_document(record: RunRecord, now: datetime) -> dict[str, Any]:
 def written(time: datetime | None) -> str | None:
     """A time as JSON holds it, in ISO 8601."""
     return None if time is None else time.isoformat(timespec="milliseconds")
-
-
-def finite(value: Any) -> Any:
-    """The same with null for what JSON has no number for: NaN and the infinities."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,8 @@ from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
 from quorate.history.advice import Advice
-from quorate.history.checkpoint_record import CheckpointRecord
+from quorate.history.best import Best
+from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
 from quorate.history.curve import Curve, loss_curves, metric_curves
 from quorate.history.job_value import JobValue, job_values
 from quorate.history.pace import RunPace
@@ -96,7 +97,7 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     yield from _duration(detail, now)
     yield from _speed(record, RunPace.of(detail.timeline))
     if record.best is not None:
-        yield "best", f"{record.best.watched.metric} {measure(record.best.value)} at step {record.best.step:,}"
+        yield "best", _best(record.best, detail.checkpoints)
     if record.metrics:
         yield "metrics", "   ".join(f"{name} {measure(value)}" for name, value in record.metrics.items())
     if record.task:
@@ -104,6 +105,15 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     if record.launcher is not None:
         listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
         yield "launcher", f"{record.launcher}{listening}"
+
+
+def _best(best: Best, checkpoints: Sequence[CheckpointRecord]) -> str:
+    """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
+    told = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
+    saved = nearest_saved(best.step, checkpoints)
+    if saved == best.step:
+        return told
+    return f"{told} (not saved)" if saved is None else f"{told} (not saved; nearest saved: step {saved:,})"
 
 
 def _duration(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:

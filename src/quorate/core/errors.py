@@ -7,6 +7,8 @@
     │   ├── JobFileError        one or more mistakes in a job file or in what goes over it, all told at once
     │   ├── TaskError           the task cannot be found, or gives something that cannot be trained
     │   └── RunError            a run that does not exist, is complete, is in use, or has no checkpoint
+    │       └── DamagedFileError
+    │                           a file of a run that was cut off or edited
     ├── OutputError             the command did its work and could not say so: standard output is full or closed
     └── JobError                the job failed (exit code 1)
         ├── JobFailed           a whole job ended with a Failure: what `quorate.train` raises
@@ -83,6 +85,10 @@ class TaskError(RequestError):
 
 class RunError(RequestError):
     """A run that does not exist, is complete, is in use, or has no checkpoint."""
+
+
+class DamagedFileError(RunError):
+    """A file of a run that was cut off or edited."""
 
 
 class OutputError(QuorateError):

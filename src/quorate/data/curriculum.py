@@ -28,6 +28,7 @@ class Curriculum:
         self._samples = samples
         self._order = order
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
+        self._batch = lru_cache(maxsize=2)(self._batch_of)
         self.epoch_length = len(self._epoch(0))
         if self.steps_per_epoch == 0:
             raise TaskError(self._nothing_to_train_on())
@@ -65,6 +66,9 @@ class Curriculum:
 
     def batch(self, step: int) -> Indices:
         """Indices of the whole batch of a step, in order."""
+        return self._batch(step)
+
+    def _batch_of(self, step: int) -> Indices:
         start = (step - 1) % self.steps_per_epoch * self._spec.batch_size
         return self._epoch(self.epoch_of(step))[start : start + self._spec.batch_size]
 

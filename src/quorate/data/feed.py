@@ -34,45 +34,34 @@ class Feed:
     """
 
     def __init__(self, samples: Samples, requests: Iterator[Request], loader_workers: int, threads: int) -> None:
-        loader: DataLoader[Any] = DataLoader(
-            samples,  # type: ignore[arg-type]
-            sampler=_Requests(requests),
-            batch_size=None,
-            collate_fn=_packed if loader_workers else _as_it_is,  # type: ignore[arg-type]
-            num_workers=loader_workers,
-            multiprocessing_context="fork" if loader_workers else None,
-            worker_init_fn=partial(_begin_loader, os.getpid()),
-        )
-        with _child_signals_kept():
-            self._batches: Iterator[Any] = iter(loader)
+        self._samples = samples
+        self._loaded = _load_ahead(samples, requests, loader_workers) if loader_workers else None
         self._loader_workers = loader_workers
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if loader_workers == 0 and threads > 1 else None
 
     def next(self, expected: Request) -> Any:
         """The batch that answers `expected`, which must be the next request of the plan."""
-        answer = self._fetch()
+        answer = self._read(expected) if self._loaded is None else self._take(self._loaded)
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         return batch_of(answer)
 
-    def _fetch(self) -> Fetched | FetchTrouble:
+    def _read(self, request: Request) -> Fetched | FetchTrouble:
         if self._threads is None:
-            return self._next()
+            return self._samples[request]
         torch.set_num_threads(1)
         try:
-            return self._next()
+            return self._samples[request]
         finally:
             torch.set_num_threads(self._threads)
 
-    def _next(self) -> Fetched | FetchTrouble:
+    def _take(self, loaded: Iterator[bytes]) -> Fetched | FetchTrouble:
         try:
-            if self._loader_workers == 0:
-                return next(self._batches)  # type: ignore[no-any-return]
             with _child_signals_kept():
                 signal.signal(signal.SIGCHLD, _tell_of_death)
                 _tell_of_death()
-                answer = next(self._batches)
+                answer = next(loaded)
             return ForkingPickler.loads(answer)  # type: ignore[no-any-return]
         except (RuntimeError, OSError, EOFError) as error:
             # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out. One
@@ -83,7 +72,21 @@ class Feed:
 
     def close(self) -> None:
         """End the loader processes."""
-        self._batches = iter(())
+        self._loaded = None
+
+
+def _load_ahead(samples: Samples, requests: Iterator[Request], loader_workers: int) -> Iterator[bytes]:
+    loader: DataLoader[Any] = DataLoader(
+        samples,  # type: ignore[arg-type]
+        sampler=_Requests(requests),
+        batch_size=None,
+        collate_fn=_packed,  # type: ignore[arg-type]
+        num_workers=loader_workers,
+        multiprocessing_context="fork",
+        worker_init_fn=partial(_begin_loader, os.getpid()),
+    )
+    with _child_signals_kept():
+        return iter(loader)
 
 
 def batch_of(answer: Fetched | FetchTrouble) -> Any:
@@ -108,10 +111,6 @@ def _child_signals_kept() -> Iterator[None]:
 
 def _tell_of_death(*_: object) -> None:
     torch._C._error_if_any_worker_fails()
-
-
-def _as_it_is(fetched: Any) -> Any:
-    return fetched
 
 
 def _packed(fetched: Fetched | FetchTrouble) -> bytes:

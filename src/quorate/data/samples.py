@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -10,9 +11,10 @@ from quorate.core.errors import TaskError
 from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, describe, user_traceback
-from quorate.data.collate import UnlikeSamples, fresh_copy
+from quorate.data.collate import UnlikeSamples, collate, fresh_copy
+from quorate.data.columns import Columns, columns_of
 from quorate.data.reading import Request, Source
-from quorate.data.streams import generator_states, seed_generators
+from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
 _BY_INDEX = (
@@ -68,13 +70,24 @@ class Samples:
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
         without, and read again only if anything was drawn; from then on every sample begins its stream.
         """
+        columns = self._columns.get(request.source)
+        if columns is not None:
+            return Fetched(request, columns.batch(request.indices))
         if request.source not in self.drawing:
-            before = generator_states()
+            rest_generators()
             answer = self._read(request, seeded=False)
-            if generator_states() == before:
+            if not have_drawn():
                 return answer
             self.drawing.add(request.source)
         return self._read(request, seeded=True)
+
+    @cached_property
+    def _columns(self) -> dict[Source, Columns]:
+        """Of the sets for which neither reading nor collating runs code of the task."""
+        if self.collate is not collate:
+            return {}
+        found = {source: columns_of(dataset) for source, dataset in self.datasets.items()}
+        return {source: columns for source, columns in found.items() if columns is not None}
 
     def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
         index: int | None = None

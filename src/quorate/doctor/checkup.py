@@ -13,7 +13,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from quorate.doctor import cgroup, coordinators
+from quorate.core.cgroup import read_limits
+from quorate.core.cores import usable_cores
+from quorate.doctor import coordinators
 from quorate.doctor.disk import (
     Trial,
     check_clock,
@@ -120,16 +122,16 @@ def _installed(requirements: Sequence[Requirement]) -> dict[str, str]:
 
 
 def _cores() -> Cores:
-    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cgroup.read_limits().cores)
+    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
 
 
 def _memory() -> Finding:
     lines = (line.split() for line in MEMORY.read_text().splitlines())
     kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
-    limits = cgroup.read_limits()
+    limits = read_limits()
     free = _least(kibibytes["MemAvailable"] * 1024, limits.free_memory)
     total = _least(kibibytes["MemTotal"] * 1024, limits.memory)
-    return check_memory(free, total, automatic_workers(len(os.sched_getaffinity(0))))
+    return check_memory(free, total, automatic_workers(usable_cores()))
 
 
 def _least(amount: int, limit: int | None) -> int:

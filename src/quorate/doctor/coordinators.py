@@ -68,7 +68,7 @@ def _remedy(run: RunFolder) -> str:
 def _without_coordinator(run: RunFolder) -> str:
     if run.holder() is not None:
         return "starts or ends just now: its coordinator does not listen"
-    result = run.read_result()
+    result = run.whole_result()
     ending = "without a result" if result is None else result.get("status", "over")
     return f"is not running ({ending})"
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from quorate.core.cores import cores_within
 from quorate.doctor.finding import Finding, Level
 from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
@@ -30,15 +31,17 @@ def automatic_workers(cores: int) -> int:
 
 
 def check_cores(cores: Cores) -> Finding:
-    """What `workers: auto` makes of the cores, and whether the container allows for it."""
-    workers = automatic_workers(cores.allowed)
+    """What `workers: auto` makes of the cores, and whether the container gives one of them at least."""
+    workers = automatic_workers(cores_within(cores.allowed, cores.quota))
     lanes = JobSpec.model_fields["lanes"].default
-    text = f"{cores.allowed} of {cores.present} may be used; `workers: auto` starts {workers} for {lanes} lanes"
-    if cores.quota is None or math.ceil(cores.quota) >= workers:
+    text = f"{cores.allowed} of {cores.present} may be used"
+    if cores.quota is not None and cores.quota < cores.allowed:
+        text = f"{text}, for the time of {cores.quota:g}"
+    text = f"{text}; `workers: auto` starts {workers} for {lanes} lanes"
+    if cores.quota is None or cores.quota >= 1:
         return Finding("cores", Level.OK, text)
-    text = f"{text}, but the container is given the time of {cores.quota:g} only"
-    fitting = max(1, math.floor(cores.quota))
-    return Finding("cores", Level.WARNING, text, f"Train with --workers {fitting}; the result is the same.")
+    text = f"{text}, and even a single one is made to pause"
+    return Finding("cores", Level.WARNING, text, "Give the container more time: docker run --cpus=2")
 
 
 def check_memory(free: int, total: int, workers: int) -> Finding:

@@ -1,5 +1,6 @@
 """The checkpoints of a run, as its folder lists them: nothing of theirs is read but the manifest."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def read_checkpoints(folder: Path) -> tuple[CheckpointRecord, ...]:
         return ()
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
     return tuple(CheckpointRecord.of(each) for each in found if each.path.exists())
+
+
+def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | None:
+    """The step itself if a usable checkpoint holds its weights, else the nearest such, the earlier of two."""
+    saved = {each.step for each in checkpoints if each.step is not None and not each.problem}
+    return min(saved, key=lambda other: (abs(other - step), other), default=None)
 
 
 def _problem(folder: Path, part: Part) -> str:

@@ -1,16 +1,20 @@
 """How two runs differ: in what they were asked, in what their bits depend on, and from which step on."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from quorate.core.errors import DamagedFileError
 from quorate.history.timeline import Timeline
 from quorate.spec.change import Change, changes
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 Pair = tuple[Any, Any]
 """What the first run has, and what the second has; None for what one of them has not."""
@@ -49,7 +53,7 @@ class RunSide:
             folder,
             load_recorded(folder.job_file, {}, []),
             folder.read_environment() or {},
-            folder.read_result() or {},
+            _result(folder),
             Timeline.read(folder.events_file, keep=_depends_on_every_bit),
         )
 
@@ -96,6 +100,14 @@ class RunPair:
     def comparison(self) -> "Comparison":
         """How far they went side by side."""
         return compare(self.left.timeline, self.right.timeline)
+
+
+def _result(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return folder.read_result() or {}
+    except DamagedFileError as error:
+        log.warning("%s", error)
+        return {}
 
 
 def compare(left: Timeline, right: Timeline) -> Comparison:

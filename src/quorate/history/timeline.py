@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
 
-_STEP = b'{"kind": "step",'
+_STEP = b'{"kind":"step",'
 _WHOLE_LINE = b"}\n"
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8

@@ -1,8 +1,10 @@
 """How a length is cut into parts."""
 
+from functools import lru_cache
 from itertools import pairwise
 
 
+@lru_cache(maxsize=1024)  # the same few cuts, several times a step
 def cut(length: int, parts: int) -> tuple[slice, ...]:
     """Contiguous slices, as even as possible, the larger ones first; where there is too little, the last are empty."""
     if length < 0 or parts < 1:

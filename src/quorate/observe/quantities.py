@@ -7,7 +7,9 @@ def count(value: float) -> str:
 
 
 def measure(value: object) -> str:
-    """A loss or metric, to four digits."""
+    """A loss or metric, to four digits; in files, None stands for what JSON has no number for."""
+    if value is None:
+        return "not finite"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return str(value) if isinstance(value, int) else f"{value:#.4g}"

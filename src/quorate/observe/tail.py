@@ -2,21 +2,29 @@
 
 from pathlib import Path
 
+from quorate.core.errors import RunError
+from quorate.observe.disk_watch import DiskWatch
 from quorate.observe.event import Event
 
 
 class EventTail:
-    """Follows the file that a `JsonlSink` writes, from another process. The file may not exist yet."""
+    """Follows the file that a `JsonlSink` writes, from another process. The file may not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    Where nothing comes because nothing can be written, it tells that itself.
+    """
+
+    def __init__(self, path: Path, watch: DiskWatch | None = None) -> None:
         self.path = path
         self._offset = 0
+        self._watch = DiskWatch(path.parent) if watch is None else watch
 
     def read_new(self) -> list[Event]:
         """What was appended since the last call: whole lines only, the rest is read once it is whole."""
         whole, newline, _ = self._new_bytes().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        return [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
+        events = [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
+        trouble = self._watch.look(has_heard=bool(events))
+        return events if trouble is None else [*events, trouble]
 
     def _new_bytes(self) -> bytes:
         try:
@@ -28,6 +36,8 @@ class EventTail:
                 return file.read()
         except FileNotFoundError:
             return b""
+        except OSError as error:
+            raise RunError(f"cannot read {self.path}: {error.strerror}. Move it out of the way.") from error
 
 
 def _event(line: bytes) -> Event | None:

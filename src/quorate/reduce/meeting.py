@@ -85,9 +85,10 @@ def meet(
         worker, lease = meeting.credentials.worker, meeting.lease
         return Pool(meeting.generation, worker, doorbells, memory, lease, trusts_versions=trusts_versions), memory
     if len(members) > 1:
-        log.info("gradients go over TCP: %s", _why_not_shared(meeting))
+        log.info("gradients go round a ring: %s", _why_not_shared(meeting))
+    listeners = meeting.listeners
     previous, following = meet_neighbours(
-        meeting.listeners.network, meeting.generation, meeting.credentials, meeting.deadline
+        listeners.network, listeners.local, meeting.generation, meeting.credentials, meeting.deadline
     )
     ring = Ring(meeting.generation, meeting.credentials.worker, previous, following, meeting.lease)
     return ring, PlainMemory.of(plan, meeting.hosting[meeting.position])
@@ -107,29 +108,30 @@ def _share_memory(meeting: Meeting, plan: Sequence[Bucket]) -> tuple[SharedMemor
     with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as on_failure:
         lanes = {position: Segment.create(len(hosting[position]) * size)}
         descriptors.callback(lanes[position].close)
-        total = Segment.create(size) if position == 0 else None
+        total = None
+        if position == 0:
+            total = Segment.create(size)
+            descriptors.callback(total.close)
         connections: dict[int, socket.socket] = {}
         for peer, sock in _connections(meeting):
             connections[peer] = sock
             on_failure.callback(sock.close)
-        for sock in connections.values():
-            pass_descriptors(sock, [segment.descriptor for segment in (lanes[position], total) if segment is not None])
+        names = {peer: f"worker {meeting.generation.members[peer].worker} (this host)" for peer in connections}
+        ours = [segment.descriptor for segment in (lanes[position], total) if segment is not None]
         for peer, sock in connections.items():
-            name = f"worker {meeting.generation.members[peer].worker} (this host)"
-            given = receive_descriptors(sock, name, meeting.deadline)
+            pass_descriptors(sock, ours, names[peer])
+        for peer, sock in connections.items():
+            given = receive_descriptors(sock, 2 if peer == 0 else 1, names[peer], meeting.deadline)
             lanes[peer] = Segment.adopt(given[0], len(hosting[peer]) * size)
             descriptors.callback(lanes[peer].close)
             if peer == 0:
                 total = Segment.adopt(given[1], size)
+                descriptors.callback(total.close)
         assert total is not None, "position 0 makes it, and passes it to all others"
-        descriptors.callback(total.close)
         memory = SharedMemory(plan, hosting, position, [lanes[place] for place in range(len(hosting))], total)
         on_failure.pop_all()
-    members, generation = meeting.generation.members, meeting.generation.id
-    doorbells = {
-        peer: Doorbell(sock, f"worker {members[peer].worker} (this host)", generation)
-        for peer, sock in sorted(connections.items())
-    }
+    generation = meeting.generation.id
+    doorbells = {peer: Doorbell(sock, names[peer], generation) for peer, sock in sorted(connections.items())}
     return memory, doorbells
 
 

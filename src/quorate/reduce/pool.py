@@ -62,6 +62,11 @@ class Pool:
             else:
                 self._sum_aside(step, index, lane_values, total)
 
+    @property
+    def overlaps(self) -> bool:
+        """It is as much computing as the backward pass itself, and would take the core from it."""
+        return False
+
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in the order of ring positions."""
         with self._exchange():

@@ -7,7 +7,12 @@ import torch
 
 
 class Reduction(Protocol):
-    """Sums and gathers among the workers of a generation. One thread calls it; any failure closes it for all."""
+    """Sums and gathers among the workers of a generation. Any failure closes it for all. One thread at a time."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it is worth summing in another thread while the backward pass runs."""
+        ...
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Fill `total` with the sum over all lanes in ring order: the same bits on every worker.

@@ -72,6 +72,11 @@ class Ring:
                         content[chunk.start * total.itemsize : chunk.stop * total.itemsize],
                     )
 
+    @property
+    def overlaps(self) -> bool:
+        """Most of its time is spent waiting for the network, while a backward pass can compute."""
+        return bool(self._links)
+
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in the order of ring positions."""
         workers = len(self._generation.members)

@@ -129,6 +129,7 @@ class JobSpec(Section):
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
+    overlap: Annotated[bool, Mark.MANNER] = True
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
 

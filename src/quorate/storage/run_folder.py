@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import JobError, RunError
+from quorate.core.errors import DamagedFileError, JobError, RunError
+from quorate.core.finite import finite
 from quorate.storage.atomic import write_atomically
 from quorate.storage.creation import read_creation, write_creation
 from quorate.storage.incarnation import take_next
@@ -114,8 +115,18 @@ class RunFolder:
         self._write(self.result_file, result)
 
     def read_result(self) -> dict[str, Any] | None:
-        """How the run ended, if it did."""
-        return self._read(self.result_file)
+        """How the run ended, if it did. What was not finite is None."""
+        try:
+            return self._read(self.result_file)
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error.message}. quorate resume goes on as if it were not there") from None
+
+    def whole_result(self) -> dict[str, Any] | None:
+        """The same, and nothing as well where the file is damaged."""
+        try:
+            return self.read_result()
+        except DamagedFileError:
+            return None
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """What the run's bits depend on besides its job: versions, device, digests of code and data."""
@@ -126,8 +137,10 @@ class RunFolder:
         return self._read(self.environment_file)
 
     def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
+        # No NaN or Infinity, which Python would write and most readers of JSON refuse.
+        text = json.dumps(finite(fields), indent=2, allow_nan=False)
         with _explaining(f"cannot write {file}"):
-            write_atomically(file, json.dumps(fields, indent=2) + "\n", mode)
+            write_atomically(file, f"{text}\n", mode)
 
     def _read(self, file: Path) -> dict[str, Any] | None:
         with _explaining(f"cannot read {file}"):
@@ -138,9 +151,10 @@ class RunFolder:
         try:
             fields = json.loads(content.decode())
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{file} is not JSON ({error}); it was edited or damaged after the run wrote it") from None
+            told = f"{file} is not JSON ({error}); it was cut off or edited after the run wrote it"
+            raise DamagedFileError(told) from None
         if not isinstance(fields, dict):
-            raise RunError(f"{file} holds a {type(fields).__name__} where an object is expected; it was edited")
+            raise DamagedFileError(f"{file} holds a {type(fields).__name__} where an object is expected; it was edited")
         return fields
 
     def _take_back(self) -> None:

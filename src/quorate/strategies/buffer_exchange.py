@@ -31,6 +31,8 @@ class BufferExchange:
 
     def agree(self, step: int, results: Sequence[LaneResult], notes: Sequence[LaneNote]) -> dict[str, torch.Tensor]:
         """The values to commit, the same on every worker."""
+        if not any(note.buffers for note in notes):
+            return {}
         filled = [note for note in notes if note.samples]
         adopted, averaged, differing = [], [], False
         for name in sorted({name for note in filled for name in note.buffers}):

@@ -6,6 +6,7 @@ from quorate.core.errors import LossError
 from quorate.core.generation import Generation
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange
+from quorate.strategies.courier import Courier
 from quorate.strategies.notes import LaneNote, decode, encode, note_of
 from quorate.training.buffers import Buffers
 from quorate.training.gradients import Gradients
@@ -17,16 +18,23 @@ SHARE_INDEX = 2
 
 
 class RingStrategy:
-    """Sums the lanes' gradients around the ring, in the order that the job fixes."""
+    """Sums the lanes' gradients around the ring, in the order that the job fixes. A courier begins with it earlier."""
 
     def __init__(
-        self, reduction: Reduction, generation: Generation, worker: int, gradients: Gradients, buffers: Buffers
+        self,
+        reduction: Reduction,
+        generation: Generation,
+        worker: int,
+        gradients: Gradients,
+        buffers: Buffers,
+        courier: Courier | None = None,
     ) -> None:
         self._reduction = reduction
         self._member = generation.members[generation.position(worker)]
         self._is_alone = len(generation.members) == 1
         self._gradients = gradients
-        self._buffer_exchange = BufferExchange(reduction, generation, buffers, first_index=len(gradients.plan))
+        self._courier = courier
+        self._buffer_exchange = BufferExchange(reduction, generation, buffers, first_index=gradients.sums)
 
     @property
     def worker(self) -> int:
@@ -38,17 +46,20 @@ class RingStrategy:
         """The lanes that this worker hosts."""
         return self._member.lanes
 
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        if self._courier is not None:
+            self._courier.begin(step)
+
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
-        """Notes first, since they can end the step; then gradients, bucket by bucket; then buffers."""
+        """Gradients first, since their exchange may have begun with the backward pass; then notes; then buffers."""
+        self._sum_gradients(step)
         own = [note_of(result) for result in results]
         everyone = [(own, stop)] if self._is_alone else self._tell_everyone(step, own, stop)
         notes = [note for told, _ in everyone for note in told]
         losses = _total_losses(notes)
         _check_losses(step, notes)
         _check_counts(step, losses)
-        for index, total in enumerate(self._gradients.total.buckets):
-            lanes = [self._gradients.lanes[lane].buckets[index] for lane in self.hosted]
-            self._reduction.all_reduce(step, index, lanes, total)
         return Agreement(
             samples=sum(note.samples for note in notes),
             present=_union(notes),
@@ -57,6 +68,12 @@ class RingStrategy:
             buffers=self._buffer_exchange.agree(step, results, notes),
             stop=next((wish for _, wish in everyone if wish is not None), None),
         )
+
+    def _sum_gradients(self, step: int) -> None:
+        if self._courier is not None:
+            self._courier.wait()
+        else:
+            self._gradients.sum_over(step, self._reduction)
 
     def _tell_everyone(
         self, step: int, own: list[LaneNote], stop: str | None
@@ -70,6 +87,8 @@ class RingStrategy:
     def close(self) -> None:
         """Close the links to the neighbours."""
         self._reduction.close()
+        if self._courier is not None:
+            self._courier.close()
 
 
 def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:

@@ -2,18 +2,21 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from quorate.spec.job import JobSpec
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What a lane had to work on: its samples of a batch, in a job."""
 
     samples: int
     batch_samples: int
     spec: JobSpec
+
+    def hint(self, error: BaseException) -> str:
+        """A hint for an exception that was raised while working on it."""
+        return hint_for(error, self)
 
 
 def hint_for(error: BaseException, share: Share | None = None) -> str:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,10 +76,10 @@ class LaneRunner:
         seed_generators(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
         logged: dict[str, LossSum] = {}
-        for samples, batch in batches:
-            with user_code("loss()", partial(hint_for, share=self._share(samples, batch_samples))):
+        for number, (samples, batch) in enumerate(batches, 1):
+            with user_code("loss()", Share(samples, batch_samples, self._replica.spec).hint):
                 loss = self._task.loss(self._replica.model, batch)
-            for name, part in self._backward(loss, samples, batch_samples).items():
+            for name, part in self._backward(loss, samples, batch_samples, number == len(batches)).items():
                 result.losses.setdefault(name, LossSum()).add(part)
             for name, value in take_log(self._task).items():
                 logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
@@ -90,10 +89,7 @@ class LaneRunner:
         self._watch.after_lane()
         return result
 
-    def _share(self, samples: int, batch_samples: int) -> Share:
-        return Share(samples, batch_samples, self._replica.spec)
-
-    def _backward(self, loss: Any, samples: int, batch_samples: int) -> dict[str, LossSum]:
+    def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> dict[str, LossSum]:
         by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}
         expected = self._replica.optimizers.by_name
         if by_name.keys() != expected.keys() and loss is not None:
@@ -106,8 +102,9 @@ class LaneRunner:
             weight = 1.0 if per_item else samples / batch_samples
             # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
             inputs = None if name == SOLE else self._replica.optimizers.parameters(name)
+            others = len(by_name) - 1 - position
             with user_code("backward()", hint_for):
-                self._gradients.backward(tensor, weight, inputs, retain=position < len(by_name) - 1)
+                self._gradients.backward(tensor, weight, inputs, retain=others > 0, is_last=is_last and name == SOLE)
             value = tensor.item()
             sums[name] = LossSum(value if per_item else value * samples, count, per_item)
         return sums

@@ -72,6 +72,7 @@ class Loop:
     def _step(self) -> str | None:
         step = self.progress.cursor.step + 1
         self.activity.begin_step(step)
+        self.strategy.begin(step)
         batch_samples = len(self.curriculum.batch(step))
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
@@ -136,7 +137,7 @@ class Loop:
     def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float]) -> None:
         now = perf_counter()
         elapsed, self._step_ended = now - self._step_ended, now
-        seconds = {f"{phase}_s": round(self.activity.seconds[phase], 6) for phase in (DATA, COMPUTE, EXCHANGE, APPLY)}
+        seconds = self.activity.seconds
         fields: dict[str, Any] = {
             "epoch": self.curriculum.epoch_of(step),
             **_by_optimizer("loss", {name: loss.mean for name, loss in agreement.losses.items()}),
@@ -144,7 +145,10 @@ class Loop:
             **_by_optimizer("gradient_norm", norms),
             "samples": agreement.samples,
             "samples_per_second": round(agreement.samples / elapsed, 1),
-            **seconds,
+            "data_s": round(seconds[DATA], 6),
+            "compute_s": round(seconds[COMPUTE], 6),
+            "exchange_s": round(seconds[EXCHANGE], 6),
+            "apply_s": round(seconds[APPLY], 6),
         }
         if agreement.log:
             fields["log"] = agreement.log
@@ -153,6 +157,6 @@ class Loop:
 
 def _by_optimizer(name: str, values: dict[str, float]) -> dict[str, Any]:
     """One number for one optimizer; with several, their sum is meaningless, so each has its name."""
-    if values.keys() == {SOLE}:
+    if SOLE in values:
         return {name: values[SOLE]}
     return {f"{name}.{key}": value for key, value in values.items()}

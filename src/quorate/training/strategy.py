@@ -34,6 +34,10 @@ class Strategy(Protocol):
         """The lanes that this worker hosts."""
         ...
 
+    def begin(self, step: int) -> None:
+        """A step begins: from now on its gradients may be exchanged as they become ready."""
+        ...
+
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
         """Sum the gradients of all lanes into `Gradients.total`, and agree on everything else of the step.
 

@@ -2,10 +2,12 @@
 
 import array
 import contextlib
+import os
 import secrets
+import select
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.wire.descriptors import close_in_children
@@ -34,7 +36,7 @@ class LocalListener:
 
     def accept(
         self, credentials: Credentials, peers: Collection[int], deadline: Deadline
-    ) -> Iterator[tuple[int, socket.socket]]:
+    ) -> Generator[tuple[int, socket.socket], None, None]:
         """All of these workers, each once it has connected and proven itself."""
         awaited = set(peers)
         if not awaited:
@@ -77,24 +79,36 @@ def share_a_host(addresses: Sequence[str]) -> bool:
     return len(hosts) == 1 and "" not in hosts
 
 
-def pass_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
+def pass_descriptors(sock: socket.socket, descriptors: Sequence[int], peer: str) -> None:
     """Give another process what these descriptors stand for."""
-    socket.send_fds(sock, [b"m"], list(descriptors))
+    try:
+        socket.send_fds(sock, [b"m"], list(descriptors))
+    except OSError as error:
+        raise PeerLost(peer, error.strerror or str(error)) from error
 
 
-def receive_descriptors(sock: socket.socket, peer: str, deadline: Deadline) -> list[int]:
-    """What another process has passed."""
+def receive_descriptors(sock: socket.socket, count: int, peer: str, deadline: Deadline) -> list[int]:
+    """What another process has passed: so many."""
     began = time.monotonic()
+    space = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
     while True:
         try:
-            message, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize))
+            # Inherited by a program that is started here, a connection would outlive its worker.
+            message, ancillary, _, _ = sock.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            if wait_for(sock, 1, deadline) < 0:
+            if wait_for(sock, select.POLLIN, deadline) < 0:
                 raise PeerLost(peer, f"it passed no memory within {time.monotonic() - began:.1f} s") from None
             continue
+        except OSError as error:
+            raise PeerLost(peer, error.strerror or str(error)) from error
         if not message:
             raise PeerLost(peer, "it closed the connection")
-        return _descriptors(ancillary)
+        found = _descriptors(ancillary)
+        if len(found) != count:
+            for descriptor in found:
+                os.close(descriptor)
+            raise FrameError(f"{peer} passed {len(found)} descriptors where {count} were expected")
+        return found
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import FrameError, JobError
 
 # Whoever holds the memory could otherwise cut it short under the others, who would die of SIGBUS.
@@ -22,12 +23,15 @@ class Segment:
         self.size = size
 
     @classmethod
-    def create(cls, size: int, available: int | None = None) -> "Segment":
+    def create(cls, size: int, available: int | None = None, limits: Limits | None = None) -> "Segment":
         """All of it is there when this returns: too little memory is an error now, not a signal at the first write."""
-        # Asked first: the kernel would hand out pages until it has to kill somebody.
+        # Asked first: the kernel would hand out pages until it has to kill somebody, in a container as on the machine.
         free = available_memory() if available is None else available
         if size > free:
             raise _too_little(size, f"{free:,} are free")
+        inside = (read_limits() if limits is None else limits).free_memory
+        if inside is not None and size > inside:
+            raise _too_little(size, f"{inside:,} are free of what this container is given")
         descriptor = os.memfd_create("quorate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, max(size, 1))

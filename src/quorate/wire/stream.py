@@ -12,6 +12,9 @@ from quorate.wire.descriptors import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 
+LOW_WATER = 512 * 2**10
+"""Bytes of a large frame that are worth waking up for."""
+
 
 def wait_for(sock: socket.socket, events: int, deadline: Deadline) -> int:
     """The events that came, or 0 when it is time to ask the deadline again; negative when the deadline is over."""
@@ -37,6 +40,7 @@ class Stream:
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
+        self._low_water = 1
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
         """Send parts one after the other, without first joining them."""
@@ -51,8 +55,8 @@ class Stream:
                     parts = _after(parts, sent)
                     began = time.monotonic()
 
-    def fill(self, buffer: memoryview, deadline: Deadline) -> None:
-        """Receive until a buffer is full."""
+    def fill(self, buffer: memoryview, deadline: Deadline, *, followed_by: int = 0) -> None:
+        """Receive until a buffer is full. What follows it may as well be there when this returns."""
         with self._use():
             began = time.monotonic()
             filled = 0
@@ -60,6 +64,7 @@ class Stream:
                 try:
                     received = self._socket.recv_into(buffer[filled:])
                 except BlockingIOError:
+                    self._sleep_through(buffer.nbytes - filled + followed_by)
                     self._wait(select.POLLIN, deadline, began)
                 else:
                     if not received:
@@ -120,6 +125,15 @@ class Stream:
         # Closed under a thread that polls it, the number could belong to another file by the time it is used.
         if self._users == 0:
             self._socket.close()
+
+    def _sleep_through(self, missing: int) -> None:
+        """Wake up for a good part of what is missing, not for every packet: the lane that computes needs the core."""
+        if self._socket.family == socket.AF_UNIX:
+            return
+        low_water = min(missing, LOW_WATER)
+        if low_water != self._low_water:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self._low_water = low_water
 
     def _wait_to_send(self, deadline: Deadline, began: float) -> None:
         found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)

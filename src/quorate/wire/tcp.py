@@ -60,7 +60,7 @@ class TcpLink:
         self._stream.close()
 
     def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> int:
-        self._stream.fill(memoryview(self._header), deadline)
+        self._stream.fill(memoryview(self._header), deadline, followed_by=expected_length or 0)
         try:
             tag, length = decode_header(self._header, self.peer)
             check_tag(expected, tag, self.peer)

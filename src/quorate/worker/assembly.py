@@ -1,5 +1,6 @@
 """Putting a worker's parts together for one generation."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from quorate.core.errors import TaskError
 from quorate.core.generation import Generation
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
+from quorate.data.collate import collate
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
@@ -21,18 +23,23 @@ from quorate.observe.event import Event
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
+from quorate.strategies.courier import Courier
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
+from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan
 from quorate.training.lane import LaneRunner
+from quorate.training.lone_gradients import LoneGradients
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.task import Task
 from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
 
 TRAINING = Errand()
 
@@ -79,7 +86,8 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
     if len(pair) == 2 and pair[1] is not None:
         datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
-    return Samples(datasets, task.collate, spec.seed, copies=type(task).collate is not Task.collate)
+    has_own_collate = getattr(task.collate, "__func__", None) is not Task.collate
+    return Samples(datasets, task.collate if has_own_collate else collate, spec.seed, copies=has_own_collate)
 
 
 def check_evaluable(samples: Samples) -> None:
@@ -115,7 +123,7 @@ def assemble(
     with building_code("order()"):
         curriculum = Curriculum(spec, len(ground.samples.datasets[Source.TRAINING]), task.order)
     evaluation = evaluation_plan(spec, ground.samples)
-    gradients = Gradients(replica.trainable, ground.plan, memory)
+    gradients, courier = _gradients(ground, reduction, memory)
     requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
     if errand.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
@@ -128,7 +136,7 @@ def assemble(
         replica=replica,
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
-        strategy=RingStrategy(reduction, generation, worker, gradients, replica.buffers),
+        strategy=RingStrategy(reduction, generation, worker, gradients, replica.buffers, courier),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
         saver=Saver(
@@ -146,6 +154,16 @@ def assemble(
         stop_requested=outside.stop_requested,
         errand=errand,
     )
+
+
+def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:
+    if ground.spec.lanes == 1:
+        return LoneGradients(ground.replica.trainable), None
+    gradients = FlatGradients(ground.replica.trainable, ground.plan, memory)
+    if not (ground.spec.overlap and reduction.overlaps):
+        return gradients, None
+    log.info("gradients are sent while the backward pass still runs")
+    return gradients, Courier(reduction, gradients)
 
 
 def _keep_quiet(event: Event) -> None:

@@ -140,7 +140,7 @@ class Worker:
             )
         finally:
             loop.feed.close()
-            reduction.close()
+            loop.strategy.close()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec

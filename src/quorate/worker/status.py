@@ -39,12 +39,17 @@ class StatusPage:
             # A full disk must not keep a worker from starting: its death will be told with less detail, that is all.
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
             self._memory = mmap.mmap(-1, _FORMAT.size)
-        self.status = Status(0, "start")
+        self._said: tuple[int, str, int | None] = (0, "start", None)
+
+    @property
+    def status(self) -> Status:
+        """What was said last."""
+        return Status(*self._said)
 
     def write(self, step: int, phase: str, lane: int | None = None) -> None:
         """Say what the worker does from now on."""
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
-        self.status = Status(step, phase, lane)
+        self._said = (step, phase, lane)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.doctor.cgroup import Limits, read_limits
+from quorate.core.cgroup import Limits, read_limits
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_version_2_gives_the_tightest_limit_on_the_way_up(root: Path) -> None:
     put(root, "docker/job/cpu.max", "400000 100000\n")
     put(root, "docker/memory.max", "1000000\n")
     put(root, "docker/memory.current", "700000\n")
-    put(root, "docker/memory.stat", "anon 400000\ninactive_file 300000\n")
+    put(root, "docker/memory.stat", "anon 400000\nactive_file 100000\ninactive_file 200000\n")
     put(root, "docker/job/memory.max", "max\n")
     assert limits(root, "0::/docker/job\n") == Limits(cores=1.5, memory=1_000_000, free_memory=600_000)
 
@@ -39,15 +39,23 @@ def test_version_1_has_a_folder_for_each_controller(root: Path) -> None:
     put(root, "cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
     put(root, "memory/docker/memory.limit_in_bytes", "2000000\n")
     put(root, "memory/docker/memory.usage_in_bytes", "500000\n")
+    put(root, "memory/docker/memory.stat", "inactive_file 7\ntotal_inactive_file 100000\ntotal_active_file 200000\n")
     put(root, "memory/memory.limit_in_bytes", "9223372036854771712\n")
     found = limits(root, "5:cpu,cpuacct:/docker\n4:memory:/docker\n")
-    assert found == Limits(cores=0.5, memory=2_000_000, free_memory=1_500_000)
+    assert found == Limits(cores=0.5, memory=2_000_000, free_memory=1_800_000)
 
 
 @pytest.mark.parametrize("membership", ["0::/\n", "", "nonsense\n", "0::/../../host/slice\n", "3:cpu:/gone\n"])
 def test_no_limits_and_odd_memberships(root: Path, membership: str) -> None:
     put(root, "cpu.max", "max 100000\n")
     assert limits(root, membership) == Limits()
+
+
+def test_files_kept_in_memory_do_not_free_more_than_the_limit(root: Path) -> None:
+    put(root, "memory.max", "1000\n")
+    put(root, "memory.current", "500\n")
+    put(root, "memory.stat", "inactive_file 600\n")  # the two files are read at different moments
+    assert limits(root, "0::/\n").free_memory == 1000
 
 
 def test_where_there_are_no_control_groups(tmp_path: Path) -> None:

@@ -57,17 +57,18 @@ def _quota(folder: Path) -> float | None:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """The limit, and what of it is free: files in memory that nobody uses count as free."""
-    for limit_file, usage_file, cached in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    """The limit, and what of it is free: what is kept of files counts as free, as the kernel gives it up when asked."""
+    for limit_file, usage_file, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         limit = _number(folder / limit_file)
         if limit is not None and limit < UNLIMITED:
             words = _words(folder / "memory.stat")
-            idle = int(words[words.index(cached) + 1]) if cached in words else 0
-            used = (_number(folder / usage_file) or 0) - idle
-            return limit, max(0, limit - used)
+            amounts = dict(zip(words[::2], words[1::2], strict=False))
+            kept = sum(int(amounts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+            used = (_number(folder / usage_file) or 0) - kept
+            return limit, min(limit, max(0, limit - used))
     return None
 
 

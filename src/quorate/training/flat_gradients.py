@@ -1,0 +1,214 @@
+"""Gradients in flat buffers that can be summed over lanes: one set per hosted lane, and one for their sum."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from quorate.lanes.buckets import Bucket
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import Reduction
+from quorate.training.backward import run_backward
+from quorate.training.gradients import check_gradient, computed_inside, detached, sent_before
+from quorate.training.readiness import Readiness
+
+LARGE = 256 * 2**10
+"""Bytes from which a gradient is moved by a hook of its own."""
+
+
+@dataclass(frozen=True)
+class FlatTensors:
+    """Buckets of memory, and a view into them for each parameter."""
+
+    buckets: tuple[torch.Tensor, ...]
+    views: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def over(
+        cls, buckets: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]
+    ) -> "FlatTensors":
+        """These parameters in buckets of memory, laid out by the plan."""
+        views: dict[int, torch.Tensor] = {}
+        for bucket, flat in zip(plan, buckets, strict=True):
+            for slot in bucket.slots:
+                part = flat[slot.offset : slot.offset + slot.numel]
+                views[slot.index] = part.view(parameters[slot.index].shape)
+        return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
+
+
+class FlatGradients:
+    """Collects each lane's gradient while its backward pass runs, and hands the sum to the optimizer.
+
+    Before a lane's first backward pass every `.grad` is None, as in plain PyTorch, so that the first gradient is
+    taken as it is (adding it to zeros would turn −0.0 into 0.0) and a parameter that gets none keeps None. It is then
+    moved into the lane's buffer, where later micro-batches add to it: a large one by a hook, at once, so that its
+    memory is free for the next; small ones together after the pass, since a hook for each costs more than its copy.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], plan: Sequence[Bucket], memory: GradientMemory
+    ) -> None:
+        self.names = tuple(name for name, _ in parameters)
+        self.parameters = tuple(parameter for _, parameter in parameters)
+        self.plan = plan
+        self.sums = len(plan)
+        self.lanes = {lane: self._over(memory.lanes[lane]) for lane in sorted(memory.lanes)}
+        self.total = self._over(memory.total)
+        self._writes_are_dear = memory.writes_are_dear
+        self._writable: FlatTensors | None = None
+        self._last = self.lanes[max(self.lanes)]
+        self._current = self._last
+        self._touched: set[int] = set()
+        self._readiness: Readiness | None = None
+        self._in_backward = False
+        self._in_last_backward = False
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._hook(index for index, parameter in enumerate(self.parameters) if parameter.nbytes >= LARGE)
+
+    def announce(self, ready: Callable[[int], None]) -> None:
+        """Call `ready` with each bucket, in the order of the plan, as soon as the last hosted lane has filled it."""
+        self._readiness = Readiness(self.plan, ready)
+        self._hook(range(len(self.parameters)))
+
+    def begin(self, lane: int) -> None:
+        """Collect for this lane from now on."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._current = self.lanes[lane]
+        self._touched.clear()
+        if self._readiness is not None:
+            self._readiness.begin()
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        inputs: list[torch.Tensor] | None = None,
+        *,
+        retain: bool = False,
+        is_last: bool = False,
+    ) -> None:
+        """One weighted backward pass; with `inputs`, only they get gradients. `is_last`: the lane has no other."""
+        self._check_left_alone()
+        self._in_backward, self._in_last_backward = True, is_last
+        try:
+            run_backward(loss, weight, inputs, retain)
+        finally:
+            self._in_backward = self._in_last_backward = False
+        self._collect()
+
+    def finish(self) -> int:
+        """End of the lane; which parameters have a gradient, as bits."""
+        bits = 0
+        for index, view in enumerate(self._current.views):
+            if index not in self._touched:
+                view.zero_()
+                continue
+            bits |= 1 << index
+            if self.parameters[index].grad is not view:
+                raise detached(self.names[index])
+        self._announce_rest()
+        return bits
+
+    def clear(self, lane: int) -> None:
+        """A lane without samples counts as zeros."""
+        self.begin(lane)
+        for bucket in self._current.buckets:
+            bucket.zero_()
+        self._announce_rest()
+
+    def install(self, present: int, to_be_written: bool = False) -> None:
+        """Give the sum to the parameters; those without a gradient in any lane keep None."""
+        views = self._copied().views if to_be_written and self._writes_are_dear else self.total.views
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = views[index] if present >> index & 1 else None
+
+    def total_norm(self) -> float:
+        """The norm of the sum. What has no gradient counts as zeros."""
+        norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
+        return float(norm)
+
+    def sum_over(self, step: int, reduction: Reduction) -> None:
+        """Sum what all lanes have collected, bucket by bucket."""
+        for index in range(len(self.plan)):
+            self.sum_bucket(step, index, reduction)
+
+    def sum_bucket(self, step: int, index: int, reduction: Reduction) -> None:
+        """Sum one bucket over all lanes."""
+        reduction.all_reduce(
+            step, index, [flat.buckets[index] for flat in self.lanes.values()], self.total.buckets[index]
+        )
+
+    def close(self) -> None:
+        """Let the parameters go."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
+        return FlatTensors.over(buckets, self.parameters, self.plan)
+
+    def _copied(self) -> FlatTensors:
+        """The sum in memory where it costs little to write to it."""
+        if self._writable is None:
+            self._writable = self._over([torch.empty_like(bucket) for bucket in self.total.buckets])
+        for copy, bucket in zip(self._writable.buckets, self.total.buckets, strict=True):
+            copy.copy_(bucket)
+        return self._writable
+
+    def _hook(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            if index not in self._hooks:
+                hook = partial(self._collect_at_once, index)
+                self._hooks[index] = self.parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._unhooked = [index for index in range(len(self.parameters)) if index not in self._hooks]
+
+    def _collect_at_once(self, index: int, _: torch.Tensor) -> None:
+        gradient, view = self._take(index), self._current.views[index]
+        if gradient is not None:
+            view.copy_(gradient)
+        is_complete = self._in_last_backward and self._current is self._last
+        if self._readiness is not None and is_complete and not self._readiness.complete(index):
+            raise sent_before(self.names[index])
+
+    def _collect(self) -> None:
+        """Move what the backward pass has left into the buffer."""
+        gradients, views = [], []
+        for index in self._unhooked:
+            gradient = self._take(index)
+            if gradient is not None:
+                gradients.append(gradient)
+                views.append(self._current.views[index])
+        if views:
+            torch._foreach_copy_(views, gradients)
+
+    def _take(self, index: int) -> torch.Tensor | None:
+        """A gradient that is not in its buffer yet; from now on what is added to it is added there."""
+        parameter, view = self.parameters[index], self._current.views[index]
+        gradient = parameter.grad
+        if gradient is view:
+            return None
+        if index in self._touched:
+            raise detached(self.names[index])
+        if gradient is None:
+            return None
+        if index in self._hooks and not self._in_backward:
+            raise computed_inside(self.names[index])
+        check_gradient(self.names[index], gradient)
+        parameter.grad = view
+        self._touched.add(index)
+        return gradient
+
+    def _announce_rest(self) -> None:
+        if self._readiness is not None and self._current is self._last:
+            self._readiness.complete_all()
+
+    def _check_left_alone(self) -> None:
+        """Before a backward pass nothing has a gradient but what the lane's passes before it have given."""
+        for index in self._unhooked:
+            gradient = self.parameters[index].grad
+            if gradient is not None and index not in self._touched:
+                raise computed_inside(self.names[index])

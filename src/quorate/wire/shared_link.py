@@ -1,0 +1,295 @@
+"""Links through memory that two workers of one host share: connect to a worker, or wait for one.
+
+Each direction has slots of its own in the memory and a doorbell of its own beside it. A sender fills a slot and rings;
+the receiver empties it, and rings back when several are free again. So a byte is copied in once and out once, and a
+frame of any length flows through a few slots while both ends work on it.
+"""
+
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+
+import numpy
+
+from quorate.core.digests import Buffer
+from quorate.core.errors import FrameError, PeerLost
+from quorate.core.generation import GenerationId
+from quorate.wire.descriptors import close_in_children
+from quorate.wire.doorbell import Doorbell
+from quorate.wire.frame import (
+    HEADER_SIZE,
+    Tag,
+    check_length,
+    check_limit,
+    check_tag,
+    decode_header,
+    encode_header,
+    flat_bytes,
+)
+from quorate.wire.handshake import Credentials
+from quorate.wire.link import CLOSED_HERE, RECEIVE_LIMIT, Deadline
+from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
+from quorate.wire.segment import Segment
+
+SLOT = 2**19
+"""Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""
+
+SLOTS = 8
+"""In each direction. Doorbells never overflow: no more messages than this are on their way at any time."""
+
+_LITTLE = 2**12
+"""Bytes that are copied faster than other threads are let run."""
+
+_GOES_ON = b"+"
+"""What is rung for a slot that continues a frame. For its first slot it is the frame's header."""
+
+_FREE = b"-"
+"""What is rung back each time that half of the slots are free again: one at a time would be half of all the ringing."""
+
+
+class SharedLink:
+    """Frames through shared memory, between workers that have proven themselves.
+
+    `sending` and `receiving` are the connections of the two directions; `side` says whose slots come first in memory.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        generation: GenerationId,
+        memory: Segment,
+        sending: socket.socket,
+        receiving: socket.socket,
+        side: int,
+    ) -> None:
+        self.peer = peer
+        self._memory = memory.shared()
+        self._sockets = sending, receiving
+        self._doorbells = Doorbell(sending, peer, generation), Doorbell(receiving, peer, generation)
+        self._outgoing = _Outgoing(self._memory, _room() * side, self._doorbells[0])
+        self._incoming = _Incoming(self._memory, _room() * (1 - side), self._doorbells[1])
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
+        """Send one frame; it is in the shared memory when this returns."""
+        content = flat_bytes(payload)
+        with self._use():
+            message = encode_header(tag, content.nbytes)
+            for start in _starts(content.nbytes):
+                self._outgoing.put(message, content[start : start + SLOT], self._patient(deadline))
+                message = _GOES_ON
+
+    def receive(self, tag: Tag, deadline: Deadline) -> bytearray:
+        """The payload of the next frame."""
+        with self._use():
+            payload = bytearray(self._receive_header(tag, None, deadline))
+            self._receive_payload(memoryview(payload), deadline)
+            return payload
+
+    def receive_into(self, tag: Tag, buffer: Buffer, deadline: Deadline) -> None:
+        """Put the payload of the next frame into `buffer`."""
+        view = flat_bytes(buffer)
+        with self._use():
+            self._receive_header(tag, view.nbytes, deadline)
+            self._receive_payload(view, deadline)
+
+    def close(self) -> None:
+        """End every wait on both ends. The memory itself lives until the last thread has left it."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for sock, doorbell in zip(self._sockets, self._doorbells, strict=True):
+                    _hang_up(sock)
+                    doorbell.close()
+            self._release_if_unused()
+
+    def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> int:
+        header = self._incoming.hear(self._patient(deadline))
+        if len(header) != HEADER_SIZE:
+            raise FrameError(f"{self.peer} sent {len(header)} bytes where a frame begins with {HEADER_SIZE}")
+        tag, length = decode_header(header, self.peer)
+        check_tag(expected, tag, self.peer)
+        if expected_length is None:
+            check_limit(RECEIVE_LIMIT, length, tag, self.peer)
+        else:
+            check_length(expected_length, length, tag, self.peer)
+        return length
+
+    def _receive_payload(self, view: memoryview, deadline: Deadline) -> None:
+        for start in _starts(view.nbytes):
+            if start:
+                _check(self._incoming.hear(self._patient(deadline)), _GOES_ON, self.peer)
+            self._incoming.take(view[start : start + SLOT], self._patient(deadline))
+
+    def _patient(self, deadline: Deadline) -> Deadline:
+        """A deadline that says, when it is over, for how long nothing came."""
+        began = time.monotonic()
+
+        def remaining() -> float:
+            seconds = deadline()
+            if seconds <= 0:
+                raise PeerLost(self.peer, f"no frame for {time.monotonic() - began:.1f} s")
+            return seconds
+
+        return remaining
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        with self._lock:
+            # A forked child finds its copies of the sockets closed.
+            if self._closed or self._sockets[0].fileno() < 0:
+                raise PeerLost(self.peer, CLOSED_HERE)
+            self._users += 1
+        try:
+            yield
+        except PeerLost as error:
+            # What a connection says of its peer once it is closed on this side is not to be believed.
+            lost = PeerLost(self.peer, CLOSED_HERE) if self._closed else error
+            self.close()
+            raise lost from error.__cause__
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._release_if_unused()
+
+    def _release_if_unused(self) -> None:
+        if self._closed and not self._users:
+            # A thread that was interrupted while it copied may still show the memory in its traceback.
+            with suppress(BufferError):
+                self._memory.close()
+
+
+class _Slots:
+    """The slots of one direction, as both ends go through them: in turn."""
+
+    def __init__(self, memory: mmap.mmap, offset: int, doorbell: Doorbell) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._turn = 0
+        self._doorbell = doorbell
+
+    def _next(self, size: int) -> memoryview:
+        """The first bytes of the slot whose turn it is."""
+        start = self._offset + self._turn * SLOT
+        self._turn = (self._turn + 1) % SLOTS
+        return memoryview(self._memory)[start : start + size]
+
+
+class _Outgoing(_Slots):
+    def __init__(self, memory: mmap.mmap, offset: int, doorbell: Doorbell) -> None:
+        super().__init__(memory, offset, doorbell)
+        self._unused = SLOTS
+
+    def put(self, message: bytes, piece: memoryview, deadline: Deadline) -> None:
+        """Fill the next slot, once it is free, and tell the peer."""
+        if not self._unused:
+            _check(self._doorbell.answer(deadline), _FREE, self._doorbell.peer)
+            self._unused = SLOTS // 2
+        self._unused -= 1
+        _copy(piece, self._next(piece.nbytes))
+        self._doorbell.ring(message, deadline)
+
+
+class _Incoming(_Slots):
+    def hear(self, deadline: Deadline) -> bytes:
+        """What the peer says of the slot that it has filled."""
+        return self._doorbell.answer(deadline)
+
+    def take(self, piece: memoryview, deadline: Deadline) -> None:
+        """Empty the next slot, which the peer has filled."""
+        _copy(self._next(piece.nbytes), piece)
+        if self._turn % (SLOTS // 2) == 0:
+            # A peer that has closed the link needs no slots any more, and its last frames are still to be had.
+            with suppress(PeerLost):
+                self._doorbell.ring(_FREE, deadline)
+
+
+def connect_shared(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
+    """A link to worker `peer` of this host. Where nobody listens, it is lost at once."""
+    name = f"worker {peer} (this host)"
+    with ExitStack() as passed, ExitStack() as on_failure:
+        memory = Segment.create(2 * _room())
+        passed.callback(memory.close)
+        forth = connect_local(address, credentials, peer, deadline)
+        on_failure.callback(forth.close)
+        back, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        on_failure.callback(back.close)
+        # Were a copy of the other end kept anywhere on this side, the death of the peer would not end the connection.
+        passed.callback(theirs.close)
+        close_in_children(theirs)
+        pass_descriptors(forth, [memory.descriptor, theirs.fileno()], name)
+        link = SharedLink(name, credentials.generation, memory, sending=forth, receiving=back, side=0)
+        on_failure.pop_all()
+    return link
+
+
+def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
+    """A link to worker `peer` of this host, once it has connected and proven itself."""
+    name = f"worker {peer} (this host)"
+    with closing(listener.accept(credentials, {peer}, deadline)) as visitors:
+        _, forth = next(visitors)
+    with ExitStack() as received, ExitStack() as on_failure:
+        on_failure.callback(forth.close)
+        shared, connection = receive_descriptors(forth, 2, name, deadline)
+        back = _connection(connection, shared, name)
+        on_failure.callback(back.close)
+        memory = Segment.adopt(shared, 2 * _room())
+        received.callback(memory.close)
+        link = SharedLink(name, credentials.generation, memory, sending=back, receiving=forth, side=1)
+        on_failure.pop_all()
+    return link
+
+
+def _connection(descriptor: int, companion: int, peer: str) -> socket.socket:
+    """The connection that a descriptor stands for. Where it is none, what came with it is let go too."""
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        os.close(companion)
+        raise FrameError(f"{peer} passed something that is no connection") from error
+
+
+def _room() -> int:
+    """Bytes of one direction."""
+    return SLOT * SLOTS
+
+
+def _starts(length: int) -> range:
+    """Where the pieces of a payload begin. An empty one has a piece too, an empty one: a frame takes a slot."""
+    return range(0, max(length, 1), SLOT)
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    if source.nbytes > _LITTLE:
+        # NumPy lets the other threads run meanwhile: one may be sending while another receives.
+        numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(source, numpy.uint8))
+    elif source.nbytes:
+        target[:] = source
+
+
+def _check(message: bytes, expected: bytes, peer: str) -> None:
+    if message != expected:
+        raise FrameError(
+            f"{peer} sent {message[:HEADER_SIZE]!r} where {expected!r} was expected: it has lost its place"
+        )
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """End a connection in a way that lets the peer have what was sent to it.
+
+    Closed over messages that nobody has read, it would be reset, and the peer would not see the last frames.
+    """
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)  # nothing comes after this
+        while sock.recv(1):
+            pass

@@ -1,0 +1,79 @@
+"""A job with one lane has the gradients of plain PyTorch, and refuses what would change them behind our back."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.training.lone_gradients import LoneGradients
+
+
+class Lone:
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0]))
+        self.bias = nn.Parameter(torch.tensor([3.0]))
+        self.gradients = LoneGradients([("weight", self.weight), ("bias", self.bias)])
+        self.gradients.begin(0)
+
+
+def test_passes_add_up_with_their_weights_and_what_has_none_keeps_none() -> None:
+    lone = Lone()
+    lone.gradients.backward(lone.weight.sum(), 0.25)
+    lone.gradients.backward(lone.weight.square().sum(), 0.5)
+    assert lone.gradients.finish() == 0b01
+    lone.gradients.install(0b01)
+    assert lone.weight.grad is not None
+    assert lone.weight.grad.tolist() == [1.25, -1.75]
+    assert lone.bias.grad is None
+    assert lone.gradients.total_norm() == pytest.approx((1.25**2 + 1.75**2) ** 0.5)
+
+
+def test_a_step_starts_afresh() -> None:
+    lone = Lone()
+    for _ in range(2):
+        lone.gradients.begin(0)
+        lone.gradients.backward(lone.bias.sum(), 1.0)
+        assert lone.gradients.finish() == 0b10
+    assert lone.bias.grad is not None
+    assert lone.bias.grad.tolist() == [1.0]
+
+
+def clear_between(lone: Lone) -> None:
+    lone.gradients.backward(lone.weight.sum(), 1.0)
+    lone.weight.grad = None
+    lone.gradients.backward(lone.weight.sum(), 1.0)
+
+
+def replace_at_the_end(lone: Lone) -> None:
+    lone.gradients.backward(lone.weight.sum(), 1.0)
+    lone.weight.grad = torch.zeros(2)
+    lone.gradients.finish()
+
+
+def backward_in_loss(lone: Lone) -> None:
+    lone.weight.sum().backward()  # type: ignore[no-untyped-call]
+    lone.gradients.backward(lone.weight.sum(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (clear_between, "'weight' was detached"),
+        (replace_at_the_end, "'weight' was detached"),
+        (backward_in_loss, r"'weight' was computed inside loss"),
+    ],
+)
+def test_interference_is_refused_by_name(act: Callable[[Lone], None], text: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=text):
+        act(Lone())
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    rows = nn.Embedding(4, 2, sparse=True)
+    gradients = LoneGradients(list(rows.named_parameters()))
+    gradients.begin(0)
+    gradients.backward(rows(torch.tensor([1])).sum(), 1.0)
+    with pytest.raises(UnsupportedModelError, match="sparse=False"):
+        gradients.finish()
