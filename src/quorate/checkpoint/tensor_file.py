@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 
 DTYPES = {
     torch.float64: "F64",
@@ -66,6 +67,11 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, in memory of their own: what happens to the file later does not reach them."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def read_tensors_from(content: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a file's content, in memory of their own."""
+    return {name: tensor.clone() for name, tensor in load(content).items()}
 
 
 def _size(tensor: torch.Tensor) -> int:

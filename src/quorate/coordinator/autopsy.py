@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 
-from quorate.coordinator.records import Enrolled, ExitReported, Place, Suspicion, Terms
+from quorate.coordinator.records import Enrolled, ExitReported, Place, Terms
 from quorate.core.failure import Failure
 
 WORKER_LOST = "WorkerLost"
@@ -40,6 +40,8 @@ def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None) -> Failur
     who = name_worker(exit_report.worker, exit_report.pid, host)
     where = _where(place) if known else f"{_where(place)} before it had joined the job"
     what, hint = _what_happened(exit_report)
+    if known and known.last_words:
+        hint = f" Its last words: {known.last_words}"
     return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, place)
 
 
@@ -54,14 +56,20 @@ def autopsy_of_silence(known: Enrolled, now: float, terms: Terms) -> Failure:
     return _lost(message, known.worker, known.place)
 
 
-def autopsy_of_link(suspicion: Suspicion, known: Enrolled | None, now: float, terms: Terms) -> Failure:
-    """What to say of a broken link when no process was found dead at either end of it."""
-    failure = suspicion.failure
-    who = name_enrolled(known) if known else "a worker"
-    place = Place(failure.step, failure.phase)
+def autopsy_of_futility(failure: Failure, deaths: int) -> Failure:
+    """What to say when workers die again and again and nothing comes of it."""
     message = (
-        f"{who} lost a link{_where(place)}, and in {now - suspicion.since:.1f} s (failure_timeout:"
-        f" {terms.timing.failure_timeout}) no process was found dead: {failure.message.rstrip('.')}."
+        f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
+        " between, so the job is given up; `quorate resume` goes on from the newest checkpoint."
+    )
+    return failure.at(message=message)
+
+
+def autopsy_of_links(failure: Failure, times: int) -> Failure:
+    """What to say of links that break again and again although nobody is dead."""
+    message = (
+        f"links between the workers broke {times} times in a row without a completed step, and no process was found"
+        f" dead: {failure.message.rstrip('.')}."
     )
     return failure.at(message=message)
 

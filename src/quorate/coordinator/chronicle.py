@@ -42,8 +42,19 @@ class Chronicle:
             {"worker": member.worker, "address": member.address, "lanes": list(member.lanes)}
             for member in generation.members
         ]
-        fields = {"generation": str(generation.id), "lanes": generation.lanes, "members": members}
+        fields = {
+            "generation": str(generation.id),
+            "lanes": generation.lanes,
+            "members": members,
+            "from_step": generation.cursor.step,
+            "behind": list(generation.behind),
+        }
         self.write(Event("generation", fields=fields))
+
+    def worker_lost(self, failure: Failure, detect: float) -> None:
+        """A worker is gone, and the job goes on."""
+        fields = {"worker": failure.worker, "cause": failure.kind, "message": failure.message, "phase": failure.phase}
+        self.write(Event("lost", failure.step, {**fields, "detect_s": round(detect, 4)}))
 
     def stop_requested(self, reason: str) -> None:
         """Somebody stopped the job."""

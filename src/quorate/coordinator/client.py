@@ -22,6 +22,22 @@ class Outcome:
     result: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class News:
+    """What the supervisor has to know: how the job ended, if it has, and which processes count as lost."""
+
+    outcome: Outcome | None
+    expelled: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Vacancy:
+    """A place to be filled after so many seconds; by one that restores the newest checkpoint, if nobody has state."""
+
+    after: float
+    restore: bool
+
+
 class SupervisorClient:
     """Calls a coordinator. Opens its channel at once, so make it after a fork, never before.
 
@@ -45,14 +61,18 @@ class SupervisorClient:
         step: int | None = None,
         phase: str = "",
         host: str = "",
-    ) -> None:
-        """A worker's process is gone: with an exit code or by a signal, and how far it was last known to be."""
+    ) -> Vacancy | None:
+        """A worker's process is gone: with an exit code or by a signal, and how far it was last known to be.
+
+        The answer says whether another shall take its place.
+        """
         report = pb.ExitReport(slot=slot, pid=pid, host=host, step=step, phase=phase)
         if signal is not None:
             report.signal = signal
         else:
             report.exit_code = exit_code or 0
-        self._call(self._stub.ReportExit, report, self._timeout)
+        reply = self._call(self._stub.ReportExit, report, self._timeout)
+        return Vacancy(reply.after, reply.restore) if reply.refill else None
 
     def report_failure(self, failure: Failure) -> None:
         """The job cannot go on, for a reason that no worker tells."""
@@ -62,10 +82,11 @@ class SupervisorClient:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""
         self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._timeout)
 
-    def outcome(self, timeout: float) -> Outcome | None:
-        """How the job ended; None if it has not within `timeout` seconds."""
+    def news(self, timeout: float) -> News:
+        """What there is to know; nothing if nothing happens within `timeout` seconds."""
         reply = self._call(self._stub.Outcome, pb.OutcomeRequest(timeout=timeout), timeout + self._timeout)
-        return Outcome(decode_failure(reply.failure), json.loads(reply.result)) if reply.ended else None
+        outcome = Outcome(decode_failure(reply.failure), json.loads(reply.result)) if reply.ended else None
+        return News(outcome, tuple((one.slot, one.pid) for one in reply.expelled))
 
     def close(self) -> None:
         """Call no more; a call under way ends with a LinkError."""

@@ -13,9 +13,7 @@ _NOT_GIVEN = "(not given)"
 
 def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
     """Why a newcomer cannot compute the same bits as the first worker, if so."""
-    message = (
-        _fact_difference(newcomer, first) or _cursor_difference(newcomer, first) or _tensor_difference(newcomer, first)
-    )
+    message = _fact_difference(newcomer, first) or _tensor_difference(newcomer, first)
     if message is None:
         return None
     # Before the first step nothing is lost yet: the task, or the request, is wrong.
@@ -57,16 +55,9 @@ def _meaning(fact: str, newcomer: Registered, first: Registered) -> str:
     return f"all workers of a job need the same{where}"
 
 
-def _cursor_difference(newcomer: Registered, first: Registered) -> str | None:
-    if newcomer.cursor == first.cursor:
-        return None
-    return (
-        f"worker {newcomer.worker} starts at step {newcomer.cursor.step} ({newcomer.cursor.phase.name.lower()}), worker"
-        f" {first.worker} at step {first.cursor.step} ({first.cursor.phase.name.lower()}): they read other checkpoints."
-    )
-
-
 def _tensor_difference(newcomer: Registered, first: Registered) -> str | None:
+    if newcomer.cursor != first.cursor:
+        return None  # who is behind copies the state of who is ahead
     tensor = first_difference(dict(newcomer.tensors), dict(first.tensors))
     if tensor is None:
         return None

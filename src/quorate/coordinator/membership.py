@@ -1,7 +1,8 @@
-"""Who belongs to the job and how it ends, as one pure function: `decide(state, event, now)`.
+"""Who belongs to the job and how it goes on, as one pure function: `decide(state, event, now)`.
 
-The job ends once, with the first real cause. A broken link is a symptom: whoever reports one is heard, and then the
-coordinator waits up to `failure_timeout` for the death, the silence or the exception behind it.
+A lost worker costs a generation, not the job: the others report where they stand, and go on without it; another takes
+its place. A broken link is a symptom: whoever meets one leaves its generation, and the next begins when the death or
+the silence behind it is known, or when everybody has turned out to be alive. What user code raises ends the job.
 """
 
 from dataclasses import replace
@@ -11,18 +12,17 @@ from quorate.coordinator.autopsy import (
     autopsy_of_absence,
     autopsy_of_exit,
     autopsy_of_launcher,
-    autopsy_of_link,
     autopsy_of_silence,
     name_enrolled,
 )
 from quorate.coordinator.comparison import completion_difference, join_difference
+from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, refill, regroup
 from quorate.coordinator.records import (
     Action,
     Active,
     Completed,
     Crew,
     Decision,
-    DeclareGeneration,
     Ended,
     EndJob,
     Enrolled,
@@ -34,10 +34,13 @@ from quorate.coordinator.records import (
     LauncherGone,
     MembershipEvent,
     RecordEvents,
+    RecordLoss,
     Refuse,
     Registered,
+    Regroup,
     RelayStop,
     State,
+    StateReported,
     StopRequested,
     Suspicion,
     Terms,
@@ -47,16 +50,15 @@ from quorate.coordinator.records import (
 )
 from quorate.core.errors import FrameError, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
-from quorate.lanes.hosting import host_lanes
+from quorate.core.generation import GenerationId
 
 
 def start(terms: Terms, now: float) -> Forming:
     """The state of a coordinator that has just begun to serve."""
-    return Forming(Crew(terms, ticked=now), since=now)
+    return Forming(Crew(terms, ticked=now, awaited=frozenset(range(terms.workers))), since=now)
 
 
-def decide(state: State, event: MembershipEvent, now: float) -> Decision:
+def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noqa: C901 (one case for each event)
     """What follows from an event: the next state, what to do, and why."""
     if isinstance(state, Ended):
         return _after_the_end(state, event)
@@ -65,8 +67,10 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:
             decision = _register(state, event, now)
         case HeartbeatReceived():
             decision = _hear(state, event, now)
+        case StateReported():
+            decision = _promise(state, event, now)
         case FailureReported():
-            decision = _report(state, event, now)
+            decision = _report(state, event)
         case ExitReported():
             decision = _exit(state, event, now)
         case Completed():
@@ -108,10 +112,6 @@ def _hear_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
     return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
 
 
-def _end(failure: Failure, *before: Action) -> Decision:
-    return Decision(Ended(failure), (*before, EndJob(failure)), failure.message)
-
-
 # --- joining
 
 
@@ -127,11 +127,21 @@ def _register(state: Active, event: Registered, now: float) -> Decision:
     welcome = Welcome(event.worker, crew.terms.timing.lease)
     if known:
         return Decision(state, (welcome,), f"worker {event.worker} has asked again")
-    difference = join_difference(event, crew.enrolled[0].registration) if crew.enrolled else None
+    difference = join_difference(event, crew.reference) if crew.reference else None
     if difference:
-        return _end(difference, Refuse(event.worker, difference))
-    joined = replace(crew, enrolled=(*crew.enrolled, Enrolled(event, heard=now)))
-    return _form_when_all_are_here(replace(state, crew=joined), welcome)
+        return end(difference, Refuse(event.worker, difference))
+    crew = replace(
+        crew,
+        enrolled=(*crew.enrolled, Enrolled(event, heard=now, cursor=event.cursor)),
+        reference=crew.reference or event,
+        awaited=crew.awaited - {event.worker},
+    )
+    actions: tuple[Action, ...] = (welcome,)
+    if isinstance(state, Training):
+        # It is let in at a step boundary, where the others need not do anything again.
+        actions = (welcome, Regroup(state.generation.id, at_boundary=True))
+    count = f"{len(crew.enrolled)} of {crew.terms.workers}"
+    return form_if_ready(replace(state, crew=crew), actions, f"worker {event.worker} has registered, {count}")
 
 
 def _refuse(state: Active, event: Registered, why: str) -> Decision:
@@ -139,36 +149,14 @@ def _refuse(state: Active, event: Registered, why: str) -> Decision:
     return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
 
 
-def _form_when_all_are_here(state: Active, welcome: Welcome) -> Decision:
-    crew = state.crew
-    count = f"{len(crew.enrolled)} of {crew.terms.workers}"
-    if len(crew.enrolled) < crew.terms.workers:
-        return Decision(state, (welcome,), f"worker {welcome.worker} has registered, {count}")
-    generation = form_generation(crew, GenerationId(crew.terms.incarnation, 1))
-    reason = f"all workers have registered, {count}: generation {generation.id} begins"
-    return Decision(Training(crew, generation), (welcome, DeclareGeneration(generation)), reason)
-
-
-def form_generation(crew: Crew, generation: GenerationId) -> Generation:
-    """Everyone that is enrolled, in the order of their ids, with the lanes shared as evenly as can be."""
-    registrations = sorted((known.registration for known in crew.enrolled), key=lambda each: each.worker)
-    hosting = host_lanes(crew.terms.lanes, len(registrations))
-    members = (
-        Member(each.worker, each.address, lanes, each.local_address)
-        for each, lanes in zip(registrations, hosting, strict=True)
-    )
-    return Generation(generation, tuple(members))
-
-
 # --- living
 
 
 def _hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
-    known = state.crew.find(event.worker)
+    known = state.crew.find(event.worker, event.pid)
     if known is None:
-        return Decision(state, (), f"worker {event.worker} sends heartbeats but has not registered: no lease")
-    if not _is_current(state, event.generation):
-        return Decision(state, (), f"worker {event.worker} is of generation {event.generation}: no lease")
+        reason = f"worker {event.worker} (pid {event.pid}) sends heartbeats but is no member: no lease"
+        return Decision(state, (), reason)
     heard = replace(known, heard=now)
     actions: tuple[Action, ...] = (GrantLease(event.worker, state.crew.terms.timing.lease),)
     # A heartbeat that is sent again because its answer was lost has told its events already.
@@ -178,11 +166,24 @@ def _hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
     return Decision(replace(state, crew=_with(state.crew, heard)), actions, f"worker {event.worker} is alive")
 
 
-def _is_current(state: Active, generation: GenerationId) -> bool:
-    """Whether a heartbeat may renew a lease. A worker that has not yet learned its generation sends none, (0, 0)."""
-    if generation == GenerationId(0, 0):
-        return True
-    return isinstance(state, Training) and generation == state.generation.id
+def _promise(state: Active, event: StateReported, now: float) -> Decision:
+    """A worker has left its generation, which is over with that for everybody."""
+    known = state.crew.find(event.worker, event.pid)
+    if known is None:
+        message = f"worker {event.worker} (pid {event.pid}) counts as lost: another may have taken its place."
+        return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
+    if known.is_ready or event.generation != _latest(state.crew):
+        return Decision(state, (), f"worker {event.worker} tells where it stood in generation {event.generation}")
+    crew = _with(state.crew, replace(known, is_ready=True, cursor=event.cursor, heard=now))
+    if event.symptom is not None:
+        crew = replace(crew, suspicion=crew.suspicion or Suspicion(event.symptom, now))
+    why = f" ({event.symptom.message})" if event.symptom else ""
+    reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
+    return form_if_ready(*regroup(replace(state, crew=crew), now), reason)
+
+
+def _latest(crew: Crew) -> GenerationId:
+    return GenerationId(crew.terms.incarnation, crew.generations)
 
 
 def _with(crew: Crew, changed: Enrolled) -> Crew:
@@ -201,16 +202,17 @@ def _stop(state: Active, event: StopRequested) -> Decision:
 def _lose_launcher(state: Active) -> Decision:
     """A launcher that has asked for a stop does not wait for workers that are still being built: nothing is lost."""
     stop = state.crew.stop
-    if stop is None or not isinstance(state, Forming):
-        return _end(autopsy_of_launcher())
+    if stop is None or isinstance(state, Training) or state.crew.has_state:
+        return end(autopsy_of_launcher())
     result = {"ending": stop}
     return Decision(Ended(None, result), (EndJob(None, "", result),), f"stopped before the first step: {stop}")
 
 
 def _complete(state: Active, event: Completed) -> Decision:
     if isinstance(state, Forming):
-        return Decision(state, (), f"worker {event.worker} is done before a generation was formed: ignored")
-    if event.worker not in {member.worker for member in state.generation.members}:
+        return Decision(state, (), f"worker {event.worker} is done, but its generation is over: ignored")
+    known = state.crew.find(event.worker, event.pid)
+    if known is None or event.worker not in {member.worker for member in state.generation.members}:
         return Decision(state, (), f"worker {event.worker} is done but is no member: ignored")
     completed = (*(done for done in state.completed if done.worker != event.worker), event)
     count = f"{len(completed)} of {len(state.generation.members)}"
@@ -219,7 +221,7 @@ def _complete(state: Active, event: Completed) -> Decision:
     in_order = sorted(completed, key=lambda done: state.generation.position(done.worker))
     difference = completion_difference(in_order)
     if difference:
-        return _end(difference)
+        return end(difference)
     first = in_order[0]
     reason = f"all workers are done with equal weights {first.digest}, {count}"
     return Decision(Ended(None, first.result), (EndJob(None, first.digest, first.result),), reason)
@@ -228,7 +230,7 @@ def _complete(state: Active, event: Completed) -> Decision:
 # --- failing
 
 
-def _report(state: Active, event: FailureReported, now: float) -> Decision:
+def _report(state: Active, event: FailureReported) -> Decision:
     known = state.crew.find(event.worker)
     failure = event.failure
     if failure.worker is None:
@@ -236,11 +238,11 @@ def _report(state: Active, event: FailureReported, now: float) -> Decision:
     if known and failure.step is None:
         failure = failure.at(step=known.place.step, phase=failure.phase or known.place.phase)
     if failure.kind not in _symptom_kinds():
-        return _end(failure)
-    crew = _excuse(state.crew, event.worker)
-    crew = replace(crew, suspicion=crew.suspicion or Suspicion(failure, now))
-    reason = f"worker {event.worker} reports a symptom, waiting for its cause: {failure.message}"
-    return _blame_link_when_nobody_is_left(replace(state, crew=crew), now, reason)
+        return end(failure)
+    reason = f"worker {event.worker} gives up for a symptom; it is lost when it exits: {failure.message}"
+    if known is None:
+        return Decision(state, (), reason)
+    return Decision(replace(state, crew=_with(state.crew, replace(known, last_words=failure.message))), (), reason)
 
 
 def _symptom_kinds() -> set[str]:
@@ -252,26 +254,23 @@ def _symptom_kinds() -> set[str]:
 
 
 def _exit(state: Active, event: ExitReported, now: float) -> Decision:
-    if event.worker in state.crew.excused:
-        reason = f"worker {event.worker} has exited after it had told why"
-        return _blame_link_when_nobody_is_left(state, now, reason)
-    return _end(autopsy_of_exit(event, state.crew.find(event.worker)))
+    crew = state.crew
+    known = crew.find(event.worker, event.pid)
+    failure = autopsy_of_exit(event, known)
+    if known is not None:
+        return lose(state, known, failure, _since_first_sign(crew, now), now, expel=False)
+    if (event.worker, event.pid) in crew.expelled:
+        # Its loss has been told; now its place is free.
+        crew = replace(crew, expelled=crew.expelled - {(event.worker, event.pid)})
+        reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
+        return Decision(replace(state, crew=crew), (refill(crew, event.worker),), reason)
+    if event.worker in crew.awaited:
+        return fill_place(state, event.worker, failure, (RecordLoss(failure, 0.0),), is_vacant=True)
+    return Decision(state, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member")
 
 
-def _excuse(crew: Crew, worker: int | None) -> Crew:
-    return crew if worker is None else replace(crew, excused=crew.excused | {worker})
-
-
-def _blame_link_when_nobody_is_left(state: Active, now: float, reason: str) -> Decision:
-    """Wait for the cause, unless every worker has given a symptom: then nobody is left who could be the cause."""
-    if state.crew.excused.issuperset(range(state.crew.terms.workers)):
-        return _blame_link(state.crew, now)
-    return Decision(state, (), reason)
-
-
-def _blame_link(crew: Crew, now: float) -> Decision:
-    assert crew.suspicion is not None
-    return _end(autopsy_of_link(crew.suspicion, crew.find(crew.suspicion.failure.worker), now, crew.terms))
+def _since_first_sign(crew: Crew, now: float) -> float:
+    return now - crew.suspicion.since if crew.suspicion else 0.0
 
 
 # --- waiting
@@ -283,17 +282,10 @@ def _tick(state: Active, now: float) -> Decision:
     if now - crew.ticked > timeout / 2:
         return _forgive_silence(state, now)
     state = replace(state, crew=replace(crew, ticked=now))
-    quietest = min(
-        (known for known in crew.enrolled if known.worker not in crew.excused),
-        key=lambda known: known.heard,
-        default=None,
-    )
+    quietest = min(crew.enrolled, key=lambda known: known.heard, default=None)
     if quietest and now - quietest.heard >= timeout:
-        return _end(autopsy_of_silence(quietest, now, crew.terms))
-    # Somebody who has gone quiet is about to be either heard or lost, and is the better explanation.
-    is_quiet = quietest is not None and now - quietest.heard >= timeout / 2
-    if crew.suspicion and now - crew.suspicion.since >= timeout and not is_quiet:
-        return _blame_link(crew, now)
+        failure = autopsy_of_silence(quietest, now, crew.terms)
+        return lose(state, quietest, failure, now - quietest.heard, now, expel=True)
     return _give_up_forming(state, now)
 
 
@@ -307,8 +299,9 @@ def _forgive_silence(state: Active, now: float) -> Decision:
 
 
 def _give_up_forming(state: Active, now: float) -> Decision:
-    terms = state.crew.terms
-    if isinstance(state, Forming) and now - state.since >= terms.registration_limit:
-        missing = [worker for worker in range(terms.workers) if state.crew.find(worker) is None]
-        return _end(autopsy_of_absence(missing, terms))
+    crew = state.crew
+    terms = crew.terms
+    is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
+    if isinstance(state, Forming) and crew.awaited and is_short and now - state.since >= terms.registration_limit:
+        return end(autopsy_of_absence(sorted(crew.awaited), terms))
     return Decision(state, (), "nothing is overdue")

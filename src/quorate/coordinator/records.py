@@ -2,10 +2,12 @@
 
 ::
 
-    events    Registered HeartbeatReceived FailureReported ExitReported Completed StopRequested LauncherGone Tick
-    states    Forming ──all registered──▶ Training ──all completed──▶ Ended
-                 └──────────────a failure────┴────────────────────────▶ Ended
-    actions   Welcome Refuse GrantLease RecordEvents DeclareGeneration RelayStop EndJob
+    events    Registered HeartbeatReceived StateReported FailureReported ExitReported Completed StopRequested
+              LauncherGone Tick
+    states    Forming ──everybody stands ready──▶ Training ──all completed──▶ Ended
+                 ▲──────a loss, a newcomer───────────┘
+                 └────────nobody can go on, or a failure────────────────────▶ Ended
+    actions   Welcome Refuse GrantLease RecordEvents RecordLoss DeclareGeneration Regroup Refill Expel RelayStop EndJob
 """
 
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ class Terms:
     lanes: int
     workers: int
     timing: Timing
+    min_workers: int = 1
 
     @property
     def registration_limit(self) -> float:
@@ -72,6 +75,21 @@ class HeartbeatReceived:
     sequence: int
     place: Place
     events: tuple[str, ...] = ()
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class StateReported:
+    """A worker has left its generation. It stands at `cursor`, and takes nothing more of that generation.
+
+    The coordinator goes on from such promises only. `symptom` is the broken link that made it leave, if it was one.
+    """
+
+    worker: int
+    pid: int
+    generation: GenerationId
+    cursor: Cursor
+    symptom: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,7 @@ class Completed:
     worker: int
     digest: str
     result: Mapping[str, Any] = field(default_factory=dict)
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,7 +140,15 @@ class Tick:
 
 
 MembershipEvent = (
-    Registered | HeartbeatReceived | FailureReported | ExitReported | Completed | StopRequested | LauncherGone | Tick
+    Registered
+    | HeartbeatReceived
+    | StateReported
+    | FailureReported
+    | ExitReported
+    | Completed
+    | StopRequested
+    | LauncherGone
+    | Tick
 )
 
 
@@ -130,12 +157,20 @@ MembershipEvent = (
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A registered worker, when it was last heard, and its last word."""
+    """A registered worker, when it was last heard, and its last word.
+
+    `is_ready`: it belongs to no generation, stands at `cursor`, and waits for the next. `has_trained`: it was in one,
+    so what it holds is the state of the job and not just a beginning.
+    """
 
     registration: Registered
     heard: float
+    cursor: Cursor
     sequence: int = 0
     place: Place = Place()
+    is_ready: bool = True
+    has_trained: bool = False
+    last_words: str = ""
 
     @property
     def worker(self) -> int:
@@ -157,21 +192,41 @@ class Crew:
 
     terms: Terms
     ticked: float
-    # In order of registration: everyone is compared with the first.
     enrolled: tuple[Enrolled, ...] = ()
-    # Workers that stop because of something else: neither their silence nor their exit is a cause.
-    excused: frozenset[int] = frozenset()
+    # The first that registered: everyone else is compared with it, also when it is gone.
+    reference: Registered | None = None
+    # Places for which a process is on its way.
+    awaited: frozenset[int] = frozenset()
+    # Processes that count as lost and have not been reaped.
+    expelled: frozenset[tuple[int, int]] = frozenset()
     suspicion: Suspicion | None = None
     stop: str | None = None
+    # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
+    generations: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    deaths: int = 0
+    futile: int = 0
 
-    def find(self, worker: int | None) -> Enrolled | None:
-        """The worker of that id, if it is registered."""
-        return next((known for known in self.enrolled if known.worker == worker), None)
+    def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
+        """The worker of that id, if it is registered; with a pid, if it is that process."""
+        return next(
+            (
+                known
+                for known in self.enrolled
+                if known.worker == worker and (pid is None or known.registration.pid == pid)
+            ),
+            None,
+        )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether anybody holds the state of the job."""
+        return any(known.has_trained for known in self.enrolled)
 
 
 @dataclass(frozen=True)
 class Forming:
-    """Waiting for every expected worker to register."""
+    """Waiting until everybody who is to take part stands ready."""
 
     crew: Crew
     since: float
@@ -242,6 +297,39 @@ class DeclareGeneration:
 
 
 @dataclass(frozen=True)
+class RecordLoss:
+    """Write down that a worker was lost, and `detect` seconds after the first sign of it."""
+
+    failure: Failure
+    detect: float
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """Tell the members of a generation that it is over: at once, or once they have completed the step they are at."""
+
+    generation: GenerationId
+    at_boundary: bool
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Tell the supervisor to start another process in a place."""
+
+    worker: int
+    after: float
+    restore: bool
+
+
+@dataclass(frozen=True)
+class Expel:
+    """Tell the supervisor to kill a process that counts as lost."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class RelayStop:
     """Tell every worker to stop at the next step boundary."""
 
@@ -257,7 +345,19 @@ class EndJob:
     result: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Welcome | Refuse | GrantLease | RecordEvents | DeclareGeneration | RelayStop | EndJob
+Action = (
+    Welcome
+    | Refuse
+    | GrantLease
+    | RecordEvents
+    | RecordLoss
+    | DeclareGeneration
+    | Regroup
+    | Refill
+    | Expel
+    | RelayStop
+    | EndJob
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Everything runs on one asyncio loop and no method awaits between reading the sta
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -22,6 +23,7 @@ from quorate.coordinator.records import (
     Ended,
     EndJob,
     ExitReported,
+    Expel,
     FailureReported,
     GrantLease,
     HeartbeatReceived,
@@ -29,18 +31,29 @@ from quorate.coordinator.records import (
     MembershipEvent,
     Place,
     RecordEvents,
+    RecordLoss,
+    Refill,
     Refuse,
     Registered,
+    Regroup,
     RelayStop,
     State,
+    StateReported,
     StopRequested,
     Terms,
     Tick,
+    Training,
     Welcome,
 )
-from quorate.core.cursor import Cursor, Phase
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_failure, decode_id, encode_failure, encode_generation
+from quorate.wire.proto.codec import (
+    decode_cursor,
+    decode_failure,
+    decode_id,
+    encode_failure,
+    encode_generation,
+    encode_id,
+)
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
 
 log = logging.getLogger(__name__)
@@ -83,6 +96,7 @@ class CoordinatorService(CoordinatorServicer):
                 sequence=request.sequence,
                 place=Place(request.step, request.phase),
                 events=tuple(request.events),
+                pid=request.pid,
             )
         )
         granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
@@ -102,6 +116,20 @@ class CoordinatorService(CoordinatorServicer):
             if told == len(self._directives):
                 await news.wait()
 
+    async def ReportState(self, request: pb.StateReport, context: Any) -> pb.StateReply:  # noqa: N802, ARG002
+        """Hear where a worker stands that has left its generation."""
+        decision = self.apply(
+            StateReported(
+                worker=request.worker,
+                pid=request.pid,
+                generation=decode_id(request.generation),
+                cursor=decode_cursor(request.cursor),
+                symptom=decode_failure(request.symptom),
+            )
+        )
+        refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
+        return pb.StateReply(refusal=encode_failure(refusal))
+
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
         """Hear why a worker stops."""
         try:
@@ -118,14 +146,18 @@ class CoordinatorService(CoordinatorServicer):
             result = json.loads(request.result or "{}")
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the result is not JSON: {error}")
-        self.apply(Completed(request.worker, request.weights_digest, result))
-        await self.ended.wait()
+        self.apply(Completed(request.worker, request.weights_digest, result, request.pid))
+        while not self.ended.is_set():
+            news = self._news
+            if not isinstance(self._state, Training):
+                return pb.CompleteReply(regroup=True)
+            await news.wait()
         return pb.CompleteReply(failure=encode_failure(self._outcome().failure))
 
-    async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.Ack:  # noqa: N802, ARG002
-        """Hear that a process is gone."""
+    async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.ExitReply:  # noqa: N802, ARG002
+        """Hear that a process is gone; say whether another shall take its place."""
         by_signal = request.HasField("signal")
-        self.apply(
+        decision = self.apply(
             ExitReported(
                 worker=request.slot,
                 pid=request.pid,
@@ -135,7 +167,10 @@ class CoordinatorService(CoordinatorServicer):
                 place=Place(request.step if request.HasField("step") else None, request.phase),
             )
         )
-        return pb.Ack()
+        for action in decision.actions:
+            if isinstance(action, Refill):
+                return pb.ExitReply(refill=True, after=action.after, restore=action.restore)
+        return pb.ExitReply()
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.Ack:  # noqa: N802, ARG002
         """Hear that the job shall stop."""
@@ -143,12 +178,13 @@ class CoordinatorService(CoordinatorServicer):
         return pb.Ack()
 
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
-        """Tell how the job ended, or after the given time that it has not."""
-        try:
+        """Tell how the job ended; or whom to expel; or, after the given time, that there is nothing to tell."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
-                await self.ended.wait()
-        except TimeoutError:
-            return pb.OutcomeReply(ended=False)
+                while not self.ended.is_set() and not self._expelled():
+                    await self._news.wait()
+        if not self.ended.is_set():
+            return pb.OutcomeReply(ended=False, expelled=self._expelled())
         outcome = self._outcome()
         self.outcome_fetched.set()
         return pb.OutcomeReply(
@@ -185,11 +221,18 @@ class CoordinatorService(CoordinatorServicer):
             case RelayStop(reason):
                 self._chronicle.stop_requested(reason)
                 self._declare(pb.Directive(stop=pb.StopDirective(reason=reason)))
+            case Regroup(generation, at_boundary):
+                directive = pb.RegroupDirective(generation=encode_id(generation), at_boundary=at_boundary)
+                self._declare(pb.Directive(regroup=directive))
+            case RecordLoss(failure, detect):
+                self._chronicle.worker_lost(failure, detect)
+            case Expel():
+                self._tell_news()
             case RecordEvents(lines):
                 self._chronicle.record(lines)
             case EndJob():
                 self._end(action)
-            case Welcome() | Refuse() | GrantLease():
+            case Welcome() | Refuse() | GrantLease() | Refill():
                 pass  # the call that asked for it answers it
 
     def _end(self, action: EndJob) -> None:
@@ -197,13 +240,21 @@ class CoordinatorService(CoordinatorServicer):
             self._chronicle.job_finished(action.digest, dict(action.result))
         else:
             self._chronicle.job_failed(action.failure)
-        self._declare(pb.Directive(end=pb.EndDirective(failure=encode_failure(action.failure))))
         self.ended.set()
+        self._declare(pb.Directive(end=pb.EndDirective(failure=encode_failure(action.failure))))
 
     def _declare(self, directive: pb.Directive) -> None:
         self._directives.append(directive)
+        self._tell_news()
+
+    def _tell_news(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+    def _expelled(self) -> list[pb.Expelled]:
+        """Told until they have been reaped."""
+        lost = () if isinstance(self._state, Ended) else sorted(self._state.crew.expelled)
+        return [pb.Expelled(slot=worker, pid=pid) for worker, pid in lost]
 
     def _outcome(self) -> Ended:
         assert isinstance(self._state, Ended)
@@ -219,5 +270,5 @@ def _registered(request: pb.RegisterRequest) -> Registered:
         local_address=request.local_address,
         facts=dict(request.facts),
         tensors={tensor.name: tensor.digest for tensor in request.tensors},
-        cursor=Cursor(request.cursor.step, Phase(request.cursor.phase)),
+        cursor=decode_cursor(request.cursor),
     )

@@ -24,7 +24,8 @@
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place
-            └── LeaseExpired    the coordinator has not been heard for too long
+            ├── LeaseExpired    the coordinator has not been heard for too long
+            └── GenerationOver  the coordinator has ended the generation that a worker is in
 """
 
 from collections.abc import Sequence
@@ -153,3 +154,7 @@ class FrameError(LinkError):
 
 class LeaseExpired(LinkError):  # noqa: N818
     """The coordinator has not been heard for too long."""
+
+
+class GenerationOver(LinkError):  # noqa: N818
+    """The coordinator has ended the generation that a worker is in."""

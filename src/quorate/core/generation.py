@@ -1,6 +1,8 @@
 """A numbered membership: an ordered list of workers, their addresses, and the lanes each hosts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from quorate.core.cursor import Cursor
 
 
 @dataclass(frozen=True, order=True)
@@ -16,12 +18,16 @@ class GenerationId:
 
 @dataclass(frozen=True)
 class Member:
-    """A worker's place in a generation; `local_address` is where workers of its own host find it, if they can."""
+    """A worker's place in a generation, and how far it is when the generation begins.
+
+    `local_address` is where workers of its own host find it, if they can.
+    """
 
     worker: int
     address: str
     lanes: range
     local_address: str = ""
+    cursor: Cursor = field(default_factory=Cursor)
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,18 @@ class Generation:
     def position(self, worker: int) -> int:
         """Where a worker stands on the ring."""
         return next(i for i, member in enumerate(self.members) if member.worker == worker)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where it goes on: no completed step is done again."""
+        return max(member.cursor for member in self.members)
+
+    @property
+    def donor(self) -> int:
+        """Who gives its state to those who are behind, by its place on the ring."""
+        return next(i for i, member in enumerate(self.members) if member.cursor == self.cursor)
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Who must copy the donor's state first."""
+        return tuple(member.worker for member in self.members if member.cursor < self.cursor)

@@ -97,6 +97,6 @@ def call_coordinator(address: str, token: str) -> bool:
         raise LinkError(f"nobody listens at {address} ({error.strerror or error})") from None
     client = SupervisorClient(address, token, timeout=PATIENCE)
     try:
-        return client.outcome(timeout=0) is not None
+        return client.news(timeout=0).outcome is not None
     finally:
         client.close()

@@ -2,16 +2,20 @@
 
 import contextlib
 import logging
+import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.coordinator.client import Outcome, SupervisorClient, Vacancy
 from quorate.core.errors import JobError, LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.timing import Timing
@@ -66,6 +70,7 @@ class LocalEngine:
         self._tail = EventTail(launch.run.events_file)
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._running: dict[int, int] = {}
+        self._refills: dict[int, tuple[float, Vacancy]] = {}
         self._deserted_since: float | None = None
         self._has_formed = False
 
@@ -123,10 +128,12 @@ class LocalEngine:
     ) -> Outcome:
         for slot in range(self._launch.workers):
             status_file(self._launch.run, slot).unlink(missing_ok=True)  # the last word of an earlier part of the run
-            nursery.start(self._assignment(slot, address))
+            nursery.start(self._assignment(slot, address, self._launch.checkpoint))
         asked = False
         while watch.outcome is None:
             self._look_after(nursery, client)
+            self._expel(watch)
+            self._refill(nursery, address)
             self._show_events()
             if self._is_ordered_to_end():
                 raise JobFailed(_stopped_at_once(self._signals, self._launch.errand))
@@ -180,11 +187,13 @@ class LocalEngine:
             self._deserted_since = None if self._running else time.monotonic()
             if client is not None:
                 self._report_exit(client, slot, pid, message["code"])
+            if self._refills:
+                self._deserted_since = None
 
     def _report_exit(self, client: SupervisorClient, slot: int, pid: int, code: int) -> None:
         status = read_status(status_file(self._launch.run, slot))
         try:
-            client.report_exit(
+            vacancy = client.report_exit(
                 slot,
                 pid,
                 exit_code=code if code >= 0 else None,
@@ -194,6 +203,30 @@ class LocalEngine:
             )
         except LinkError as error:
             log.info("the exit of worker %d could not be reported: %s", slot, error)
+        else:
+            if vacancy is not None:
+                self._refills[slot] = time.monotonic() + vacancy.after, vacancy
+
+    def _refill(self, nursery: NurseryProcess, address: str) -> None:
+        """Start those whose time has come."""
+        for slot, (due, vacancy) in list(self._refills.items()):
+            if time.monotonic() >= due:
+                del self._refills[slot]
+                log.info("worker %d is started again", slot)
+                nursery.start(self._assignment(slot, address, self._newest() if vacancy.restore else None))
+
+    def _newest(self) -> Path | None:
+        newest = CheckpointFolder(self._launch.run.checkpoints).newest_whole()
+        return self._launch.checkpoint if newest is None else newest.path
+
+    def _expel(self, watch: OutcomeWatch) -> None:
+        """Kill what counts as lost: a process that was only stopped must not wake up and go on."""
+        with contextlib.suppress(Empty):
+            while True:
+                slot, pid = watch.expelled.get_nowait()
+                if self._running.get(slot) == pid:
+                    log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
+                    os.kill(pid, signal.SIGKILL)
 
     def _let_workers_leave(self, nursery: NurseryProcess, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
@@ -233,7 +266,7 @@ class LocalEngine:
             deterministic=spec.deterministic,
         )
 
-    def _assignment(self, slot: int, address: str) -> Assignment:
+    def _assignment(self, slot: int, address: str, checkpoint: Path | None) -> Assignment:
         launch = self._launch
         return Assignment(
             run=str(launch.run.path),
@@ -244,7 +277,7 @@ class LocalEngine:
             job_source=launch.job_source,
             coordinator=address,
             token=self._token,
-            checkpoint=None if launch.checkpoint is None else str(launch.checkpoint),
+            checkpoint=None if checkpoint is None else str(checkpoint),
             errand=launch.errand,
         )
 

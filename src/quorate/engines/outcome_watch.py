@@ -2,9 +2,10 @@
 
 import logging
 import threading
+from queue import SimpleQueue
 from typing import Protocol
 
-from quorate.coordinator.client import Outcome
+from quorate.coordinator.client import News, Outcome
 from quorate.core.errors import LinkError
 
 log = logging.getLogger(__name__)
@@ -16,8 +17,8 @@ PAUSE = 0.2
 class Teller(Protocol):
     """Who knows how the job ended."""
 
-    def outcome(self, timeout: float) -> Outcome | None:
-        """How the job ended; None if it has not within `timeout` seconds."""
+    def news(self, timeout: float) -> News:
+        """What there is to know; nothing if nothing happens within `timeout` seconds."""
         ...
 
 
@@ -28,6 +29,7 @@ class OutcomeWatch:
         self._teller = teller
         self._closed = threading.Event()
         self.outcome: Outcome | None = None
+        self.expelled: SimpleQueue[tuple[int, int]] = SimpleQueue()
         threading.Thread(target=self._watch, name="outcome", daemon=True).start()
 
     def close(self) -> None:
@@ -37,7 +39,10 @@ class OutcomeWatch:
     def _watch(self) -> None:
         while self.outcome is None and not self._closed.is_set():
             try:
-                self.outcome = self._teller.outcome(PATIENCE)
+                news = self._teller.news(PATIENCE)
+                for process in news.expelled:
+                    self.expelled.put(process)
+                self.outcome = news.outcome
             except LinkError as error:
                 # One call without an answer says nothing about the next: to give up here would lose the outcome of
                 # a job that is over. A coordinator that is gone is seen by whoever holds its process.

@@ -22,6 +22,9 @@ from quorate.training.saver import Saver
 from quorate.training.strategy import Agreement, Strategy
 from quorate.training.update import Update
 
+BREAK = "break"
+"""The generation ends here, at a step boundary, to let somebody in; the job goes on in the next."""
+
 
 @dataclass
 class Loop:
@@ -42,28 +45,37 @@ class Loop:
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
+    break_requested: Callable[[], bool]
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
 
     def run(self) -> str:
-        """Do what it is here for; "complete", "early stop", or why it was asked to stop."""
+        """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
         if self.errand.evaluates_only:
             self._evaluate_only()
             return "complete"
         self._publish_begin()
         self._evaluate_if_due()
-        if self.errand.replayed_step is not None and self._save_is_due():
+        # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
+        if self._save_is_due():
             self._save()
         while not self._is_over():
             stop = self._step()
-            if stop is not None:
+            if stop is not None and stop != BREAK:
                 self._save()
                 return stop
             self._evaluate_if_due()
             if self._save_is_due():
                 self._save()
+            if stop == BREAK:
+                return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
+
+    def close(self) -> None:
+        """Let go of loaders, neighbours and parameters; what was trained stays."""
+        self.feed.close()
+        self.strategy.close()
 
     def _is_over(self) -> bool:
         step = self.progress.cursor.step
@@ -77,7 +89,8 @@ class Loop:
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
         with self.activity.during(EXCHANGE):
-            agreement = self.strategy.exchange(step, results, self.stop_requested())
+            wish = self.stop_requested() or (BREAK if self.break_requested() else None)
+            agreement = self.strategy.exchange(step, results, wish)
         self.check_lease()
         with self.activity.during(APPLY):
             norms = self.update.apply(step, agreement)
@@ -87,6 +100,7 @@ class Loop:
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
         epoch = self.curriculum.epoch_of(step)
+        self.check_lease()
         with self.activity.during(DATA, lane):
             batches = [
                 (len(indices), self.feed.next(Request(Source.TRAINING, epoch, indices)))

@@ -69,6 +69,7 @@ class Surroundings:
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
     activity: Activity
+    break_requested: Callable[[], bool] = lambda: False
 
 
 def build_samples(task: Task, spec: JobSpec) -> Samples:
@@ -152,6 +153,7 @@ def assemble(
         publish=publish,
         check_lease=outside.check_lease,
         stop_requested=outside.stop_requested,
+        break_requested=outside.break_requested,
         errand=errand,
     )
 

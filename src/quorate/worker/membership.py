@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from quorate.core.cursor import Cursor
-from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
+from quorate.core.errors import DivergedError, FrameError, GenerationOver, JobError, LeaseExpired
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
@@ -19,7 +19,14 @@ from quorate.observe.event import Event
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
-from quorate.wire.proto.codec import decode_failure, decode_generation, encode_failure, encode_id
+from quorate.wire.proto.codec import (
+    decode_failure,
+    decode_generation,
+    decode_id,
+    encode_cursor,
+    encode_failure,
+    encode_id,
+)
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 from quorate.worker.lease import Clock, Lease
 from quorate.worker.outbox import Outbox
@@ -89,11 +96,15 @@ class Membership:
         self._lease = Lease(timing, clock)
         self._outbox = Outbox()
         self._worker: int | None = None
+        self._pid = 0
+        self._address_on_ring = ""
         self._generation: Generation | None = None
+        self._over: GenerationId | None = None
+        self._break_at: GenerationId | None = None
         self._stop: str | None = None
         self._ended = False
         self._failure: Failure | None = None
-        self._end_callbacks: list[Callable[[], None]] = []
+        self._close_links: Callable[[], None] | None = None
         self._changed = threading.Condition()
         self._beat_turn = threading.Lock()
         self._closing = threading.Event()
@@ -126,24 +137,37 @@ class Membership:
             raise _refused(refusal)
         self._lease.renew(sent, reply.lease)
         self._worker = reply.worker
+        self._pid, self._address_on_ring = registration.pid, registration.ring_address
         self._start_thread("heartbeat", self._keep_beating)
         self._start_thread("follow", self._keep_following)
         return self._worker
 
-    def await_generation(self, deadline: Deadline) -> Generation:
-        """Wait until the coordinator has formed a generation; `deadline` tells how many seconds may still be waited."""
+    def await_generation(self, after: Generation | None = None) -> Generation:
+        """Wait for a generation that this worker belongs to, newer than the given one."""
         with self._changed:
-            while self._generation is None and not self._ended:
-                # However patient the caller: a coordinator that is gone forms no generation.
-                self.check_lease()
-                remaining = deadline()
-                if remaining <= 0:
-                    raise LinkError(f"the coordinator at {self._address} has formed no generation in time")
-                # A deadline that is a lease moves while we wait, so it is asked again.
-                self._changed.wait(min(remaining, self._timing.heartbeat_every))
+            while not self._ended and (self._generation is None or self._generation is after):
+                # A coordinator that is gone forms no generation.
+                self._check_coordinator()
+                # A lease moves while we wait, so it is asked again.
+                self._changed.wait(self._timing.heartbeat_every)
             if self._ended or self._generation is None:
                 raise JobEnded(self._failure)
             return self._generation
+
+    def report_state(self, generation: Generation, cursor: Cursor, symptom: Failure | None) -> None:
+        """Promise that this worker has left a generation, and stands at a cursor until the next. Raises JobEnded."""
+        assert self._worker is not None, "a worker registers before it leaves a generation"
+        report = pb.StateReport(
+            worker=self._worker,
+            pid=self._pid,
+            generation=encode_id(generation.id),
+            cursor=encode_cursor(cursor),
+            symptom=encode_failure(symptom),
+        )
+        reply = self._call_until_answered(self._stub.ReportState, report)
+        refusal = decode_failure(reply.refusal) if reply else self._failure
+        if reply is None or refusal is not None:
+            raise JobEnded(refusal)
 
     # --- acting
 
@@ -152,11 +176,17 @@ class Membership:
         return self._lease.remaining()
 
     def check_lease(self) -> None:
-        """Raise LeaseExpired, or JobEnded, when this worker may act no longer."""
+        """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
         if self._ended:
             raise JobEnded(self._failure)
-        if self._lease.remaining() <= 0:
-            raise LeaseExpired(self._lease.explain(self._address))
+        self._check_coordinator()
+        if self._generation is not None and self._over == self._generation.id:
+            raise GenerationOver(f"generation {self._over} is over: it has lost a member")
+
+    @property
+    def break_requested(self) -> bool:
+        """Whether the generation shall end at the next step boundary, to let somebody in."""
+        return self._generation is not None and self._break_at == self._generation.id
 
     @property
     def stop_requested(self) -> str | None:
@@ -168,13 +198,13 @@ class Membership:
         """Whether the coordinator has ended the job."""
         return self._ended
 
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once when the coordinator ends the job: from the follow thread, or now if it has."""
+    def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
+        """Have `close` called when this generation, or the job, is over: from the follow thread, or now if it is."""
         with self._changed:
-            if not self._ended:
-                self._end_callbacks.append(callback)
-                return
-        callback()
+            self._close_links = close
+            is_over = self._ended or self._over == generation.id
+        if is_over:
+            close()
 
     def publish(self, event: Event) -> None:
         """Tell an event with the next heartbeat."""
@@ -202,15 +232,24 @@ class Membership:
         except Exception as error:
             log.warning("cannot tell the coordinator at %s the last events: %r", self._address, error)
 
-    def complete(self, digest: str, result: Mapping[str, Any]) -> None:
-        """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded."""
+    def complete(self, digest: str, result: Mapping[str, Any]) -> bool:
+        """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded.
+
+        False if the generation has broken meanwhile: somebody was lost who was not done.
+        """
         assert self._worker is not None, "a worker registers before it completes"
         # The lease grows with every answer, so a long queue has its time as long as the coordinator takes it.
         self._flush(self.lease_remaining)
-        request = pb.CompleteRequest(worker=self._worker, weights_digest=digest, result=json.dumps(dict(result)))
-        failure = self._await_acknowledgement(request)
+        request = pb.CompleteRequest(
+            worker=self._worker, pid=self._pid, weights_digest=digest, result=json.dumps(dict(result))
+        )
+        reply = self._call_until_answered(self._stub.Complete, request)
+        if reply is not None and reply.regroup:
+            return False
+        failure = decode_failure(reply.failure) if reply else self._failure
         if failure is not None:
             raise JobEnded(failure)
+        return True
 
     def close(self) -> None:
         """Leave: sends nothing more, and ends the threads."""
@@ -222,17 +261,21 @@ class Membership:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _await_acknowledgement(self, request: pb.CompleteRequest) -> Failure | None:
+    def _check_coordinator(self) -> None:
+        if self._lease.remaining() <= 0:
+            raise LeaseExpired(self._lease.explain(self._address))
+
+    def _call_until_answered(self, method: Any, request: Any) -> Any:
+        """The answer, however often it has to be asked for; None if the job has ended meanwhile."""
         while True:
             try:
-                reply = self._call(self._stub.Complete, request, self._timing.failure_timeout)
-                return decode_failure(reply.failure)
+                return self._call(method, request, self._timing.failure_timeout)
             except grpc.RpcError as error:
                 if not _may_pass(error):
                     raise unanswered(self._address, error) from None
             if self._ended:
-                return self._failure
-            self.check_lease()
+                return None
+            self._check_coordinator()
             self._closing.wait(self._timing.heartbeat_every)
 
     # --- the heartbeat thread
@@ -272,6 +315,7 @@ class Membership:
             step=status.step,
             phase=status.phase,
             events=batch.lines,
+            pid=self._pid,
         )
 
     def _flush(self, deadline: Deadline) -> None:
@@ -302,26 +346,39 @@ class Membership:
             self._heed(directive)
 
     def _heed(self, directive: pb.Directive) -> None:
-        callbacks: list[Callable[[], None]] = []
         with self._changed:
             match directive.WhichOneof("what"):
                 case "formed":
                     self._adopt(decode_generation(directive.formed))
                 case "stop":
                     self._stop = directive.stop.reason
+                case "regroup":
+                    self._regroup(decode_id(directive.regroup.generation), directive.regroup.at_boundary)
                 case "end":
                     self._failure = decode_failure(directive.end.failure)
                     self._ended = True
                     self._lease.end()
-                    callbacks, self._end_callbacks = self._end_callbacks, []
+            is_over = self._ended or (self._generation is not None and self._over == self._generation.id)
+            close = self._close_links if is_over else None
             self._changed.notify_all()
-        for callback in callbacks:
-            _call_back(callback)
+        if close is not None:
+            close()
 
     def _adopt(self, generation: Generation) -> None:
-        """Take a generation over, unless it is older than the one we have: a late word of an earlier coordinator."""
-        if self._generation is None or generation.id > self._generation.id:
+        """Take a generation over that we belong to, unless it is older than ours: a late word of an earlier
+        coordinator. One of the time before we came may have had another worker in our place."""
+        is_ours = any(
+            (member.worker, member.address) == (self._worker, self._address_on_ring) for member in generation.members
+        )
+        if is_ours and (self._generation is None or generation.id > self._generation.id):
             self._generation = generation
+            self._close_links = None
+
+    def _regroup(self, generation: GenerationId, at_boundary: bool) -> None:
+        if at_boundary:
+            self._break_at = generation
+        else:
+            self._over = generation
 
     # --- calls and threads
 
@@ -333,14 +390,6 @@ class Membership:
         thread = threading.Thread(target=work, name=f"membership-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def _call_back(callback: Callable[[], None]) -> None:
-    try:
-        callback()
-    except Exception:
-        # One that fails must not keep the others from hearing of the end: somebody would wait for ever.
-        log.exception("what was to be done at the end of the job has failed")
 
 
 def _refused(failure: Failure) -> JobError:

@@ -1,5 +1,6 @@
 """A worker's life: build, register, meet the neighbours, train, report, leave."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, GenerationOver, LinkError, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.timing import Timing
@@ -25,6 +26,7 @@ from quorate.reduce.reduction import Reduction
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
+from quorate.training.loop import BREAK, Loop
 from quorate.training.machine import canary, machine_facts, pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
@@ -38,6 +40,7 @@ from quorate.wire.link import Deadline
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.state_copy import align
 from quorate.worker.status import StatusPage, status_file
 
 log = logging.getLogger(__name__)
@@ -115,12 +118,59 @@ class Worker:
         listeners = Listeners.bind(LOOPBACK, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
-            generation = self._membership.await_generation(lambda: float("inf"))
-            reduction, memory = self._meet(generation, worker, listeners, ground)
+            self._live_through_generations(ground, worker, progress, listeners)
         finally:
             listeners.close()
-        self._membership.on_end(reduction.close)
-        loop = assemble(
+
+    def _live_through_generations(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
+        """Train in one generation after the other, until one of them completes the job."""
+        generation = None
+        started, samples = time.perf_counter(), progress.samples
+        while True:
+            generation = self._membership.await_generation(after=generation)
+            symptom = None
+            try:
+                with contextlib.ExitStack() as stack:
+                    loop, ending = None, BREAK
+                    reduction, memory = self._meet(generation, worker, listeners, ground)
+                    stack.callback(reduction.close)
+                    self._membership.close_when_over(generation, reduction.close)
+                    progress = self._align(generation, worker, reduction, ground, progress)
+                    loop = self._assemble(ground, generation, worker, reduction, memory, progress)
+                    stack.callback(loop.close)
+                    ending = loop.run()
+                    progress = loop.progress
+                    if ending != BREAK:
+                        seconds = time.perf_counter() - started
+                        digest = ground.replica.weights_digest()
+                        result = _result(ending, digest, progress, progress.samples - samples, seconds)
+                        if self._membership.complete(digest, result):
+                            return
+            except LinkError as error:
+                if self._membership.ended:
+                    raise
+                log.info("generation %s is over for this worker: %s", generation.id, error)
+                symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
+                progress = loop.progress if loop is not None else progress
+            self._page.write(progress.cursor.step, "regroup")
+            self._membership.report_state(generation, progress.cursor, symptom)
+
+    def _align(
+        self, generation: Generation, worker: int, reduction: Reduction, ground: Ground, progress: Progress
+    ) -> Progress:
+        self._page.write(progress.cursor.step, "copy")
+        return align(generation, worker, reduction, ground.replica, progress)
+
+    def _assemble(
+        self,
+        ground: Ground,
+        generation: Generation,
+        worker: int,
+        reduction: Reduction,
+        memory: GradientMemory,
+        progress: Progress,
+    ) -> Loop:
+        return assemble(
             ground,
             generation,
             worker,
@@ -130,17 +180,6 @@ class Worker:
             outside=self._surroundings(),
             errand=self._assignment.errand,
         )
-        started, samples = time.perf_counter(), progress.samples
-        try:
-            ending = loop.run()
-            digest = ground.replica.weights_digest()
-            seconds = time.perf_counter() - started
-            self._membership.complete(
-                digest, _result(ending, digest, loop.progress, loop.progress.samples - samples, seconds)
-            )
-        finally:
-            loop.feed.close()
-            loop.strategy.close()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -214,6 +253,7 @@ class Worker:
             check_lease=membership.check_lease,
             stop_requested=lambda: membership.stop_requested,
             activity=self._activity,
+            break_requested=lambda: membership.break_requested,
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+from quorate.core.cursor import Cursor, Phase
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -16,6 +17,7 @@ def encode_generation(generation: Generation) -> pb.Generation:
             first_lane=member.lanes.start,
             lane_count=len(member.lanes),
             local_address=member.local_address,
+            cursor=encode_cursor(member.cursor),
         )
         for member in generation.members
     ]
@@ -30,10 +32,21 @@ def decode_generation(message: pb.Generation) -> Generation:
             member.address,
             range(member.first_lane, member.first_lane + member.lane_count),
             member.local_address,
+            decode_cursor(member.cursor),
         )
         for member in message.members
     )
     return Generation(decode_id(message.id), members)
+
+
+def encode_cursor(cursor: Cursor) -> pb.Cursor:
+    """A cursor as its message."""
+    return pb.Cursor(step=cursor.step, phase=int(cursor.phase))
+
+
+def decode_cursor(message: pb.Cursor) -> Cursor:
+    """The cursor that a message tells; the beginning when it is absent."""
+    return Cursor(message.step, Phase(message.phase))
 
 
 def encode_id(generation: GenerationId) -> pb.GenerationId:

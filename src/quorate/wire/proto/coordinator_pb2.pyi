@@ -19,18 +19,20 @@ class GenerationId(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address")
+    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address", "cursor")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_LANE_FIELD_NUMBER: _ClassVar[int]
     LANE_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     worker: int
     address: str
     first_lane: int
     lane_count: int
     local_address: str
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ...) -> None: ...
+    cursor: Cursor
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "members")
@@ -94,20 +96,22 @@ class RegisterReply(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events")
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     worker: int
     generation: GenerationId
     sequence: int
     step: int
     phase: str
     events: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
+    pid: int
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("lease",)
@@ -122,14 +126,44 @@ class FollowRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("formed", "stop", "end")
+    __slots__ = ("formed", "stop", "end", "regroup")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    REGROUP_FIELD_NUMBER: _ClassVar[int]
     formed: Generation
     stop: StopDirective
     end: EndDirective
-    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ...) -> None: ...
+    regroup: RegroupDirective
+    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ...) -> None: ...
+
+class RegroupDirective(_message.Message):
+    __slots__ = ("generation", "at_boundary")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    AT_BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationId
+    at_boundary: bool
+    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ...) -> None: ...
+
+class StateReport(_message.Message):
+    __slots__ = ("worker", "pid", "generation", "cursor", "symptom")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    pid: int
+    generation: GenerationId
+    cursor: Cursor
+    symptom: str
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ...) -> None: ...
+
+class StateReply(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
 
 class StopDirective(_message.Message):
     __slots__ = ("reason",)
@@ -152,20 +186,24 @@ class FailureReport(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("worker", "weights_digest", "result")
+    __slots__ = ("worker", "weights_digest", "result", "pid")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     worker: int
     weights_digest: str
     result: str
-    def __init__(self, worker: _Optional[int] = ..., weights_digest: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
+    pid: int
+    def __init__(self, worker: _Optional[int] = ..., weights_digest: _Optional[str] = ..., result: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class CompleteReply(_message.Message):
-    __slots__ = ("failure",)
+    __slots__ = ("failure", "regroup")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REGROUP_FIELD_NUMBER: _ClassVar[int]
     failure: str
-    def __init__(self, failure: _Optional[str] = ...) -> None: ...
+    regroup: bool
+    def __init__(self, failure: _Optional[str] = ..., regroup: _Optional[bool] = ...) -> None: ...
 
 class ExitReport(_message.Message):
     __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase")
@@ -185,6 +223,16 @@ class ExitReport(_message.Message):
     phase: str
     def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
 
+class ExitReply(_message.Message):
+    __slots__ = ("refill", "after", "restore")
+    REFILL_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    refill: bool
+    after: float
+    restore: bool
+    def __init__(self, refill: _Optional[bool] = ..., after: _Optional[float] = ..., restore: _Optional[bool] = ...) -> None: ...
+
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -198,11 +246,21 @@ class OutcomeRequest(_message.Message):
     def __init__(self, timeout: _Optional[float] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("ended", "failure", "result")
+    __slots__ = ("ended", "failure", "result", "expelled")
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    EXPELLED_FIELD_NUMBER: _ClassVar[int]
     ended: bool
     failure: str
     result: str
-    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
+    expelled: _containers.RepeatedCompositeFieldContainer[Expelled]
+    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ...) -> None: ...
+
+class Expelled(_message.Message):
+    __slots__ = ("slot", "pid")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    pid: int
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...

@@ -49,6 +49,11 @@ class CoordinatorStub:
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.FollowRequest.SerializeToString,
                 response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Directive.FromString,
                 _registered_method=True)
+        self.ReportState = channel.unary_unary(
+                '/quorate.v1.Coordinator/ReportState',
+                request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReport.SerializeToString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReply.FromString,
+                _registered_method=True)
         self.ReportFailure = channel.unary_unary(
                 '/quorate.v1.Coordinator/ReportFailure',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.FailureReport.SerializeToString,
@@ -62,7 +67,7 @@ class CoordinatorStub:
         self.ReportExit = channel.unary_unary(
                 '/quorate.v1.Coordinator/ReportExit',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.SerializeToString,
-                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.FromString,
                 _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/quorate.v1.Coordinator/Stop',
@@ -100,6 +105,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportState(self, request, context):
+        """A worker has left its generation, and promises to stay where it stands until the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportFailure(self, request, context):
         """A worker tells why it stops.
         """
@@ -115,7 +127,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """The supervisor has reaped a process.
+        """The supervisor has reaped a process; the answer says whether to start another in its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +165,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.FollowRequest.FromString,
                     response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Directive.SerializeToString,
             ),
+            'ReportState': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportState,
+                    request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReport.FromString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReply.SerializeToString,
+            ),
             'ReportFailure': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportFailure,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.FailureReport.FromString,
@@ -166,7 +183,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'ReportExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportExit,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.FromString,
-                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.SerializeToString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -271,6 +288,33 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def ReportState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quorate.v1.Coordinator/ReportState',
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReport.SerializeToString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.StateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ReportFailure(request,
             target,
             options=(),
@@ -340,7 +384,7 @@ class Coordinator:
             target,
             '/quorate.v1.Coordinator/ReportExit',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.SerializeToString,
-            quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.FromString,
             options,
             channel_credentials,
             insecure,
