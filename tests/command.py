@@ -220,6 +220,10 @@ class Workplace:
                 continue  # gone meanwhile, or a zombie
         return sorted(found)
 
+    def go(self) -> None:
+        """Let go of every loss that HOLD holds."""
+        (self.folder / "go").touch()
+
     def workers(self) -> list[int]:
         """The pids of the workers: what the nursery has forked."""
         (nursery,) = self.pids("quorate.engines.nursery")[:1]

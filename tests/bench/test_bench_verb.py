@@ -92,4 +92,4 @@ def test_the_help_of_a_benchmark_has_examples_that_can_be_parsed(name: str) -> N
 
 
 def test_every_benchmark_has_a_verb() -> None:
-    assert list(GROUP.commands) == ["allreduce", "step", "startup", "scaling", "overlap"]
+    assert list(GROUP.commands) == ["allreduce", "step", "startup", "scaling", "overlap", "recovery"]

@@ -4,14 +4,10 @@ from catalogue.case import Case
 from catalogue.page import Page
 
 AT_ONCE = Case("Ctrl-C twice", story="The first waits for the running step, which takes long; the second does not.")
-WORKER_KILLED = Case(
-    "A worker that is killed", story="`kill -9` of one of four workers, after the checkpoint of step 2."
-)
-WORKER_STOPPED = Case("A worker that is stopped", story="`kill -STOP` of a worker; failure_timeout is 3 s.")
 COORDINATOR_KILLED = Case("A coordinator that is killed", story="`kill -9` of the coordinator, at some step.")
 NURSERY_KILLED = Case("A nursery that is killed", story="`kill -9` of the process that starts the workers.")
 PAGE = Page(
     "signals",
     "Jobs that are stopped, and processes that die",
-    (AT_ONCE, WORKER_KILLED, WORKER_STOPPED, COORDINATOR_KILLED, NURSERY_KILLED),
+    (AT_ONCE, COORDINATOR_KILLED, NURSERY_KILLED),
 )

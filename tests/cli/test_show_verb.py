@@ -275,7 +275,7 @@ def test_more_than_a_screen_can_hold_is_left_to_json(runs: Path) -> None:
         add_checkpoint(run, step)
     text = page(run)
     assert "worker 7 hosts lane 7, 12 more workers" in text
-    assert "2.1: nobody" in text
+    assert "2.1 (after 1 s): nobody" in text
     assert "  3 older ones; --json has all\n  step-00000004-evaluated" in text
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quorate.coordinator.client import SupervisorClient
+from quorate.core.failure import Failure
 from quorate.storage.run_folder import RunFolder
 
 TOKEN = "secret-of-the-job"
@@ -70,15 +71,15 @@ def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
 def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
     with coordinator(run) as (process, answer):
         client = SupervisorClient(answer["address"], TOKEN)
-        client.report_exit(0, 4711, signal=signal.SIGKILL)
-        outcome = client.outcome(5.0)
+        client.report_failure(Failure("ProcessLost", "the nursery is gone"))
+        outcome = client.news(5.0).outcome
         fetched = time.monotonic()
         client.close()
         assert process.wait(timeout=10) == 0
         assert time.monotonic() - fetched >= 0.15
     assert outcome is not None
     assert outcome.failure is not None
-    assert "was killed by SIGKILL" in outcome.failure.message
+    assert outcome.failure.message == "the nursery is gone"
     assert not run.address_file.exists()
 
 

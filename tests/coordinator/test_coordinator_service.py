@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from coordinator.served import TOKEN, serve
-from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.server import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "Register": lambda stub, token: stub.Register(pb.RegisterRequest(), metadata=token, timeout=5),
     "Heartbeat": lambda stub, token: stub.Heartbeat(pb.HeartbeatRequest(), metadata=token, timeout=5),
     "Follow": lambda stub, token: next(stub.Follow(pb.FollowRequest(), metadata=token, timeout=5)),
+    "ReportState": lambda stub, token: stub.ReportState(pb.StateReport(), metadata=token, timeout=5),
     "ReportFailure": lambda stub, token: stub.ReportFailure(pb.FailureReport(), metadata=token, timeout=5),
     "Complete": lambda stub, token: stub.Complete(pb.CompleteRequest(), metadata=token, timeout=5),
     "ReportExit": lambda stub, token: stub.ReportExit(pb.ExitReport(), metadata=token, timeout=5),
@@ -92,21 +93,39 @@ def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path
         assert served.kinds() == ["generation", "log"]
 
 
-def test_an_exit_that_is_reported_ends_the_job(tmp_path: Path) -> None:
+def test_an_exit_that_is_reported_is_answered_with_a_vacancy_until_too_many_have_died(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         client = SupervisorClient(served.address, TOKEN)
-        assert client.outcome(0.01) is None
-        client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a")
-        outcome = client.outcome(5.0)
-        client.report_exit(0, 4710, exit_code=1)
-        assert client.outcome(5.0) == outcome
+        assert client.news(0.01) == News(None)
+        assert client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a") == Vacancy(0.0, restore=True)
+        assert client.report_exit(1, 4712, exit_code=1) == Vacancy(0.0, restore=True)
+        assert client.report_exit(1, 4713, exit_code=1) == Vacancy(1.0, restore=True)
+        assert client.report_exit(1, 4714, exit_code=1) is None
+        outcome = client.news(5.0).outcome
+        assert client.report_exit(0, 4710, exit_code=1) is None
+        assert client.news(5.0).outcome == outcome
         client.close()
         assert outcome is not None
         assert outcome.failure is not None
-        assert outcome.failure.message.startswith(
+        assert "It is the last of 4 workers that were lost" in outcome.failure.message
+        assert served.kinds() == ["lost"] * 4 + ["failure"]
+        assert served.events()[0]["message"].startswith(
             "worker 1 (pid 4711 on host a) was killed by SIGSEGV before it had joined the job."
         )
-        assert served.kinds() == ["failure"]
+
+
+def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, failure_timeout=0.2) as served:
+        channel = open_channel(served.address)
+        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub.Register(pb.RegisterRequest(pid=4710), metadata=token_metadata(TOKEN), timeout=5)
+        client = SupervisorClient(served.address, TOKEN)
+        assert client.news(5.0) == client.news(5.0) == News(None, ((0, 4710),))
+        assert client.report_exit(0, 4710, signal=signal.SIGKILL) == Vacancy(0.0, restore=True)
+        assert client.news(0.01) == News(None)
+        client.close()
+        channel.close()
+        assert served.kinds() == ["generation", "lost"]
 
 
 def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import contextlib
 import threading
 
 from command import await_condition
-from quorate.coordinator.client import Outcome
+from quorate.coordinator.client import News, Outcome
 from quorate.core.errors import LinkError
 from quorate.engines.outcome_watch import OutcomeWatch
 
@@ -10,12 +10,12 @@ from quorate.engines.outcome_watch import OutcomeWatch
 class Coordinator:
     """Answers as it is told, one answer after the other, and then keeps silent."""
 
-    def __init__(self, *answers: Outcome | LinkError | None) -> None:
+    def __init__(self, *answers: News | LinkError) -> None:
         self._answers = list(answers)
         self.asked = 0
         self.silent = threading.Event()
 
-    def outcome(self, timeout: float) -> Outcome | None:
+    def news(self, timeout: float) -> News:
         self.asked += 1
         if not self._answers:
             self.silent.wait(5)
@@ -28,10 +28,18 @@ class Coordinator:
 
 def test_a_call_without_answer_does_not_lose_the_outcome() -> None:
     ended = Outcome(None, {"ending": "complete"})
-    coordinator = Coordinator(None, LinkError("DEADLINE_EXCEEDED"), None, ended)
+    coordinator = Coordinator(News(None), LinkError("DEADLINE_EXCEEDED"), News(None), News(ended))
     with contextlib.closing(OutcomeWatch(coordinator)) as watch:
         assert await_condition("the outcome", lambda: watch.outcome) == ended
     assert coordinator.asked == 4
+
+
+def test_who_is_to_be_killed_is_passed_on_in_order_while_the_job_goes_on() -> None:
+    coordinator = Coordinator(News(None, ((1, 4711), (2, 4712))), News(None, ((2, 4712),)))
+    with contextlib.closing(OutcomeWatch(coordinator)) as watch:
+        expelled = [watch.expelled.get(timeout=10) for _ in range(3)]
+        assert (expelled, watch.outcome) == ([(1, 4711), (2, 4712), (2, 4712)], None)
+    coordinator.silent.set()
 
 
 def test_nobody_is_asked_any_more_once_it_is_closed() -> None:

@@ -43,6 +43,7 @@ class Story:
 
     time: float = CREATED.timestamp()
     events: list[Event] = field(default_factory=list)
+    parts: int = 0
 
     def tell(self, kind: str, step: int | None = None, **fields: Any) -> "Story":
         """One more event, a second later."""
@@ -52,7 +53,8 @@ class Story:
 
     def begin(self, from_step: int = 0, total_steps: int = 8) -> "Story":
         """A launcher takes the run up."""
-        self.tell("generation", generation="1.1", lanes=4, members=MEMBERS)
+        self.parts += 1
+        self.tell("generation", generation=f"{self.parts}.1", lanes=4, members=MEMBERS)
         return self.tell("run", from_step=from_step, total_steps=total_steps, steps_per_epoch=4, lanes=4)
 
     def train(self, first: int, last: int, **fields: Any) -> "Story":
@@ -61,6 +63,18 @@ class Story:
             usual = {"epoch": 0, "loss": 1 / step, "samples": 8, "samples_per_second": 80.0, "compute_s": 0.05}
             self.tell("step", step, **{**usual, **fields})
         return self
+
+    def lose(self, worker: int, step: int, from_step: int) -> "Story":
+        """A worker is lost, and the others go on; 0.25 s later it is back."""
+        message = f"worker {worker} (pid 4711 on host x) was killed by SIGKILL at step {step}. Often it is memory."
+        self.tell("lost", step, worker=worker, cause="WorkerLost", message=message, phase="compute", detect_s=0.005)
+        left = [member for member in MEMBERS if member["worker"] != worker]
+        return self.tell("generation", generation=f"{self.parts}.2", lanes=4, members=left, from_step=from_step)
+
+    def come_back(self, from_step: int) -> "Story":
+        """Everybody is there again."""
+        self.tell("generation", generation=f"{self.parts}.3", lanes=4, members=MEMBERS, from_step=from_step)
+        return self.tell("copied", from_step, generation=f"{self.parts}.3", bytes=1000, seconds=0.125)
 
     def evaluate(self, step: int, **metrics: float) -> "Story":
         """An evaluation."""

@@ -18,7 +18,7 @@ def written(folder: Path, story: Story, garbage: bytes = b"") -> Path:
 
 
 def without_steps(timeline: Timeline) -> dict[str, object]:
-    return {name: value for name, value in vars(timeline).items() if name != "steps"}
+    return {name: value for name, value in vars(timeline).items() if name not in ("steps", "recoveries")}
 
 
 class TestRead:
@@ -59,6 +59,22 @@ class TestRead:
         assert timeline.ended is not None
         assert timeline.ended - timeline.began > 1000
         assert timeline.active_seconds == 8.0
+
+    def test_a_loss_begins_no_new_part(self, tmp_path: Path) -> None:
+        story = Story().begin().train(1, 4).lose(1, step=5, from_step=4).train(5, 6).come_back(6).train(7, 8)
+        path = written(tmp_path, story)
+        timeline = Timeline.read(path)
+        assert (timeline.counts["run"], timeline.position, timeline.redone) == (1, 8, 0)
+        assert timeline.active_seconds == 12.0  # from `run` on, without a gap
+        (recovery,) = timeline.recoveries
+        assert (recovery.step, recovery.worker, recovery.steps_lost, recovery.copy_s) == (5, 1, 0, 0.125)
+        glance = Timeline.glance(path)
+        assert (glance.position, glance.active_seconds, glance.counts) == (8, 12.0, timeline.counts)
+
+    def test_what_was_lost_in_an_earlier_part_is_not_mended_by_a_later_one(self, tmp_path: Path) -> None:
+        story = Story().begin().train(1, 4).lose(1, step=5, from_step=4).begin(from_step=2).train(3, 8)
+        (recovery,) = Timeline.read(written(tmp_path, story)).recoveries
+        assert (recovery.refill_s, recovery.first_step_s) == (None, None)
 
     def test_only_wanted_fields_are_kept(self, tmp_path: Path) -> None:
         timeline = Timeline.read(written(tmp_path, whole_story()), keep=lambda name: name == "loss")

@@ -195,6 +195,36 @@ class TestElsewhere:
         screen.handle(Event("generation", None, {"members": members[:1], "lanes": 8}))
         assert stream.getvalue().splitlines()[-1] == "going on with 8 lanes on 1 worker"
 
+    def test_a_lost_worker_is_told_without_the_hints_and_that_it_is_back(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock(), workers=2)
+        screen.handle(begin())
+        message = "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
+        screen.handle(Event("lost", 17, {"worker": 1, "message": message}, 100.0))
+        screen.handle(Event("generation", None, {"members": [{"worker": 0}], "lanes": 8, "from_step": 16}, 100.1))
+        both = [{"worker": 0}, {"worker": 1}]
+        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 19}, 100.3))
+        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 22}, 100.5))
+        assert stream.getvalue().splitlines()[1:] == [
+            "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange",
+            "going on with 8 lanes on 1 worker",
+            "worker 1 is back after 0.3 s, 8 lanes on 2 workers",
+            "going on with 8 lanes on 2 workers",
+        ]
+
+    def test_going_on_from_a_checkpoint_says_from_where(self) -> None:
+        stream = io.StringIO()
+        screen = console(stream, Clock(), workers=2)
+        screen.handle(begin())
+        screen.handle(step(45))
+        for worker in (0, 1):
+            screen.handle(Event("lost", 46, {"worker": worker, "message": f"worker {worker} is gone."}, 100.0 + worker))
+        both = [{"worker": 0}, {"worker": 1}]
+        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 30}, 102.0))
+        assert stream.getvalue().splitlines()[-1] == (
+            "workers 0 and 1 are back after 2 s, 8 lanes on 2 workers, from step 30"
+        )
+
     def test_without_a_known_end_there_is_no_time_left(self) -> None:
         stream, clock = io.StringIO(), Clock()
         screen = console(stream, clock)
@@ -212,7 +242,18 @@ class TestElsewhere:
     @pytest.mark.parametrize("is_terminal", [True, False])
     def test_events_without_their_fields_do_no_harm(self, is_terminal: bool) -> None:
         screen = console(io.StringIO(), Clock(), is_terminal=is_terminal)
-        for kind in ("step", "evaluation", "checkpoint", "stop", "failure", "finished", "generation", "log", "run"):
+        for kind in (
+            "step",
+            "evaluation",
+            "checkpoint",
+            "stop",
+            "failure",
+            "finished",
+            "generation",
+            "log",
+            "run",
+            "lost",
+        ):
             screen.handle(Event(kind))
             screen.handle(Event(kind, 1))
         screen.close()
@@ -351,11 +392,13 @@ class TestTheScreen:
         stream = io.StringIO()
         screen = QuietConsole(Screen(stream, is_terminal=False), progress())
         careful = Event("log", None, {"message": "careful"})
-        for event in (begin(), step(1), EVALUATION, CHECKPOINT, careful, STOP, FINISHED):
+        gone = Event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
+        for event in (begin(), step(1), EVALUATION, CHECKPOINT, careful, gone, STOP, FINISHED):
             screen.handle(event)
         screen.close()
         assert stream.getvalue().splitlines() == [
             "careful",
+            "worker 1 is gone",
             "stopping after the running step, which is saved; Ctrl-C again stops at once",
         ]
 
@@ -369,7 +412,10 @@ RESULT: dict[str, Any] = {
     "final_metrics": {"accuracy": 0.91234, "loss": 0.2456},
     "weights_digest": "3f" * 32,
     "folder": "runs/fashion-mnist-0001",
-    "recoveries": [{"step": 3}, {"step": 9}],
+    "recoveries": [
+        {"step": 3, "detect_s": 0.01, "reform_s": 0.02, "first_step_s": 0.1, "refill_s": 9.0, "steps_lost": 0},
+        {"step": 9, "detect_s": 0.02, "reform_s": 0.16, "first_step_s": None, "refill_s": None, "steps_lost": 0},
+    ],
 }
 
 
@@ -383,7 +429,7 @@ class TestSummary:
             "  loss        0.2456",
             "  steps       1,600 in 1:42",
             "  speed       12,346 samples/s",
-            "  recoveries  2",
+            "  recovered   twice, 0.31 s in all",
             f"  weights     {'3f' * 32}",
             "  folder      runs/fashion-mnist-0001",
         ]

@@ -24,7 +24,9 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
     manner = {key for key, mark in key_marks().items() if mark is Mark.MANNER}
     assert manner == {
         "workers",
+        "min_workers",
         "failure_timeout",
+        "step_timeout",
         "runs",
         "checkpoint",
         "loader_workers",
@@ -73,6 +75,11 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
         {"deterministic": "true"},
         {"overlap": 1},
         {"overlap": "off"},
+        {"min_workers": 0},
+        {"min_workers": 1.0},
+        {"min_workers": "auto"},
+        {"step_timeout": 0},
+        {"step_timeout": "off"},
         {"failure_timeout": 0},
         {"failure_timeout": True},
         {"failure_timeout": "5"},
@@ -144,3 +151,20 @@ def test_rules_between_keys_hold_for_every_job(changed: dict[str, Any], path: st
 @pytest.mark.parametrize("changed", [{"workers": 8}, {"batch_size": 8}, {"batch_size": 16, "accumulate": 2}])
 def test_rules_hold_at_their_edge(changed: dict[str, Any]) -> None:
     assert job(**changed)
+
+
+def test_auto_starts_as_many_workers_as_training_waits_for() -> None:
+    assert job(min_workers=3).worker_count(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"workers": 2, "min_workers": 3}, "it waits for 3 workers and can have 2 (workers), and 3 > 2"),
+        ({"lanes": 4, "min_workers": 5}, "it waits for 5 workers and can have 4 (lanes), and 5 > 4"),
+    ],
+)
+def test_a_job_waits_for_no_more_workers_than_it_can_have(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(JobFileError) as refused:
+        job(**changed)
+    assert told in refused.value.message

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from coordinator.served import TOKEN, Served, serve
-from quorate.coordinator.client import SupervisorClient
-from quorate.core.errors import DivergedError, FrameError, LeaseExpired, LinkError
+from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
+from quorate.core.cursor import Cursor
+from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
@@ -29,10 +31,6 @@ from quorate.worker.outbox import Outbox
 
 def registration(slot: int, **facts: str) -> Registration:
     return Registration(slot, 4710 + slot, "a", f"127.0.0.1:{5000 + slot}", facts, {"w": "1"})
-
-
-def ten_seconds() -> float:
-    return 10.0
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -54,7 +52,7 @@ def joined(served: Served, *, failure_timeout: float = 5.0, workers: int = 1) ->
         for slot, member in enumerate(members):
             assert member.register(registration(slot)) == slot
         for member in members:
-            member.await_generation(ten_seconds)
+            member.await_generation()
         yield members
     finally:
         for member in members:
@@ -72,7 +70,7 @@ def supervising(served: Served) -> Iterator[SupervisorClient]:
 
 def test_all_members_learn_the_same_generation(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, lanes=3, incarnation=7) as served, joined(served, workers=2) as members:
-        first, second = (member.await_generation(ten_seconds) for member in members)
+        first, second = (member.await_generation() for member in members)
         assert first == second
         assert first.id == GenerationId(7, 1)
         assert [(member.address, list(member.lanes)) for member in first.members] == [
@@ -88,13 +86,13 @@ def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         early = threading.Thread(target=members[1].complete, args=("digest", {}))
         early.start()
-        assert supervisor.outcome(0.05) is None
+        assert supervisor.news(0.05).outcome is None
         assert early.is_alive()
         members[0].publish(Event("step", 1, {"loss": 0.5}))
         members[0].complete("digest", {"steps": 9})
         early.join(5)
         assert not early.is_alive()
-        outcome = supervisor.outcome(5.0)
+        outcome = supervisor.news(5.0).outcome
         assert outcome is not None
         assert (outcome.failure, outcome.result) == (None, {"steps": 9})
         assert served.kinds() == ["generation", "step", "finished"]
@@ -131,7 +129,7 @@ def test_a_worker_with_other_facts_is_refused_and_the_others_hear_of_it(tmp_path
             with pytest.raises(DivergedError, match="worker 1's canary 2 differs from worker 0's 1"):
                 second.register(registration(1, canary="2"))
             with pytest.raises(JobEnded, match="the machines do not compute alike"):
-                first.await_generation(ten_seconds)
+                first.await_generation()
             with pytest.raises(DivergedError):
                 second.register(registration(1, canary="1"))
         finally:
@@ -166,17 +164,16 @@ def test_stop_reaches_every_member(tmp_path: Path) -> None:
 def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         called: list[str] = []
-        members[1].on_end(lambda: called.append(threading.current_thread().name))
-        members[1].on_end(lambda: called.append("again"))
+        generation = members[1].await_generation()
+        members[1].close_when_over(generation, lambda: called.append(threading.current_thread().name))
         members[0].publish(Event("log", fields={"text": "before"}))
         members[0].report_failure(Failure("UserCodeError", "ValueError: no", traceback="Traceback"))
-        outcome = supervisor.outcome(5.0)
+        outcome = supervisor.news(5.0).outcome
         assert outcome is not None
         assert outcome.failure is not None
         assert (outcome.failure.kind, outcome.failure.worker, outcome.failure.step) == ("UserCodeError", 0, 17)
-        wait_until(lambda: len(called) == 2)
-        assert called == ["membership-follow", "again"]
-        members[1].on_end(lambda: called.append("late"))
+        wait_until(lambda: called == ["membership-follow"])
+        members[1].close_when_over(generation, lambda: called.append("late"))
         assert called[-1] == "late"
         with pytest.raises(JobEnded, match="ValueError: no") as raised:
             members[1].check_lease()
@@ -223,15 +220,6 @@ def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path:
         member.close()
 
 
-def test_a_callback_that_fails_does_not_keep_the_others_from_hearing(tmp_path: Path) -> None:
-    called = threading.Event()
-    with serve(tmp_path, workers=1) as served, joined(served) as (member,):
-        member.on_end(lambda: [].pop())
-        member.on_end(called.set)
-        member.report_failure(Failure("UserCodeError", "no"))
-        assert called.wait(5)
-
-
 def test_a_burst_of_events_arrives_whole_and_in_order(tmp_path: Path) -> None:
     count = 25_000  # more than one message may hold, and many times what one batch does
     with serve(tmp_path, workers=1, failure_timeout=20.0) as served, joined(served, failure_timeout=20.0) as (member,):
@@ -274,15 +262,13 @@ def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: P
         member.close()
 
 
-def test_waiting_for_a_generation_ends_with_the_lease_or_the_deadline(tmp_path: Path) -> None:
+def test_waiting_for_a_generation_ends_with_the_lease(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, failure_timeout=0.5) as served:
         member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
-        with pytest.raises(LinkError, match="has formed no generation in time"):
-            member.await_generation(lambda: 0.0)
     try:
         with pytest.raises(LeaseExpired):
-            member.await_generation(lambda: float("inf"))
+            member.await_generation()
     finally:
         member.close()
 
@@ -291,7 +277,7 @@ def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path:
     with serve(tmp_path, workers=1) as served:
         member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
         member.register(registration(0))
-        member.await_generation(ten_seconds)
+        member.await_generation()
     try:
         port = int(served.address.rpartition(":")[2])
         with serve(tmp_path, workers=1, port=port) as again, supervising(again) as supervisor:
@@ -306,7 +292,7 @@ def test_a_generation_of_an_earlier_coordinator_is_not_adopted(tmp_path: Path) -
     with serve(tmp_path, workers=1, incarnation=7) as served:
         member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
         member.register(registration(0))
-        member.await_generation(ten_seconds)
+        member.await_generation()
     try:
         port = int(served.address.rpartition(":")[2])
         with (
@@ -317,8 +303,8 @@ def test_a_generation_of_an_earlier_coordinator_is_not_adopted(tmp_path: Path) -
             # Directives are heard in order: who hears the stop has heard of the generation before it.
             supervisor.stop("interrupted")
             wait_until(lambda: member.stop_requested == "interrupted")
-            assert other.await_generation(ten_seconds).id == GenerationId(6, 1)
-            assert member.await_generation(ten_seconds).id == GenerationId(7, 1)
+            assert other.await_generation().id == GenerationId(6, 1)
+            assert member.await_generation().id == GenerationId(7, 1)
     finally:
         member.close()
 
@@ -401,7 +387,7 @@ def test_a_membership_may_be_closed_by_the_end_itself(tmp_path: Path) -> None:
             member.close()
             closed.set()
 
-        member.on_end(leave)
+        member.close_when_over(member.await_generation(), leave)
         member.report_failure(Failure("UserCodeError", "no"))
         assert closed.wait(5)
 
@@ -428,7 +414,7 @@ for slot in range(2):
     if children[-1] == 0:
         membership = Membership(address, token, Timing(5.0), lambda: WorkerStatus(0, ""))
         membership.register(Registration(slot, os.getpid(), "a", "127.0.0.1:1"))
-        membership.await_generation(lambda: 10.0)
+        membership.await_generation()
         membership.complete("digest", {})
         membership.close()
         os._exit(0)
@@ -447,7 +433,7 @@ def test_workers_may_be_forked_from_a_process_that_imported_all_this(tmp_path: P
 def _work(address: str, failure_timeout: float, ready: Connection) -> None:
     member = Membership(address, TOKEN, Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
     member.register(Registration(1, os.getpid(), "a", "127.0.0.1:5001", {}, {"w": "1"}))
-    member.await_generation(lambda: 30.0)
+    member.await_generation()
     ready.send("working")
     ready.recv()
 
@@ -461,7 +447,7 @@ def worker_process(served: Served, failure_timeout: float, member: Membership) -
     process.start()
     try:
         member.register(registration(0))
-        member.await_generation(lambda: 30.0)
+        member.await_generation()
         assert here.poll(30)
         assert process.pid is not None
         yield process.pid
@@ -472,37 +458,137 @@ def worker_process(served: Served, failure_timeout: float, member: Membership) -
         there.close()
 
 
-def test_a_worker_that_is_stopped_at_step_17_is_lost_after_failure_timeout(tmp_path: Path) -> None:
+def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, failure_timeout=0.5) as served, supervising(served) as supervisor:
         member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(17, "exchange"))
         try:
             with worker_process(served, 0.5, member) as pid:
                 os.kill(pid, signal.SIGSTOP)
-                outcome = supervisor.outcome(5.0)
-            assert outcome is not None
-            assert outcome.failure is not None
-            assert outcome.failure.message.startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")
-            assert outcome.failure.message.endswith("(failure_timeout: 0.5); its last word was step 17, exchange.")
+                assert supervisor.news(5.0) == News(None, ((1, pid),))
+                wait_until(lambda: is_over(member))
+                (lost,) = [event for event in served.events() if event["kind"] == "lost"]
+            assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")
+            assert lost["message"].endswith("(failure_timeout: 0.5); its last word was step 17, exchange.")
+            assert lost["detect_s"] >= 0.5
         finally:
             member.close()
 
 
 def test_a_worker_that_is_killed_at_step_17_is_told_by_its_exit_and_not_by_its_broken_link(tmp_path: Path) -> None:
+    symptom = Failure("PeerLost", "worker 1 (127.0.0.1:5001) is gone: end of file")
     with serve(tmp_path, workers=2) as served, supervising(served) as supervisor:
         member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(17, "exchange"))
         try:
             with worker_process(served, 5.0, member) as pid:
                 os.kill(pid, signal.SIGKILL)
-                member.report_failure(Failure("PeerLost", "worker 1 (127.0.0.1:5001) is gone: end of file"))
-                assert supervisor.outcome(0.05) is None
-                supervisor.report_exit(1, pid, signal=signal.SIGKILL, step=17, phase="exchange", host="a")
-                outcome = supervisor.outcome(5.0)
-            assert outcome is not None
-            assert outcome.failure is not None
-            assert outcome.failure.kind == "WorkerLost"
-            assert outcome.failure.message.startswith(
+                generation = member.await_generation()
+                member.report_state(generation, Cursor(16), symptom)
+                assert served.kinds() == ["generation"]
+                vacancy = supervisor.report_exit(1, pid, signal=signal.SIGKILL, step=17, phase="exchange", host="a")
+                assert vacancy == Vacancy(0.0, restore=False)
+                alone = member.await_generation(after=generation)
+            assert [(one.worker, list(one.lanes), one.cursor) for one in alone.members] == [
+                (0, [0, 1, 2, 3], Cursor(16)),
+            ]
+            assert served.kinds() == ["generation", "lost", "generation"]
+            assert served.events()[1]["message"].startswith(
                 f"worker 1 (pid {pid} on host a) was killed by SIGKILL at step 17 while in exchange."
             )
-            wait_until(lambda: member.ended)
         finally:
             member.close()
+
+
+def is_over(member: Membership) -> bool:
+    """Whether a member has heard that its generation is over."""
+    try:
+        member.check_lease()
+    except GenerationOver:
+        return True
+    return False
+
+
+def lose(supervisor: SupervisorClient, slot: int) -> None:
+    """Report the death of a member of these tests, whose pid is invented."""
+    assert supervisor.report_exit(slot, 4710 + slot, signal=signal.SIGKILL) == Vacancy(0.0, restore=False)
+
+
+def test_a_lost_member_ends_the_generation_for_the_others_and_closes_their_links(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        closed = threading.Event()
+        generation = members[0].await_generation()
+        members[0].close_when_over(generation, closed.set)
+        members[0].check_lease()
+        lose(supervisor, 1)
+        assert closed.wait(5)
+        with pytest.raises(GenerationOver, match=r"generation 1\.1 is over"):
+            members[0].check_lease()
+        members[0].report_state(generation, Cursor(16), None)
+        later = members[0].await_generation(after=generation)
+        assert later.id == GenerationId(1, 2)
+        members[0].check_lease()  # what was said of the first does not hold for the second
+
+
+def test_a_second_report_of_the_same_state_is_answered_and_changes_nothing(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        generation = members[0].await_generation()
+        lose(supervisor, 1)
+        for step in (16, 17):
+            members[0].report_state(generation, Cursor(step), None)
+        assert members[0].await_generation(after=generation).cursor == Cursor(16)
+
+
+def test_who_counts_as_lost_is_told_so_when_it_reports_its_state(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        lose(supervisor, 1)
+        with pytest.raises(JobEnded, match=r"worker 1 \(pid 4711\) counts as lost: another may have taken its place"):
+            members[1].report_state(members[1].await_generation(), Cursor(17), None)
+
+
+def test_who_counts_as_lost_gets_no_lease_any_more(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, workers=2, failure_timeout=0.5) as served,
+        joined(served, failure_timeout=0.5, workers=2) as members,
+        supervising(served) as supervisor,
+    ):
+        lose(supervisor, 1)
+        wait_until(lambda: members[1].lease_remaining() <= 0)
+        assert members[0].lease_remaining() > 0
+
+
+def test_a_newcomer_is_announced_for_the_next_boundary_and_joins_there(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        first = members[0].await_generation()
+        lose(supervisor, 1)
+        members[0].report_state(first, Cursor(16), None)
+        alone = members[0].await_generation(after=first)
+        assert not members[0].break_requested
+
+        newcomer = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "join"))
+        try:
+            newcomer.register(replace(registration(1), pid=99, ring_address="127.0.0.1:6001"))
+            wait_until(lambda: members[0].break_requested)
+            members[0].check_lease()  # it goes on until then
+            members[0].report_state(alone, Cursor(20), None)
+            together = newcomer.await_generation()
+            assert members[0].await_generation(after=alone) == together
+            assert (together.cursor, together.donor, together.behind) == (Cursor(20), 0, (1,))
+            assert not members[0].break_requested
+        finally:
+            newcomer.close()
+
+
+def test_complete_is_answered_with_another_generation_when_a_member_is_lost(tmp_path: Path) -> None:
+    answers: list[bool] = []
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
+        generation = members[0].await_generation()
+        done = threading.Thread(target=lambda: answers.append(members[0].complete("d", {})))
+        done.start()
+        lose(supervisor, 1)
+        done.join(5)
+        assert answers == [False]
+        members[0].report_state(generation, Cursor(20), None)
+        members[0].await_generation(after=generation)
+        assert members[0].complete("d", {"steps": 20})
+        outcome = supervisor.news(5.0).outcome
+        assert outcome == Outcome(None, {"steps": 20})
+        assert served.kinds() == ["generation", "lost", "generation", "finished"]

@@ -28,7 +28,9 @@ class JobKeys(TypedDict, total=False):
     bucket_mb: float
     strategy: str | Section
     workers: int | Literal["auto"]
+    min_workers: int
     failure_timeout: float
+    step_timeout: float | None
     runs: str
     checkpoint: Section
     loader_workers: int

@@ -68,6 +68,12 @@ class Result:
         return EXIT_CODES.get(self.status, 0)
 
     @property
+    def recoveries(self) -> list[dict[str, Any]]:
+        """What the run's last part has recovered from, in order: a mapping for each loss of a worker, with `step`,
+        `cause`, `worker`, `detect_s`, `reform_s`, `copy_s`, `first_step_s`, `refill_s` and `steps_lost`."""
+        return list(self.fields.get("recoveries") or ())
+
+    @property
     def error(self) -> str | None:
         """What ended the run, if it failed."""
         failure = self.fields.get("failure") or {}

@@ -29,9 +29,11 @@ from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.fault import Fault
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
+from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import ENVIRONMENT, Override
@@ -79,20 +81,27 @@ class Silence:
 class Narrator:
     """Passes a run's events on to whoever shows it.
 
-    It knows whether a step of this part of the run was done, and whether its end was told.
+    It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
     """
 
     def __init__(self, show: Show) -> None:
         self._show = show
         self.has_trained = False
         self.has_finished = False
+        self._recoveries = RecoveryLog()
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
         self.has_trained = self.has_trained or event.kind == "step"
         self.has_finished = self.has_finished or event.kind == "finished"
+        self._recoveries.take_in(event)
         if event.kind != "failure":
             self._show.handle(event)
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """What this part of the run has recovered from, in order."""
+        return self._recoveries.recoveries
 
 
 Watch = Callable[[Begun], Show]
@@ -109,12 +118,13 @@ class Plan:
     resolved: ResolvedJob
     accept_facts: Callable[[Facts], None]
     checkpoint: CheckpointInfo | None = None
+    faults: tuple[Fault, ...] = ()
 
 
-def start(resolved: ResolvedJob, watch: Watch) -> Result:
-    """Train a job in a new run folder."""
+def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
+    """Train a job in a new run folder; under faults, if it is to be seen what becomes of it."""
     refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, faults=faults)
 
 
 def resume(
@@ -158,14 +168,20 @@ def refuse_in_worker() -> None:
         )
 
 
-def _train_in_new_run(resolved: ResolvedJob, folder: Path, watch: Watch, checkpoint: CheckpointInfo | None) -> Result:
+def _train_in_new_run(
+    resolved: ResolvedJob,
+    folder: Path,
+    watch: Watch,
+    checkpoint: CheckpointInfo | None,
+    faults: tuple[Fault, ...] = (),
+) -> Result:
     text = job_text(resolved)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
         with run.lock():
             try:
                 run.write_job(text)
-                return _train(Plan(run, resolved, run.write_environment, checkpoint), watch, signals)
+                return _train(Plan(run, resolved, run.write_environment, checkpoint, faults), watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -214,7 +230,7 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, spec, workers))
     narrator = Narrator(show)
-    launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint)
+    launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
     started = time.perf_counter()
     try:
         outcome = LocalEngine(launch, narrator.handle, plan.accept_facts, signals).run()
@@ -226,7 +242,7 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
         show.close()
     if outcome.failure is not None:
         raise _failed(plan, _late(outcome.failure) if narrator.has_trained else outcome.failure)
-    fields = _result_fields(plan, outcome.result, time.perf_counter() - started)
+    fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
     if narrator.has_trained and not narrator.has_finished:
         log.warning("the last events could not be written: %s ends too early", near(run.events_file))
     _write_result(run, fields)
@@ -280,7 +296,9 @@ def _failed(plan: Plan, failure: Failure) -> QuorateError:
     return JobFailed(failure, remains_of(run, plan.resolved.spec, failure))
 
 
-def _result_fields(plan: Plan, result: dict[str, Any], seconds: float) -> dict[str, Any]:
+def _result_fields(
+    plan: Plan, result: dict[str, Any], seconds: float, recoveries: Sequence[Recovery]
+) -> dict[str, Any]:
     run, ending = plan.run, result["ending"]
     return {
         "run": run.name,
@@ -289,7 +307,7 @@ def _result_fields(plan: Plan, result: dict[str, Any], seconds: float) -> dict[s
         **_state_at_start(plan),
         **result,
         "wall_seconds": round(seconds, 3),
-        "recoveries": [],
+        "recoveries": [recovery.to_dict() for recovery in recoveries],
     }
 
 

@@ -95,6 +95,23 @@ TARGETS = (
         1.4,
         is_lowest=False,
     ),
+    *(
+        Target(
+            "recovery",
+            f"{workers} workers: ms from the kill to the next step, beyond the redone one",
+            _detail("beyond_redo_ms", system="quorate", processes=workers),
+            250.0,
+            is_lowest=False,
+        )
+        for workers in (2, 3, 4)
+    ),
+    Target(
+        "recovery",
+        "2 workers: ms from the kill to the replacement",
+        _detail("back_ms", system="quorate", processes=2),
+        1000.0,
+        is_lowest=False,
+    ),
     Target(
         "scaling",
         "4 × 2 threads on 2 cores: time ÷ that of 2 workers",

@@ -1,5 +1,7 @@
 """The cases as tasks, for jobs of Quorate."""
 
+import time
+
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
@@ -28,3 +30,14 @@ class CaseTask(Task):
     def optimizer(self, model: nn.Module) -> optim.Optimizer:
         """The same as everywhere."""
         return optimizer_of(model)
+
+
+class PausingTask(CaseTask):
+    """A case whose every lane takes a given time, without using a core for it."""
+
+    pause_s: float
+
+    def loss(self, model: nn.Module, batch: Batch) -> object:
+        """The same as everywhere, later."""
+        time.sleep(self.pause_s)
+        return super().loss(model, batch)

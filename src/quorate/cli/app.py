@@ -5,6 +5,7 @@ import os
 import typer
 
 from quorate.cli.bench import app as bench
+from quorate.cli.chaos import chaos
 from quorate.cli.diff import diff
 from quorate.cli.doctor import doctor
 from quorate.cli.eval import evaluate
@@ -34,6 +35,7 @@ app.command("eval")(evaluate)
 app.command()(runs)
 app.command()(show)
 app.command()(diff)
+app.command()(chaos)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
 

@@ -190,3 +190,31 @@ def overlap(
     from quorate.bench.run import Wishes, run
 
     raise typer.Exit(run(Overlap(), Wishes(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def recovery(
+    workers: Annotated[str, typer.Option(metavar="N,N", help="Numbers of workers.")] = "2,3,4",
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Kill workers, and time how soon the others go on.
+
+    Steps of 50 ms; a worker is killed at a moment anywhere in a step. torchrun restarts all from what was saved after
+    the last step. Systems: quorate, torchrun.
+
+    \b
+    Examples:
+      quorate bench recovery
+      quorate bench recovery --workers 3 --systems quorate --rounds 3
+    """
+    from quorate.bench.recovery import SYSTEMS, Recovery
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems, parse_crowds
+
+    processes = tuple(crowd.processes for crowd in parse_crowds(workers, "--workers"))
+    bench = Recovery(processes, choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))

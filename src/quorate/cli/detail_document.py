@@ -33,6 +33,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "losses": [_curve(curve) for curve in loss_curves(timeline)],
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
+        "recoveries": [recovery.to_dict() for recovery in timeline.recoveries],
         "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
         "job": None if detail.job is None else [_job_value(each) for each in job_values(detail.job)],
         "environment": detail.environment,
@@ -61,9 +62,20 @@ def _events(timeline: Timeline) -> dict[str, Any]:
             {
                 "generation": event.fields.get("generation"),
                 "time": written(moment(event.time)),
+                "from_step": event.fields.get("from_step"),
                 "members": event.fields.get("members"),
             }
             for event in timeline.of_kind("generation")
+        ],
+        "losses": [
+            {
+                "worker": event.fields.get("worker"),
+                "step": event.step,
+                "phase": event.fields.get("phase"),
+                "message": event.fields.get("message"),
+                "time": written(moment(event.time)),
+            }
+            for event in timeline.of_kind("lost")
         ],
         "stops": [
             {"reason": event.fields.get("reason"), "time": written(moment(event.time))}

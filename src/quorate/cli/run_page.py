@@ -23,7 +23,9 @@ from quorate.history.status import Status
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.quantities import count, duration, measure, size
+from quorate.observe.recoveries import brief
 from quorate.observe.sparkline import blocks_for, sparkline
+from quorate.observe.summary import recovered
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_dialect import write_value
@@ -32,8 +34,9 @@ LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.
 STEEP = 30.0
 CHECKPOINTS_SHOWN = 8
-GENERATIONS_SHOWN = 4
+STORY_SHOWN = 12
 MEMBERS_SHOWN = 8
+NOUNS = {"lost": "lost worker", "copied": "copied state"}
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
@@ -184,13 +187,21 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     if not timeline.counts:
         return
     page.section("events")
-    page.items("told", [_plural(number, kind) for kind, number in _told(timeline)])
+    page.items("told", [_plural(number, NOUNS.get(kind, kind)) for kind, number in _told(timeline)])
     if timeline.redone:
         page.row("", f"{_plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
     if timeline.unreadable_lines:
         page.row("unreadable", f"{_plural(timeline.unreadable_lines, 'line')} of events.jsonl")
-    for event in timeline.of_kind("generation")[-GENERATIONS_SHOWN:]:
-        page.items("generation", _members(event))
+    story = [event for event in timeline.others if event.kind in ("generation", "lost")]
+    if len(story) > STORY_SHOWN:
+        page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
+    for event in story[-STORY_SHOWN:]:
+        if event.kind == "lost":
+            page.row("lost", _loss(event, timeline))
+        else:
+            page.items("generation", _members(event, timeline))
+    if timeline.recoveries:
+        page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
     for event in timeline.of_kind("stop")[-1:]:
         page.row("stop", str(event.fields.get("reason", "")))
 
@@ -201,13 +212,27 @@ def _told(timeline: Timeline) -> list[tuple[str, int]]:
     return [(kind, timeline.counts[kind]) for kind in (*usual, *rest) if kind in timeline.counts]
 
 
-def _members(event: Event) -> list[str]:
+def _loss(event: Event, timeline: Timeline) -> str:
+    when = _when(event, timeline)
+    return f"{brief(event.fields.get('message', 'a worker is lost'))}{f' ({when})' if when else ''}"
+
+
+def _when(event: Event, timeline: Timeline) -> str:
+    """How long the run was under way; nothing for its first moments."""
+    passed = event.time - (timeline.began or event.time)
+    return f"after {duration(passed)}" if passed > 0 else ""
+
+
+def _members(event: Event, timeline: Timeline) -> list[str]:
     told = event.fields.get("members")
     members = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     shown = [f"worker {each.get('worker')} hosts {_lanes(each.get('lanes'))}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, f"{_plural(more, 'more worker')}"] if more else shown or ["nobody"]
-    return [f"{event.fields.get('generation', '')}: {first}", *rest]
+    begin = event.fields.get("from_step")
+    place = [_when(event, timeline), f"from step {begin:,}" if begin and isinstance(begin, int) else ""]
+    where = ", ".join(words for words in place if words)
+    return [f"{event.fields.get('generation', '')}{f' ({where})' if where else ''}: {first}", *rest]
 
 
 def _lanes(lanes: Any) -> str:

@@ -41,6 +41,8 @@ class Appointment:
     host: str = "127.0.0.1"
     port: int = 0
     log_level: str = "info"
+    min_workers: int = 1
+    step_timeout: float | None = None
 
     @classmethod
     def from_json(cls, line: bytes) -> "Appointment":
@@ -75,7 +77,14 @@ async def _serve(appointment: Appointment) -> None:
     run = RunFolder(Path(appointment.run))
     timing = Timing(appointment.failure_timeout)
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
-    terms = Terms(run.next_incarnation(), appointment.lanes, appointment.workers, timing)
+    terms = Terms(
+        run.next_incarnation(),
+        appointment.lanes,
+        appointment.workers,
+        timing,
+        min_workers=appointment.min_workers,
+        step_timeout=appointment.step_timeout,
+    )
     with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
         service = CoordinatorService(terms, chronicle)
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)

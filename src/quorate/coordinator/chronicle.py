@@ -10,8 +10,8 @@ from quorate.observe.jsonl import JsonlSink
 
 log = logging.getLogger(__name__)
 
-# Every worker passes through these, and a step that is redone is told again.
-_TOLD_ONCE = frozenset({"step", "evaluation", "checkpoint"})
+# Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
+_TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint"})
 _PAGE = 4096
 
 
@@ -55,6 +55,10 @@ class Chronicle:
         """A worker is gone, and the job goes on."""
         fields = {"worker": failure.worker, "cause": failure.kind, "message": failure.message, "phase": failure.phase}
         self.write(Event("lost", failure.step, {**fields, "detect_s": round(detect, 4)}))
+
+    def warning(self, message: str, step: int | None = None) -> None:
+        """Something that somebody may want to look at."""
+        self.write(Event("log", step, {"level": "warning", "message": message}))
 
     def stop_requested(self, reason: str) -> None:
         """Somebody stopped the job."""

@@ -26,10 +26,15 @@ from quorate.lanes.hosting import host_lanes
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
 
+_MOST_DOUBLINGS = 10
+
 
 def deaths_allowed(crew: Crew) -> int:
-    """How many workers may be lost, without a step in between, before the job is given up."""
-    return 2 * crew.terms.workers + 3
+    """How many workers may be lost, without a step in between, before the job is given up.
+
+    Few before the first generation: what keeps them from starting once will do so again.
+    """
+    return 3 * crew.terms.workers + 7 if crew.generations else 3
 
 
 def end(failure: Failure, *before: Action) -> Decision:
@@ -47,6 +52,7 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         state.crew,
         enrolled=tuple(other for other in state.crew.enrolled if other is not known),
         expelled=state.crew.expelled | ({(worker, pid)} if expel else set()),
+        reaped=state.crew.reaped | (set() if expel else {(worker, pid)}),
         futile=0,
         suspicion=None,
     )
@@ -64,22 +70,40 @@ def fill_place(
     state: Active, worker: int, failure: Failure, actions: tuple[Action, ...], *, is_vacant: bool
 ) -> Decision:
     """Have another process take a place, unless the job is stopping, or too many have died for nothing."""
-    crew = replace(state.crew, deaths=state.crew.deaths + 1)
-    if crew.stop is not None and not crew.enrolled:
-        result = {"ending": crew.stop}
-        return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"stopped: {crew.stop}")
-    if crew.deaths > deaths_allowed(crew):
+    crew = state.crew
+    if isinstance(state, Training):
+        crew = replace(crew, stillborn=crew.stillborn + 1)
+    else:
+        crew = replace(crew, deaths=crew.deaths + 1)
+    if crew.deaths > deaths_allowed(crew) and crew.stop is None:
         return end(autopsy_of_futility(failure, crew.deaths), *actions)
+    crew = replace(crew, awaited=crew.awaited | {worker})
+    if not is_vacant:
+        return form_if_ready(replace(state, crew=crew), actions, failure.message)
+    return vacate(replace(state, crew=crew), worker, actions, failure.message)
+
+
+def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str) -> Decision:
+    """The process that had a place is gone for sure: another is started, unless the job is stopping."""
+    crew = state.crew
     if crew.stop is None:
-        crew = replace(crew, awaited=crew.awaited | {worker})
-        actions = (*actions, refill(crew, worker)) if is_vacant else actions
-    return form_if_ready(replace(state, crew=crew), actions, failure.message)
+        return form_if_ready(state, (*actions, refill(crew, worker)), reason)
+    crew = replace(crew, awaited=crew.awaited - {worker})
+    if isinstance(state, Forming) and not crew.has_state and not _may_have_state(crew):
+        result = {"ending": crew.stop}
+        return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"{reason}; stopped: {crew.stop}")
+    return form_if_ready(replace(state, crew=crew), actions, reason)
+
+
+def _may_have_state(crew: Crew) -> bool:
+    """Whether somebody is still on the way out of a generation, perhaps with the state of the job."""
+    return any(not known.is_ready for known in crew.enrolled)
 
 
 def refill(crew: Crew, worker: int) -> Refill:
-    """At once, and more slowly the longer nothing comes of it."""
+    """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
     timing = crew.terms.timing
-    excess = crew.deaths - crew.terms.workers
+    excess = min(crew.deaths + crew.stillborn - crew.terms.workers, _MOST_DOUBLINGS)
     after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
     return Refill(worker, after, restore=not crew.has_state)
 
@@ -106,16 +130,22 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str) -> De
         return end(autopsy_of_links(crew.suspicion.failure, futile), *actions)
     crew = replace(
         crew,
-        enrolled=tuple(replace(known, is_ready=False, has_trained=True) for known in crew.enrolled),
+        enrolled=tuple(_at_work(known, generation) for known in crew.enrolled),
         generations=generation.id.number,
         cursor=generation.cursor,
         deaths=0 if advanced else crew.deaths,
+        stillborn=0,
         futile=futile,
         suspicion=None,
     )
     count = f"{len(generation.members)} of {crew.terms.workers} workers"
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
     return Decision(Training(crew, generation), (*actions, DeclareGeneration(generation)), f"{reason}; {begins}")
+
+
+def _at_work(known: Enrolled, generation: Generation) -> Enrolled:
+    """Who is behind has the state only when it has copied it, which its next report tells."""
+    return replace(known, is_ready=False, has_trained=known.has_trained or known.cursor == generation.cursor)
 
 
 def form_generation(crew: Crew) -> Generation:
@@ -136,6 +166,8 @@ def _waits_for(crew: Crew) -> str:
     # Without anybody who holds the state, all begin together; otherwise those who can go on do.
     if crew.awaited and not crew.has_state:
         return f"{len(crew.enrolled)} of {crew.terms.workers} workers are here"
-    if len(crew.enrolled) < max(1, crew.terms.min_workers):
+    # To stop, those who are left suffice: nobody else will come.
+    wanted = crew.terms.min_workers if crew.stop is None else 1
+    if len(crew.enrolled) < max(1, wanted):
         return f"{len(crew.enrolled)} workers are here, and min_workers is {crew.terms.min_workers}"
     return ""

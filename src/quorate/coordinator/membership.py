@@ -16,7 +16,7 @@ from quorate.coordinator.autopsy import (
     name_enrolled,
 )
 from quorate.coordinator.comparison import completion_difference, join_difference
-from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, refill, regroup
+from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, refill, regroup, vacate
 from quorate.coordinator.records import (
     Action,
     Active,
@@ -46,8 +46,10 @@ from quorate.coordinator.records import (
     Terms,
     Tick,
     Training,
+    Warn,
     Welcome,
 )
+from quorate.coordinator.stall import Stall, at_place, find_stall
 from quorate.core.errors import FrameError, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
@@ -122,11 +124,14 @@ def _register(state: Active, event: Registered, now: float) -> Decision:
             state, event, f"there is no place {event.worker}: the job has 0 to {crew.terms.workers - 1} (workers)."
         )
     known = crew.find(event.worker)
+    if (event.worker, event.pid) in crew.expelled | crew.reaped:
+        return _refuse(state, event, "it counts as lost, and its place is for another.")
     if known and known.registration.process != event.process:
         return _refuse(state, event, f"the place is taken: {name_enrolled(known)} has registered for it.")
     welcome = Welcome(event.worker, crew.terms.timing.lease)
     if known:
-        return Decision(state, (welcome,), f"worker {event.worker} has asked again")
+        again = replace(state, crew=_with(crew, replace(known, heard=now)))
+        return Decision(again, (welcome,), f"worker {event.worker} has asked again")
     difference = join_difference(event, crew.reference) if crew.reference else None
     if difference:
         return end(difference, Refuse(event.worker, difference))
@@ -161,7 +166,7 @@ def _hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
     actions: tuple[Action, ...] = (GrantLease(event.worker, state.crew.terms.timing.lease),)
     # A heartbeat that is sent again because its answer was lost has told its events already.
     if event.sequence > known.sequence:
-        heard = replace(heard, sequence=event.sequence, place=event.place)
+        heard = at_place(replace(heard, sequence=event.sequence), event.place, now)
         actions = (*actions, RecordEvents(event.events)) if event.events else actions
     return Decision(replace(state, crew=_with(state.crew, heard)), actions, f"worker {event.worker} is alive")
 
@@ -174,7 +179,9 @@ def _promise(state: Active, event: StateReported, now: float) -> Decision:
         return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
     if known.is_ready or event.generation != _latest(state.crew):
         return Decision(state, (), f"worker {event.worker} tells where it stood in generation {event.generation}")
-    crew = _with(state.crew, replace(known, is_ready=True, cursor=event.cursor, heard=now))
+    has_trained = known.has_trained or event.cursor >= state.crew.cursor
+    promised = replace(known, is_ready=True, cursor=event.cursor, has_trained=has_trained, heard=now)
+    crew = _with(state.crew, promised)
     if event.symptom is not None:
         crew = replace(crew, suspicion=crew.suspicion or Suspicion(event.symptom, now))
     why = f" ({event.symptom.message})" if event.symptom else ""
@@ -254,19 +261,25 @@ def _symptom_kinds() -> set[str]:
 
 
 def _exit(state: Active, event: ExitReported, now: float) -> Decision:
-    crew = state.crew
+    crew, process = state.crew, (event.worker, event.pid)
     known = crew.find(event.worker, event.pid)
     failure = autopsy_of_exit(event, known)
     if known is not None:
         return lose(state, known, failure, _since_first_sign(crew, now), now, expel=False)
-    if (event.worker, event.pid) in crew.expelled:
+    is_awaited = event.worker in crew.awaited
+    if process in crew.reaped:
+        # The answer was lost: it is given again, and nobody is counted twice.
+        answer = (refill(crew, event.worker),) if is_awaited and crew.stop is None else ()
+        return Decision(state, answer, f"the end of worker {event.worker} (pid {event.pid}) is told again")
+    reaped = replace(state, crew=replace(crew, expelled=crew.expelled - {process}, reaped=crew.reaped | {process}))
+    if process in crew.expelled:
         # Its loss has been told; now its place is free.
-        crew = replace(crew, expelled=crew.expelled - {(event.worker, event.pid)})
-        reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
-        return Decision(replace(state, crew=crew), (refill(crew, event.worker),), reason)
-    if event.worker in crew.awaited:
-        return fill_place(state, event.worker, failure, (RecordLoss(failure, 0.0),), is_vacant=True)
-    return Decision(state, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member")
+        return vacate(
+            reaped, event.worker, (), f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
+        )
+    if is_awaited:
+        return fill_place(reaped, event.worker, failure, (RecordLoss(failure, 0.0),), is_vacant=True)
+    return Decision(reaped, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member")
 
 
 def _since_first_sign(crew: Crew, now: float) -> float:
@@ -286,16 +299,30 @@ def _tick(state: Active, now: float) -> Decision:
     if quietest and now - quietest.heard >= timeout:
         failure = autopsy_of_silence(quietest, now, crew.terms)
         return lose(state, quietest, failure, now - quietest.heard, now, expel=True)
+    if stall := find_stall(state.crew, now):
+        return _act_on_stall(state, stall, now)
     return _give_up_forming(state, now)
 
 
 def _forgive_silence(state: Active, now: float) -> Decision:
     """Nobody is lost by a pause of the coordinator itself (a suspended machine, a stopped process group)."""
     crew = state.crew
-    heard = tuple(replace(known, heard=now) for known in crew.enrolled)
+    heard = tuple(replace(known, heard=now, moved=now) for known in crew.enrolled)
     suspicion = crew.suspicion and replace(crew.suspicion, since=now)
     reason = f"the coordinator was held up for {now - crew.ticked:.1f} s; silence counts from now"
     return Decision(replace(state, crew=replace(crew, ticked=now, enrolled=heard, suspicion=suspicion)), (), reason)
+
+
+def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
+    crew = state.crew
+    step_timeout = crew.terms.step_timeout
+    if step_timeout is not None:
+        return lose(state, stall.culprit, stall.failure(step_timeout), stall.seconds, now, expel=True)
+    if crew.slow_step == stall.step:
+        return Decision(state, (), f"step {stall.step} still takes its time")
+    message = f"{stall.message} It is waited for, since step_timeout is not set."
+    told = replace(state, crew=replace(crew, slow_step=stall.step))
+    return Decision(told, (Warn(message, stall.step),), message)
 
 
 def _give_up_forming(state: Active, now: float) -> Decision:

@@ -7,7 +7,8 @@
     states    Forming ──everybody stands ready──▶ Training ──all completed──▶ Ended
                  ▲──────a loss, a newcomer───────────┘
                  └────────nobody can go on, or a failure────────────────────▶ Ended
-    actions   Welcome Refuse GrantLease RecordEvents RecordLoss DeclareGeneration Regroup Refill Expel RelayStop EndJob
+    actions   Welcome Refuse GrantLease RecordEvents RecordLoss Warn DeclareGeneration Regroup Refill Expel RelayStop
+              EndJob
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ class Terms:
     workers: int
     timing: Timing
     min_workers: int = 1
+    step_timeout: float | None = None
 
     @property
     def registration_limit(self) -> float:
@@ -159,8 +161,9 @@ MembershipEvent = (
 class Enrolled:
     """A registered worker, when it was last heard, and its last word.
 
-    `is_ready`: it belongs to no generation, stands at `cursor`, and waits for the next. `has_trained`: it was in one,
-    so what it holds is the state of the job and not just a beginning.
+    `is_ready`: it belongs to no generation, stands at `cursor`, and waits for the next. `has_trained`: it has gone on
+    from where a generation did, so what it holds is the state of the job and not just a beginning. It `moved` on to the
+    step that it is at then, and the `usual` step takes it so many seconds.
     """
 
     registration: Registered
@@ -171,6 +174,8 @@ class Enrolled:
     is_ready: bool = True
     has_trained: bool = False
     last_words: str = ""
+    moved: float = 0.0
+    usual: float = 0.0
 
     @property
     def worker(self) -> int:
@@ -197,8 +202,9 @@ class Crew:
     reference: Registered | None = None
     # Places for which a process is on its way.
     awaited: frozenset[int] = frozenset()
-    # Processes that count as lost and have not been reaped.
+    # Processes that count as lost and have not been reaped; and those that have: a late word of theirs is nobody's.
     expelled: frozenset[tuple[int, int]] = frozenset()
+    reaped: frozenset[tuple[int, int]] = frozenset()
     suspicion: Suspicion | None = None
     stop: str | None = None
     # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
@@ -206,6 +212,10 @@ class Crew:
     cursor: Cursor = field(default_factory=Cursor)
     deaths: int = 0
     futile: int = 0
+    # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.
+    stillborn: int = 0
+    # The step that was last reported to take too long.
+    slow_step: int | None = None
 
     def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
         """The worker of that id, if it is registered; with a pid, if it is that process."""
@@ -305,6 +315,14 @@ class RecordLoss:
 
 
 @dataclass(frozen=True)
+class Warn:
+    """Tell the user of something that goes on as it is."""
+
+    message: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Regroup:
     """Tell the members of a generation that it is over: at once, or once they have completed the step they are at."""
 
@@ -352,6 +370,7 @@ Action = (
     | RecordEvents
     | RecordLoss
     | DeclareGeneration
+    | Warn
     | Regroup
     | Refill
     | Expel

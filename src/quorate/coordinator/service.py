@@ -43,6 +43,7 @@ from quorate.coordinator.records import (
     Terms,
     Tick,
     Training,
+    Warn,
     Welcome,
 )
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -226,6 +227,8 @@ class CoordinatorService(CoordinatorServicer):
                 self._declare(pb.Directive(regroup=directive))
             case RecordLoss(failure, detect):
                 self._chronicle.worker_lost(failure, detect)
+            case Warn(message, step):
+                self._chronicle.warning(message, step)
             case Expel():
                 self._tell_news()
             case RecordEvents(lines):

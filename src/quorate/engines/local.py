@@ -18,12 +18,14 @@ from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient, Vacancy
 from quorate.core.errors import JobError, LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.fault import Fault
 from quorate.core.timing import Timing
 from quorate.engines.coordinator_process import CoordinatorProcess
 from quorate.engines.messages import EXITED, STARTED
 from quorate.engines.nursery_process import NurseryProcess, Preparation
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
+from quorate.engines.sleepers import Sleepers
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
@@ -48,6 +50,7 @@ class Launch:
     job_source: str
     checkpoint: Path | None = None
     errand: Errand = field(default_factory=Errand)
+    faults: tuple[Fault, ...] = ()
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
 
 
@@ -73,6 +76,7 @@ class LocalEngine:
         self._refills: dict[int, tuple[float, Vacancy]] = {}
         self._deserted_since: float | None = None
         self._has_formed = False
+        self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
     def run(self) -> Outcome:
         """Run the job to its end."""
@@ -133,6 +137,7 @@ class LocalEngine:
         while watch.outcome is None:
             self._look_after(nursery, client)
             self._expel(watch)
+            self._sleepers.wake_those_due(self._running, time.monotonic())
             self._refill(nursery, address)
             self._show_events()
             if self._is_ordered_to_end():
@@ -248,7 +253,10 @@ class LocalEngine:
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
             "workers": self._launch.workers,
+            # An errand aside may have fewer workers than the job.
+            "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,
+            "step_timeout": spec.step_timeout,
             "token": self._token,
             "port": spec.port,
             "log_level": spec.log_level,
@@ -279,6 +287,7 @@ class LocalEngine:
             token=self._token,
             checkpoint=None if checkpoint is None else str(checkpoint),
             errand=launch.errand,
+            faults=launch.faults,
         )
 
 

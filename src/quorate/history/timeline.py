@@ -10,12 +10,12 @@ from typing import Any, TypeGuard
 
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
+from quorate.observe.recoveries import Recovery, RecoveryLog
 
 _STEP = b'{"kind":"step",'
 _WHOLE_LINE = b"}\n"
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
-_PART_BEGINS = frozenset({"generation", "run"})
 
 Keep = Callable[[str], bool]
 
@@ -33,7 +33,7 @@ class Timeline:
     went on from a checkpoint tells some of them again: the last telling counts. `position` is the step that the run
     is at now. `others` are all events but the steps, as they were told, and `counts` says how often each kind was.
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
-    nobody worked on the run.
+    nobody worked on the run. `recoveries` are what it has recovered from; they are not known at a glance.
     """
 
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -44,6 +44,7 @@ class Timeline:
     ended: float | None = None
     active_seconds: float = 0.0
     unreadable_lines: int = 0
+    recoveries: tuple[Recovery, ...] = ()
 
     @classmethod
     def read(cls, path: Path, keep: Keep = everything) -> "Timeline":
@@ -95,6 +96,8 @@ class _Reading:
         self._began: float | None = None
         self._ended: float | None = None
         self._part_began: float | None = None
+        self._incarnation: str | None = None
+        self._recoveries = RecoveryLog()
         self._active = 0.0
         self._unreadable = 0
         self._passed: deque[bytes] = deque(maxlen=_LOOKED_BACK)
@@ -135,15 +138,27 @@ class _Reading:
         if event is None:
             self._unreadable += 1
             return False
-        if event.kind in _PART_BEGINS:
+        begins_part = self._begins_part(event)
+        if begins_part:
             self._look_back()
         self._counts[event.kind] += 1
-        self._take_time(event.time, begins_part=event.kind in _PART_BEGINS)
+        self._take_time(event.time, begins_part)
+        if self._keep is not None:
+            self._recoveries.take_in(event)
         if event.kind == "step" and event.step is not None:
             self._take_step(event.step, event.fields)
         else:
             self._take_other(event)
         return True
+
+    def _begins_part(self, event: Event) -> bool:
+        """Whether a launcher takes the run up. It brings a coordinator of its own, whose generations are higher;
+        those that follow when workers are lost or come back are of the same part."""
+        if event.kind != "generation":
+            return event.kind == "run"
+        before = self._incarnation
+        self._incarnation = str(event.fields.get("generation")).partition(".")[0]
+        return self._incarnation != before
 
     def _take_other(self, event: Event) -> None:
         begin = event.fields.get("from_step")
@@ -182,6 +197,7 @@ class _Reading:
             ended=self._ended,
             active_seconds=self._active,
             unreadable_lines=self._unreadable,
+            recoveries=tuple(self._recoveries.recoveries),
         )
 
 

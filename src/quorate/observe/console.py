@@ -74,7 +74,7 @@ class Console:
 
 
 class QuietConsole:
-    """Shows only what nobody should miss: that the job is being stopped, and warnings."""
+    """Shows only what nobody should miss: that the job is being stopped, lost workers and other warnings."""
 
     def __init__(self, screen: Screen, progress: Progress) -> None:
         self._screen = screen
@@ -82,7 +82,7 @@ class QuietConsole:
 
     def handle(self, event: Event) -> None:
         """Show an event, if it is one of those."""
-        notice = notice_of(event, self._progress) if event.kind in ("stop", "log") else None
+        notice = notice_of(event, self._progress) if event.kind in ("stop", "lost", "log") else None
         self._progress.take_in(event)
         if notice is not None:
             say(self._screen, notice)

@@ -13,7 +13,7 @@ import orjson
 class Event:
     """What happened, when, at which step; `fields` are plain JSON values.
 
-    Kinds: run, generation, step, evaluation, checkpoint, stop, failure, finished, log.
+    Kinds: run, generation, copied, step, evaluation, checkpoint, lost, stop, failure, finished, log.
     """
 
     kind: str

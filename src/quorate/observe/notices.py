@@ -7,6 +7,7 @@ from pathlib import PurePath
 from quorate.observe.event import Event
 from quorate.observe.progress import GAP, Progress, plural
 from quorate.observe.quantities import duration, measure, size
+from quorate.observe.recoveries import brief, workers_of
 
 EARLY_STOP = "early stop"
 
@@ -36,8 +37,25 @@ def _run(event: Event, progress: Progress) -> Notice | None:
 
 
 def _generation(event: Event, progress: Progress) -> Notice | None:
-    hosting = progress.hosting_by(event)
-    return Notice(f"going on with {hosting}", "yellow") if progress.has_begun else None
+    if not progress.has_begun:
+        return None
+    hosting, first = progress.hosting_by(event), event.fields.get("from_step", progress.step)
+    again = f", from step {first:,}" if first < progress.step else ""
+    back = sorted(workers_of(event) & progress.lost.keys())
+    if not back:
+        return Notice(f"going on with {hosting}{again}", "yellow")
+    waited = duration(event.time - min(progress.lost[worker] for worker in back))
+    return Notice(f"{_workers(back)} back after {waited}, {hosting}{again}", "green")
+
+
+def _workers(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"worker {numbers[0]} is"
+    return f"workers {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} are"
+
+
+def _lost(event: Event, _: Progress) -> Notice:
+    return Notice(brief(event.fields.get("message", "a worker is lost")), "yellow")
 
 
 def _evaluation(event: Event, _: Progress) -> Notice:
@@ -100,6 +118,7 @@ def _at(event: Event) -> str:
 _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "run": _run,
     "generation": _generation,
+    "lost": _lost,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
     "stop": _stop,

@@ -13,6 +13,7 @@ from rich.text import Text
 from quorate.observe.event import Event
 from quorate.observe.pace import Pace
 from quorate.observe.quantities import count, duration, measure
+from quorate.observe.recoveries import workers_of
 from quorate.spec.job import EarlyStopSpec
 
 GAP = "   "
@@ -34,6 +35,8 @@ class Progress:
     is_over: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
+    # Those who are lost and not back yet, and since when.
+    lost: dict[int, float] = field(default_factory=dict)
 
     def take_in(self, event: Event) -> None:
         """Learn from an event."""
@@ -46,8 +49,12 @@ class Progress:
             self.has_begun = True
             self.step = event.fields.get("from_step", self.step)
             self.total_steps = event.fields.get("total_steps", self.total_steps)
+        elif event.kind == "lost":
+            self.lost.setdefault(event.fields.get("worker", -1), event.time)
         elif event.kind == "generation":
             self.workers, self.lanes = self._hosts_by(event)
+            for worker in workers_of(event):
+                self.lost.pop(worker, None)
         elif event.kind == "finished":
             self.is_over = True
 

@@ -1,9 +1,11 @@
 """How a job ended, in a few lines for a person."""
 
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rich.text import Text
 
+from quorate.observe.progress import plural
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 
@@ -44,8 +46,16 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result.get("samples_per_second"):
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
     if result.get("recoveries"):
-        rows.append(("recoveries", str(len(result["recoveries"]))))
+        rows.append(("recovered", recovered(result["recoveries"])))
     return rows
+
+
+def recovered(recoveries: Sequence[dict[str, Any]]) -> str:
+    """How often, how long training stood still for it, and what had to be trained again."""
+    times = {1: "once", 2: "twice"}.get(len(recoveries), f"{len(recoveries):,} times")
+    still = sum(each.get(part) or 0.0 for each in recoveries for part in ("detect_s", "reform_s", "first_step_s"))
+    again = sum(each.get("steps_lost", 0) for each in recoveries)
+    return f"{times}, {duration(still)} in all" + (f", {plural(again, 'step')} trained again" if again else "")
 
 
 def _time_spent(result: dict[str, Any]) -> str:

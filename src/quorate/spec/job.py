@@ -124,7 +124,9 @@ class JobSpec(Section):
         Mark.MANNER,
         Allowed("a whole number of at least 1, or auto"),
     ] = "auto"
+    min_workers: Annotated[Count, Mark.MANNER] = 1
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
+    step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
@@ -144,7 +146,7 @@ class JobSpec(Section):
         """How many workers to start on a machine with so many cores."""
         if self.workers != "auto":
             return self.workers
-        return max(1, min(self.lanes, cores // self.threads))
+        return max(self.min_workers, min(self.lanes, cores // self.threads))
 
 
 def key_marks() -> dict[str, Mark]:

@@ -37,6 +37,20 @@ def _workers_fit_lanes(job: Mapping[str, Any], told: Told) -> Problem | None:
     )
 
 
+def _fewest_workers_fit(job: Mapping[str, Any], told: Told) -> Problem | None:
+    least = job["min_workers"]
+    most_key = "lanes" if job["workers"] == "auto" else "workers"
+    most = job[most_key]
+    if least <= most:
+        return None
+    return Problem(
+        "min_workers",
+        f"the job would never begin: it waits for {least} workers{told('min_workers')} and can have "
+        f"{most} ({most_key}{told(most_key)}), and {least} > {most}",
+        f"Use a min_workers of at most {most}.",
+    )
+
+
 def _batch_feeds_lanes(job: Mapping[str, Any], told: Told) -> Problem | None:
     batch_size, lanes, accumulate = job["batch_size"], job["lanes"], job["accumulate"]
     least = lanes * accumulate
@@ -76,6 +90,7 @@ def _early_stop_sees_evaluations(job: Mapping[str, Any], told: Told) -> Problem 
 
 RULES = (
     Rule(frozenset({"workers", "lanes"}), _workers_fit_lanes),
+    Rule(frozenset({"min_workers", "workers", "lanes"}), _fewest_workers_fit),
     Rule(frozenset({"batch_size", "lanes", "accumulate"}), _batch_feeds_lanes),
     Rule(frozenset({"epochs", "steps"}), _one_length),
     Rule(frozenset({"early_stop", "evaluate"}), _early_stop_sees_evaluations),

@@ -63,13 +63,18 @@ class Ground:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """How a worker's loop reaches the world outside."""
+    """How a worker's loop reaches the world outside.
+
+    Every worker passes through the same steps, which are told once: the worker that hosts lane 0 publishes them, the
+    others keep them.
+    """
 
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
+    keep: Callable[[Event], None] = lambda _: None
 
 
 def build_samples(task: Task, spec: JobSpec) -> Samples:
@@ -129,7 +134,7 @@ def assemble(
     if errand.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads)
-    publish = outside.publish if 0 in hosted else _keep_quiet
+    publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,
         curriculum=curriculum,
@@ -166,10 +171,6 @@ def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> 
         return gradients, None
     log.info("gradients are sent while the backward pass still runs")
     return gradients, Courier(reduction, gradients)
-
-
-def _keep_quiet(event: Event) -> None:
-    """Steps are told once: by the worker that hosts lane 0."""
 
 
 def _plain(spec: JobSpec) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quorate.core.fault import Act, Fault
 from quorate.training.errand import Errand
 
 
@@ -21,6 +22,7 @@ class Assignment:
     token: str
     checkpoint: str | None = None
     errand: Errand = field(default_factory=Errand)
+    faults: tuple[Fault, ...] = ()
 
     def to_json(self) -> str:
         """One line."""
@@ -30,4 +32,5 @@ class Assignment:
     def from_json(cls, text: str) -> "Assignment":
         """From that line."""
         fields = json.loads(text)
-        return cls(**fields | {"errand": Errand(**fields["errand"])})
+        faults = tuple(Fault(**fault | {"act": Act(fault["act"])}) for fault in fields["faults"])
+        return cls(**fields | {"errand": Errand(**fields["errand"]), "faults": faults})

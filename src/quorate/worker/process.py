@@ -20,6 +20,7 @@ from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
+from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
@@ -39,7 +40,9 @@ from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
+from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.narration import Narration
 from quorate.worker.state_copy import align
 from quorate.worker.status import StatusPage, status_file
 
@@ -71,9 +74,15 @@ class Worker:
         self._spec = JobSpec.model_validate(assignment.job)
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
-        self._activity = Activity(self._page.write)
         self._timing = Timing(self._spec.failure_timeout)
         self._membership = Membership(assignment.coordinator, assignment.token, self._timing, self._status)
+        self._narration = Narration(self._membership.publish, self._timing)
+        self._faults = FaultWatch(
+            assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
+        )
+        # Nobody watches for faults where there are none.
+        self._tell = self._faults.tell if assignment.faults else self._page.write
+        self._activity = Activity(self._tell)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -109,6 +118,11 @@ class Worker:
         self._membership.report_failure(placed.at(message=_with_place(placed)))
         return failure.exit_code
 
+    def _is_called(self) -> bool:
+        """Whether this generation is to end at the next boundary. Raises when it has ended."""
+        self._membership.check_lease()
+        return self._membership.break_requested or self._membership.stop_requested is not None
+
     def _status(self) -> WorkerStatus:
         status = self._page.status
         return WorkerStatus(status.step, status.phase)
@@ -127,7 +141,9 @@ class Worker:
         generation = None
         started, samples = time.perf_counter(), progress.samples
         while True:
+            is_new = generation is None
             generation = self._membership.await_generation(after=generation)
+            self._faults.enter({member.worker for member in generation.members}, self._is_called)
             symptom = None
             try:
                 with contextlib.ExitStack() as stack:
@@ -136,6 +152,8 @@ class Worker:
                     stack.callback(reduction.close)
                     self._membership.close_when_over(generation, reduction.close)
                     progress = self._align(generation, worker, reduction, ground, progress)
+                    if is_new:  # what it has copied is not its own work, and does not count for its speed
+                        started, samples = time.perf_counter(), progress.samples
                     loop = self._assemble(ground, generation, worker, reduction, memory, progress)
                     stack.callback(loop.close)
                     ending = loop.run()
@@ -152,14 +170,26 @@ class Worker:
                 log.info("generation %s is over for this worker: %s", generation.id, error)
                 symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
                 progress = loop.progress if loop is not None else progress
-            self._page.write(progress.cursor.step, "regroup")
+            self._tell(progress.cursor.step, "regroup", None)
+            # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
+            self._membership.tell_the_rest()
             self._membership.report_state(generation, progress.cursor, symptom)
 
     def _align(
         self, generation: Generation, worker: int, reduction: Reduction, ground: Ground, progress: Progress
     ) -> Progress:
-        self._page.write(progress.cursor.step, "copy")
-        return align(generation, worker, reduction, ground.replica, progress)
+        if generation.behind:
+            self._tell(generation.cursor.step, "copy", None)
+        began = time.perf_counter()
+        progress, size = align(generation, worker, reduction, ground.replica, progress)
+        if size and 0 in generation.members[generation.position(worker)].lanes:
+            seconds = round(time.perf_counter() - began, 4)
+            fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
+            self._narration.tell(Event("copied", progress.cursor.step, fields))
+        if worker in generation.behind:
+            # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
+            self._activity.begin_step(progress.cursor.step)
+        return progress
 
     def _assemble(
         self,
@@ -183,7 +213,7 @@ class Worker:
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
-        self._page.write(0, "build")
+        self._tell(0, "build", None)
         self._activity.phase = "build"
         pin_machine(spec.threads, spec.deterministic)
         task = self._configure()
@@ -212,7 +242,7 @@ class Worker:
     def _restore(self, ground: Ground) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
-        self._page.write(0, "restore")
+        self._tell(0, "restore", None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent)
         info = next((info for info in folder.list() if info.path == path), None)
@@ -240,7 +270,7 @@ class Worker:
     def _meet(
         self, generation: Generation, worker: int, listeners: Listeners, ground: Ground
     ) -> tuple[Reduction, GradientMemory]:
-        self._page.write(0, "join")
+        self._tell(generation.cursor.step, "join", None)
         credentials = Credentials(self._assignment.token, worker, generation.id)
         deadline, lease = _within(self._timing.connect), self._membership.lease_remaining
         meeting = Meeting(generation, credentials, listeners, deadline, lease)
@@ -249,11 +279,12 @@ class Worker:
     def _surroundings(self) -> Surroundings:
         membership = self._membership
         return Surroundings(
-            publish=membership.publish,
+            publish=self._narration.tell,
             check_lease=membership.check_lease,
             stop_requested=lambda: membership.stop_requested,
             activity=self._activity,
             break_requested=lambda: membership.break_requested,
+            keep=self._narration.keep,
         )
 
 

@@ -25,10 +25,12 @@ PIECE = 64 * 2**20
 _HEAD = struct.Struct("<Q16s")
 
 
-def align(generation: Generation, worker: int, reduction: Reduction, replica: Replica, progress: Progress) -> Progress:
-    """Have whoever is behind take up the state of the donor; the progress that all have then."""
+def align(
+    generation: Generation, worker: int, reduction: Reduction, replica: Replica, progress: Progress
+) -> tuple[Progress, int]:
+    """Have whoever is behind take up the state of the donor; the progress that all have then, and the bytes it took."""
     if not generation.behind:
-        return progress
+        return progress, 0
     is_donor = generation.position(worker) == generation.donor
     content = memoryview(_packed(replica, progress)) if is_donor else memoryview(b"")
     step = generation.cursor.step
@@ -42,12 +44,12 @@ def align(generation: Generation, worker: int, reduction: Reduction, replica: Re
     for start in range(0, size, PIECE):
         received += receive(bytes(content[start : start + PIECE]))
     if worker not in generation.behind:
-        return progress
+        return progress, size
     if _digest(received) != digest:
         raise DivergedError(f"the state that worker {worker} has copied at step {step} is not the one that was sent.")
     donor = generation.members[generation.donor].worker
     log.info("copied the state at step %d (%d bytes) from worker %d", step, size, donor)
-    return _take_up(received, replica)
+    return _take_up(received, replica), size
 
 
 def _packed(replica: Replica, progress: Progress) -> bytes:

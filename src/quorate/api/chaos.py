@@ -1,0 +1,95 @@
+"""A job under faults beside the same job undisturbed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quorate.api import session
+from quorate.api.result import Result, open_run
+from quorate.core.cores import usable_cores
+from quorate.core.errors import RunError
+from quorate.core.failure import Failure, JobFailed
+from quorate.core.fault import Fault
+from quorate.spec.change import changes
+from quorate.spec.load import load_recorded
+from quorate.spec.marks import Mark
+from quorate.spec.resolved import ResolvedJob
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.faults import Firing, firings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a job under faults. With a failure it has not ended, and there is nothing to compare."""
+
+    undisturbed: Result
+    disturbed: Result
+    failure: Failure | None
+    faults: tuple[Fault, ...]
+    firings: tuple[Firing, ...]
+    differing_facts: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both runs have ended with the same weights."""
+        return self.failure is None and self.disturbed.weights_digest == self.undisturbed.weights_digest
+
+    @property
+    def have_all_fired(self) -> bool:
+        """Whether every fault came about: otherwise nothing is shown."""
+        return {firing.fault for firing in self.firings} == set(range(len(self.faults)))
+
+
+def worker_count(resolved: ResolvedJob) -> int:
+    """On how many workers a job runs here."""
+    return resolved.spec.worker_count(usable_cores())
+
+
+def reference(run: str, resolved: ResolvedJob) -> Result:
+    """A complete run of the same job, to compare with."""
+    result = open_run(run, resolved.spec.runs)
+    if result.status != "complete":
+        raise RunError(
+            f"run {result.run} is {result.status}, so there is nothing to compare with. Name a complete run, or leave "
+            "out --against: then the job is run undisturbed first."
+        )
+    recorded = load_recorded(RunFolder(result.folder).job_file, {}, []).spec
+    changed = [change for change in changes(recorded, resolved.spec) if change.mark is Mark.MEANING]
+    if changed:
+        raise RunError(
+            f"run {result.run} means something else than this job: {'; '.join(map(str, changed))}. Name a run of the "
+            "same job, or leave out --against: then the job is run undisturbed first."
+        )
+    return result
+
+
+def try_under(faults: tuple[Fault, ...], resolved: ResolvedJob, undisturbed: Result, watch: session.Watch) -> Trial:
+    """Run a job under faults in a run folder of its own. Raises what stops it, but not what the faults have led to."""
+    failure = None
+    begun: list[RunFolder] = []
+
+    def look(beginning: session.Begun) -> session.Show:
+        begun.append(beginning.run)
+        return watch(beginning)
+
+    try:
+        disturbed = session.start(resolved, look, faults)
+    except JobFailed as error:
+        if error.exit_code != JobFailed.exit_code or not begun:
+            raise
+        failure = error.failure
+        disturbed = open_run(begun[0].path)
+    run = RunFolder(disturbed.folder)
+    return Trial(
+        undisturbed=undisturbed,
+        disturbed=disturbed,
+        failure=failure,
+        faults=faults,
+        firings=tuple(firings(run.logs)),
+        differing_facts=_differing_facts(undisturbed.folder, run),
+    )
+
+
+def _differing_facts(undisturbed: Path, run: RunFolder) -> tuple[str, ...]:
+    """What the bits depend on, and is not the same for both: the task's source, a version of a library."""
+    before, after = RunFolder(undisturbed).read_environment() or {}, run.read_environment() or {}
+    return tuple(name for name, value in before.items() if name in after and after[name] != value)

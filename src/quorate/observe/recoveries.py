@@ -1,0 +1,190 @@
+"""What a run has recovered from, by its events: each loss of a worker, and how long it took to go on and to refill.
+
+Steps are told with heartbeats, so they may be written after a loss that came later: what counts is the time at which
+an event happened, not its place in the file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quorate.observe.event import Event
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One loss, in seconds from one moment to the next.
+
+    `detect_s` is from the first sign of the loss to the loss being certain; `reform_s` from there to the generation
+    that went on, and `first_step_s` from there to the first step that is new, None if none was left. `copy_s` is what
+    copying state to those behind took, the replacement included; `refill_s` is from the loss to the generation that
+    has that worker again, None if none has. `steps_lost` had been completed, and had to be trained again.
+    """
+
+    step: int
+    cause: str
+    worker: int
+    detect_s: float
+    reform_s: float
+    copy_s: float
+    first_step_s: float | None
+    refill_s: float | None
+    steps_lost: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+    """What has been recovered from, in order."""
+    log = RecoveryLog()
+    for event in events:
+        log.take_in(event)
+    return log.recoveries
+
+
+def brief(message: object) -> str:
+    """The first sentence of an autopsy, which says what happened; hints come after it."""
+    return str(message).partition(". ")[0].rstrip(".")
+
+
+@dataclass
+class _Loss:
+    """A lost worker, and what has become of it so far. `last_step` is the last that was completed before."""
+
+    worker: int
+    time: float
+    step: int
+    cause: str
+    detect: float
+    last_step: int
+    formed: float | None = None
+    from_step: int = 0
+    first_step: float | None = None
+    refilled: float | None = None
+    copied: float = 0.0
+
+    def recovery(self) -> Recovery | None:
+        """What it comes to; none as long as nobody has gone on."""
+        if self.formed is None:
+            return None
+        return Recovery(
+            step=self.step,
+            cause=self.cause,
+            worker=self.worker,
+            detect_s=self.detect,
+            reform_s=_span(self.time, self.formed),
+            copy_s=round(self.copied, 4),
+            first_step_s=None if self.first_step is None else _span(self.formed, self.first_step),
+            refill_s=None if self.refilled is None else _span(self.time, self.refilled),
+            steps_lost=max(0, self.last_step - self.from_step),
+        )
+
+
+class RecoveryLog:
+    """Follows a run's events, however many: it keeps the losses only."""
+
+    def __init__(self) -> None:
+        self._losses: list[_Loss] = []
+        # Those that later generations and steps have nothing to do with.
+        self._closed: list[_Loss] = []
+        self._incarnation: str | None = None
+        self._members: frozenset[int] = frozenset()
+        # By generation, those whose loss it has mended: what is copied at its beginning is copied for them.
+        self._mended: dict[str, list[_Loss]] = {}
+        self._position = 0
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """What has been recovered from so far, in order."""
+        told = (loss.recovery() for loss in (*self._closed, *self._losses))
+        return [recovery for recovery in told if recovery is not None]
+
+    def take_in(self, event: Event) -> None:
+        """Learn from an event."""
+        if event.kind == "step" and event.step is not None:
+            self._take_step(event.step, event.time)
+        elif event.kind == "run":
+            self._position = _whole(event.fields.get("from_step"))
+        elif event.kind == "lost":
+            self._take_loss(event)
+        elif event.kind == "generation":
+            self._take_generation(event)
+        elif event.kind == "copied":
+            for loss in self._mended.get(str(event.fields.get("generation")), ()):
+                loss.copied += _seconds(event.fields.get("seconds"))
+
+    def _take_loss(self, event: Event) -> None:
+        worker = event.fields.get("worker")
+        if type(worker) is not int:
+            return
+        loss = _Loss(
+            worker=worker,
+            time=event.time,
+            step=self._position if event.step is None else event.step,
+            cause=brief(event.fields.get("message", "")),
+            detect=_seconds(event.fields.get("detect_s")),
+            last_step=self._position,
+        )
+        if self._members and worker not in self._members:
+            # It was not at work yet, or not again: nobody waits for the next generation on its account.
+            loss.formed = loss.first_step = event.time
+            loss.from_step = loss.last_step
+        self._losses.append(loss)
+
+    def _take_generation(self, event: Event) -> None:
+        name = str(event.fields.get("generation"))
+        self._begin_part(name.partition(".")[0])
+        self._members = workers_of(event)
+        for loss in self._losses:
+            is_mended = False
+            if loss.formed is None:
+                loss.formed, loss.from_step = event.time, _whole(event.fields.get("from_step"))
+                is_mended = True
+            if loss.refilled is None and loss.worker in self._members:
+                loss.refilled = event.time
+                is_mended = True
+            if is_mended:
+                self._mended.setdefault(name, []).append(loss)
+
+    def _begin_part(self, incarnation: str) -> None:
+        """Another coordinator is another part of the run: it mends nothing that was lost before."""
+        if self._incarnation not in (None, incarnation):
+            self._closed += self._losses
+            self._losses = []
+            self._mended = {}
+        self._incarnation = incarnation
+
+    def _take_step(self, step: int, time: float) -> None:
+        self._position = max(self._position, step)
+        for loss in self._losses:
+            if loss.formed is None or time <= loss.formed:
+                loss.last_step = max(loss.last_step, step)
+            elif loss.first_step is None and step > loss.from_step:
+                loss.first_step = time
+        self._settle()
+
+    def _settle(self) -> None:
+        """A million steps should not each look through all losses."""
+        while self._losses and self._losses[0].first_step is not None and self._losses[0].refilled is not None:
+            self._closed.append(self._losses.pop(0))
+
+
+def workers_of(generation: Event) -> frozenset[int]:
+    """Who belongs to a generation."""
+    told = generation.fields.get("members")
+    members = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    return frozenset(worker for each in members if type(worker := each.get("worker")) is int)
+
+
+def _span(begin: float, end: float) -> float:
+    return round(max(0.0, end - begin), 4)
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,1 @@
+"""Simulator and fault scripts: used by tests and by `quorate chaos` only."""

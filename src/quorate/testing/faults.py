@@ -1,0 +1,178 @@
+"""The language of fault scripts, and scripts that chance has written.
+
+::
+
+    kill worker 1 at step 20
+    stop worker 0 at step 15 for 3s
+    kill worker 1 at step 30 in exchange     # what the worker is doing then
+    kill all at step 40
+"""
+
+import math
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quorate.core.errors import RequestError
+from quorate.core.fault import PHASES, Act, Fault
+from quorate.core.seeds import derive_seed
+from quorate.spec.keys import nearest
+
+EXAMPLE = "kill worker 1 at step 20"
+NOMINAL_STEP = 0.05
+"""Seconds that a step counts for where faults are asked for by time: real ones would give other faults each time."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_IN_EVERY_STEP = (None, "data", "forward", "exchange", "apply")
+
+
+class FaultError(RequestError):
+    """A fault that cannot be read, or cannot happen in its job."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a script, and where it stands."""
+
+    text: str
+    place: str
+
+
+def lines_of(text: str, source: str) -> list[Line]:
+    """The faults of a script file, one a line; what follows a # is a comment."""
+    contents = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [Line(content, f"{source}, line {number}") for number, content in enumerate(contents, 1) if content]
+
+
+def parse_script(lines: Iterable[Line]) -> tuple[Fault, ...]:
+    """All faults of a script, in its order; every mistake in it is told at once."""
+    faults, mistakes = [], []
+    for line in lines:
+        try:
+            faults.append(parse_fault(line.text))
+        except FaultError as mistake:
+            mistakes.append(f"{line.place}: {mistake.message}")
+    if mistakes:
+        raise FaultError("\n".join(mistakes))
+    return tuple(faults)
+
+
+def parse_fault(text: str) -> Fault:
+    """One fault. A mistake is told with what was read, what is expected there, and the nearest word."""
+    words = _Words(text)
+    act = Act(words.take_one_of([act.value for act in Act], "what happens"))
+    worker = None
+    if words.take_one_of(["worker", "all"], "to whom it happens") == "worker":
+        worker = words.take_number("the number of a worker", least=0)
+    words.take_one_of(["at"], "when it happens, such as `at step 20`")
+    words.take_one_of(["step"], "when it happens, such as `at step 20`")
+    step = words.take_number("the number of a step", least=1)
+    phase, seconds = None, None
+    while not words.are_over:
+        if words.take_one_of(["in", "for"], "the end, a phase (`in exchange`) or a time (`for 3s`)") == "in":
+            if phase is not None:
+                raise words.mistake("it names two phases")
+            phase = words.take_one_of(list(PHASES), "a phase")
+        else:
+            if seconds is not None:
+                raise words.mistake("it names two times")
+            seconds = parse_duration(words.take("a time, such as 3s"))
+    if act is Act.STOP and seconds is None:
+        raise words.mistake("it does not say for how long: add a time, such as `for 3s`")
+    if act is Act.KILL and seconds is not None:
+        raise words.mistake("who is killed stays dead: leave out `for`, or write stop instead of kill")
+    return Fault(act, worker, step, phase, seconds)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds."""
+    match = _DURATION.fullmatch(text.lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    # Not below what can be written down again.
+    if not 1e-6 <= seconds <= 86_400:
+        raise FaultError(f"`{text}` is not a time up to a day: write a number and a unit, such as 500ms, 3s or 2min")
+    return round(seconds, 6)
+
+
+def parse_mean(text: str) -> float:
+    """The mean number of steps between two faults: `20 steps`, or a time, in which a step counts for 50 ms."""
+    steps = re.fullmatch(r"(\d+)( ?steps?)?", text.strip().lower())
+    if steps is None:
+        return parse_duration(text.strip()) / NOMINAL_STEP
+    if int(steps[1]) == 0:
+        raise FaultError("`0` steps are no time between two faults: write 1 or more, such as `20 steps`")
+    return float(steps[1])
+
+
+def check_script(faults: Sequence[Fault], workers: int, steps: int | None) -> None:
+    """Refuse what cannot happen in a job of so many workers and, if that is known, steps."""
+    mistakes = []
+    for fault in faults:
+        if fault.worker is not None and fault.worker >= workers:
+            there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
+            mistakes.append(f"`{fault}`: there is no worker {fault.worker}; the job runs on {there}")
+        if steps is not None and fault.step > steps:
+            mistakes.append(f"`{fault}`: there is no step {fault.step}; the job has {steps} steps")
+    if mistakes:
+        raise FaultError("\n".join(mistakes))
+
+
+def random_script(seed: int, steps: int, workers: int, mean: float) -> tuple[Fault, ...]:
+    """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments."""
+    chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
+    faults: list[Fault] = []
+    moment = 0.0
+    while True:
+        moment += -math.log(1.0 - chance.random()) * mean
+        step = math.ceil(moment)
+        if step > steps:
+            return tuple(faults)
+        faults.append(_random_fault(chance, max(1, step), workers))
+
+
+def _random_fault(chance: random.Random, step: int, workers: int) -> Fault:
+    # By `random` alone, which is the same in every version of Python.
+    worker, phase = int(chance.random() * workers), _IN_EVERY_STEP[int(chance.random() * len(_IN_EVERY_STEP))]
+    kind = chance.random()
+    if kind < 0.1:
+        return Fault(Act.KILL, None, step, phase)
+    if kind < 0.3:
+        return Fault(Act.STOP, worker, step, phase, round(0.1 + chance.random(), 1))
+    return Fault(Act.KILL, worker, step, phase)
+
+
+class _Words:
+    """The words of a fault, taken one after the other."""
+
+    def __init__(self, text: str) -> None:
+        self._text = " ".join(text.split())
+        self._rest = self._text.split()
+
+    @property
+    def are_over(self) -> bool:
+        return not self._rest
+
+    def take(self, what: str) -> str:
+        if not self._rest:
+            raise self.mistake(f"it ends where {what} is expected")
+        return self._rest.pop(0)
+
+    def take_one_of(self, choices: list[str], what: str) -> str:
+        listed = choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+        word = self.take(f"{listed} ({what})")
+        if word.lower() in choices:
+            return word.lower()
+        meant = nearest(word.lower(), choices)
+        hint = f"did you mean {meant[0]}?" if meant else f"expected is {listed} ({what})"
+        raise self.mistake(f"`{word}` is not understood; {hint}")
+
+    def take_number(self, what: str, least: int) -> int:
+        word = self.take(what)
+        if not re.fullmatch(r"[0-9]{1,15}", word) or int(word) < least:
+            raise self.mistake(f"`{word}` is not {what}: write a whole number from {least} on")
+        return int(word)
+
+    def mistake(self, why: str) -> FaultError:
+        return FaultError(f"`{self._text}`: {why}")

@@ -1,0 +1,98 @@
+"""How a recovery is split into seconds: by when things happened, whatever their order in the file."""
+
+from typing import Any
+
+from quorate.observe.event import Event
+from quorate.observe.recoveries import Recovery, recoveries_of
+
+DEATH = "worker 1 (pid 7 on host x.y) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
+
+
+def generation(number: int, time: float, workers: list[int], from_step: int) -> Event:
+    members = [{"worker": worker, "address": "", "lanes": [worker]} for worker in workers]
+    return Event("generation", None, {"generation": f"1.{number}", "members": members, "from_step": from_step}, time)
+
+
+def lost(worker: int, time: float, step: int | None = 17, message: str = DEATH) -> Event:
+    return Event("lost", step, {"worker": worker, "message": message, "detect_s": 0.003}, time)
+
+
+def step(number: int, time: float) -> Event:
+    return Event("step", number, {}, time)
+
+
+def copied(number: int, seconds: float) -> Event:
+    return Event("copied", 20, {"generation": f"1.{number}", "bytes": 9, "seconds": seconds}, 0.0)
+
+
+BEGIN = [generation(1, 0.0, [0, 1], 0), step(15, 1.0), step(16, 2.0)]
+
+
+def one(*events: Event) -> Recovery:
+    (recovery,) = recoveries_of([*BEGIN, *events])
+    return recovery
+
+
+def test_a_killed_worker_that_is_replaced() -> None:
+    assert one(
+        lost(1, 2.5),
+        generation(2, 2.625, [0], 16),
+        step(17, 2.75),
+        generation(3, 3.5, [0, 1], 20),
+        copied(3, 0.25),
+        step(21, 4.0),
+    ) == Recovery(
+        step=17,
+        cause="worker 1 (pid 7 on host x.y) was killed by SIGKILL at step 17 while in exchange",
+        worker=1,
+        detect_s=0.003,
+        reform_s=0.125,
+        copy_s=0.25,
+        first_step_s=0.125,
+        refill_s=1.0,
+        steps_lost=0,
+    )
+
+
+def test_steps_that_are_told_late_are_neither_the_first_new_one_nor_lost() -> None:
+    recovery = one(lost(1, 2.5), generation(2, 2.625, [0], 18), step(17, 2.25), step(18, 2.375), step(19, 3.125))
+    assert (recovery.first_step_s, recovery.steps_lost, recovery.refill_s) == (0.5, 0, None)
+
+
+def test_steps_that_are_trained_again_are_lost_also_where_they_are_told_late() -> None:
+    recovery = one(lost(1, 2.5), generation(2, 3.0, [0], 10), step(17, 2.25), step(18, 9.0))
+    assert (recovery.steps_lost, recovery.first_step_s) == (7, 6.0)
+
+
+def test_all_lost_at_once_are_back_in_the_generation_that_goes_on() -> None:
+    first, second = recoveries_of([*BEGIN, lost(1, 2.5), lost(0, 2.75), generation(2, 4.0, [0, 1], 10), step(17, 5.0)])
+    assert (first.worker, first.reform_s, first.refill_s, first.steps_lost) == (1, 1.5, 1.5, 6)
+    assert (second.worker, second.reform_s, second.refill_s, second.steps_lost) == (0, 1.25, 1.25, 6)
+
+
+def test_a_replacement_that_dies_before_it_joins_holds_nobody_up() -> None:
+    events = [*BEGIN, lost(1, 2.5), generation(2, 3.0, [0], 16), step(17, 4.0), lost(1, 5.0, None)]
+    _, second = recoveries_of([*events, step(18, 6.0), generation(3, 7.0, [0, 1], 18)])
+    assert (second.reform_s, second.first_step_s, second.refill_s, second.steps_lost) == (0.0, 0.0, 2.0, 0)
+    assert second.step == 17
+
+
+def test_a_second_loss_before_the_next_step() -> None:
+    events = [generation(1, 0.0, [0, 1, 2], 0), lost(1, 1.0), generation(2, 2.0, [0, 2], 0), lost(2, 3.0)]
+    first, second = recoveries_of([*events, generation(3, 4.0, [0], 0), step(1, 5.0)])
+    assert (first.reform_s, first.first_step_s) == (1.0, 3.0)
+    assert (second.reform_s, second.first_step_s) == (1.0, 1.0)
+
+
+def test_nothing_is_recovered_while_nobody_goes_on() -> None:
+    assert recoveries_of([*BEGIN, lost(1, 2.5)]) == []
+
+
+def test_nobody_waits_for_a_step_where_none_was_left() -> None:
+    assert one(lost(1, 2.5), generation(2, 3.0, [0], 16)).first_step_s is None
+
+
+def test_fields_of_another_kind_do_no_harm() -> None:
+    odd: dict[str, Any] = {"worker": "one", "members": 3, "from_step": "x", "seconds": None, "detect_s": "soon"}
+    kinds = ("lost", "generation", "copied", "run", "step")
+    assert recoveries_of([Event(kind, None, odd, 1.0) for kind in kinds]) == []

@@ -1,0 +1,167 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core.fault import PHASES, Act, Fault
+from quorate.testing.faults import (
+    NOMINAL_STEP,
+    FaultError,
+    check_script,
+    lines_of,
+    parse_duration,
+    parse_fault,
+    parse_mean,
+    parse_script,
+    random_script,
+)
+from quorate.worker.assignment import Assignment
+
+workers = st.none() | st.integers(0, 99)
+steps = st.integers(1, 10**9)
+phases = st.none() | st.sampled_from(list(PHASES))
+times = st.integers(1, 86_400 * 10**6).map(lambda microseconds: microseconds / 10**6)
+kills = st.builds(Fault, st.just(Act.KILL), workers, steps, phases)
+stops = st.builds(Fault, st.just(Act.STOP), workers, steps, phases, times)
+faults = kills | stops
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill worker 1 at step 20", Fault(Act.KILL, 1, 20)),
+        ("stop worker 0 at step 15 for 3s", Fault(Act.STOP, 0, 15, None, 3.0)),
+        ("kill all at step 40", Fault(Act.KILL, None, 40)),
+        ("  Kill  WORKER 2 at step 7 in exchange ", Fault(Act.KILL, 2, 7, "exchange")),
+        ("stop all at step 1 for 250ms in join", Fault(Act.STOP, None, 1, "join", 0.25)),
+        ("stop worker 3 at step 9 in forward for 2min", Fault(Act.STOP, 3, 9, "forward", 120.0)),
+    ],
+)
+def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:
+    assert parse_fault(text) == fault
+
+
+@given(faults)
+def test_a_fault_is_written_as_it_is_read(fault: Fault) -> None:
+    assert parse_fault(str(fault)) == fault
+
+
+@given(st.lists(faults))
+def test_faults_travel_to_the_worker_as_they_are(script: list[Fault]) -> None:
+    sent = Assignment("run", 0, 1, "t:T", {}, "", "127.0.0.1:1", "token", faults=tuple(script))
+    assert Assignment.from_json(sent.to_json()) == sent
+    assert json.loads(sent.to_json())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it ends where kill or stop (what happens) is expected"),
+        ("kil worker 1 at step 20", "`kil` is not understood; did you mean kill?"),
+        ("explode worker 1 at step 20", "`explode` is not understood; expected is kill or stop (what happens)"),
+        ("kill wroker 1 at step 20", "`wroker` is not understood; did you mean worker?"),
+        ("kill worker one at step 20", "`one` is not the number of a worker: write a whole number from 0 on"),
+        ("kill worker -1 at step 20", "`-1` is not the number of a worker"),
+        ("kill worker 1", "it ends where at (when it happens, such as `at step 20`) is expected"),
+        ("kill worker 1 at stepp 20", "`stepp` is not understood; did you mean step?"),
+        ("kill worker 1 at step 0", "`0` is not the number of a step: write a whole number from 1 on"),
+        ("kill worker 1 at step", "it ends where the number of a step is expected"),
+        ("kill worker 1 at step 20 in exchang", "`exchang` is not understood; did you mean exchange?"),
+        (
+            "kill worker 1 at step 20 in",
+            "it ends where data, forward, exchange, apply, evaluation, checkpoint, copy or",
+        ),
+        ("kill worker 1 at step 20 in data in apply", "it names two phases"),
+        ("stop worker 1 at step 20 for 1s for 2s", "it names two times"),
+        ("kill worker 1 at step 20 during apply", "`during` is not understood; expected is in or for"),
+        ("stop worker 1 at step 20", "it does not say for how long: add a time, such as `for 3s`"),
+        ("kill worker 1 at step 20 for 3s", "who is killed stays dead"),
+        ("stop worker 1 at step 20 for 3", "`3` is not a time up to a day: write a number and a unit"),
+        ("stop worker 1 at step 20 for 0s", "`0s` is not a time"),
+        ("stop worker 1 at step 20 for 25000min", "`25000min` is not a time"),
+    ],
+)
+def test_a_mistake_is_told_with_what_was_expected_and_the_nearest_word(text: str, why: str) -> None:
+    with pytest.raises(FaultError) as mistake:
+        parse_fault(text)
+    assert why in mistake.value.message
+    assert mistake.value.exit_code == 2
+
+
+@given(st.text())
+def test_whatever_is_written_is_read_or_refused_in_words(text: str) -> None:
+    try:
+        parse_fault(text)
+    except FaultError as mistake:
+        assert mistake.message
+
+
+def test_every_mistake_of_a_script_is_told_at_once_with_its_place() -> None:
+    text = "# a script\nkill worker 1 at step 20  # the first\n\nkil all at step 3\nkill all at step x\n"
+    with pytest.raises(FaultError) as mistake:
+        parse_script(lines_of(text, "faults.txt"))
+    first, second = mistake.value.message.splitlines()
+    assert first.startswith("faults.txt, line 4: `kil all at step 3`: ")
+    assert second.startswith("faults.txt, line 5: `kill all at step x`: ")
+    assert parse_script(lines_of(text, "f")[:1]) == (Fault(Act.KILL, 1, 20),)
+
+
+def test_a_script_that_does_not_fit_its_job_is_refused() -> None:
+    script = (Fault(Act.KILL, 2, 5), Fault(Act.KILL, None, 11), Fault(Act.KILL, 1, 10))
+    with pytest.raises(FaultError) as mistake:
+        check_script(script, workers=2, steps=10)
+    assert mistake.value.message.splitlines() == [
+        "`kill worker 2 at step 5`: there is no worker 2; the job runs on workers 0 to 1",
+        "`kill all at step 11`: there is no step 11; the job has 10 steps",
+    ]
+    check_script(script, workers=3, steps=None)
+
+
+@given(st.integers(), st.integers(1, 500), st.integers(1, 8), st.floats(0.1, 1e4))
+def test_chance_writes_the_same_script_each_time_and_one_that_fits_the_job(
+    seed: int, steps: int, workers: int, mean: float
+) -> None:
+    script = random_script(seed, steps, workers, mean)
+    assert script == random_script(seed, steps, workers, mean)
+    check_script(script, workers, steps)
+    assert list(script) == sorted(script, key=lambda fault: fault.step)
+    assert parse_script(lines_of("\n".join(map(str, script)), "again")) == script
+
+
+def test_chance_keeps_to_the_mean_and_heeds_the_seed() -> None:
+    counts = [len(random_script(seed, steps=1000, workers=4, mean=50.0)) for seed in range(200)]
+    assert 18 < sum(counts) / len(counts) < 22
+    assert len({random_script(seed, 1000, 4, 50.0) for seed in range(200)}) == 200
+    acts = {(fault.act, fault.worker is None) for seed in range(20) for fault in random_script(seed, 1000, 4, 50.0)}
+    assert acts == {(Act.KILL, False), (Act.KILL, True), (Act.STOP, False)}
+
+
+def test_a_mean_is_given_in_steps_or_in_time() -> None:
+    assert [parse_mean(text) for text in ("20", "20 steps", "20steps", "1 step")] == [20, 20, 20, 1]
+    assert parse_mean("5s") == 5 / NOMINAL_STEP
+    assert parse_duration("5s") == 5.0
+    for wrong in ("0", "five", "-3", "5 s"):
+        with pytest.raises(FaultError):
+            parse_mean(wrong)
+
+
+@pytest.mark.parametrize(
+    ("fault", "moment", "is_due"),
+    [
+        ("kill worker 0 at step 5", (5, "data"), True),
+        ("kill worker 0 at step 5", (4, "data"), False),
+        ("kill worker 0 at step 5", (5, "compute"), False),
+        ("kill worker 0 at step 5", (7, "data"), True),  # it was away at step 5
+        ("kill worker 0 at step 5 in forward", (5, "compute"), True),
+        ("kill worker 0 at step 5 in evaluation", (6, "evaluation"), True),
+        ("kill worker 0 at step 5 in evaluation", (4, "evaluation"), False),
+        ("kill worker 0 at step 5 in join", (4, "join"), True),  # step 4 is complete, and step 5 comes next
+        ("kill worker 0 at step 5 in join", (3, "join"), False),
+        ("kill worker 0 at step 5 in copy", (9, "copy"), True),
+    ],
+)
+def test_a_fault_is_due_at_its_step_or_the_first_such_moment_after_it(
+    fault: str, moment: tuple[int, str], is_due: bool
+) -> None:
+    assert parse_fault(fault).is_due(*moment) is is_due

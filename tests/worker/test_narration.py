@@ -1,0 +1,36 @@
+from quorate.core.timing import Timing
+from quorate.observe.event import Event
+from quorate.worker.narration import MOST_KEPT, Narration
+
+
+def step(number: int, time: float = 0.0) -> Event:
+    return Event("step", number, {}, time)
+
+
+def test_what_a_quiet_worker_has_kept_is_told_before_its_own_first_word() -> None:
+    told: list[Event] = []
+    narration = Narration(told.append, Timing(5.0))
+    for number in (1, 2):
+        narration.keep(step(number))
+    assert told == []
+    for number in (3, 4):
+        narration.tell(step(number))
+    assert [event.step for event in told] == [1, 2, 3, 4]
+
+
+def test_only_what_may_be_unknown_is_kept_by_the_time_of_the_newest() -> None:
+    told: list[Event] = []
+    narration = Narration(told.append, Timing(5.0))
+    for number in range(1, 101):
+        narration.keep(step(number, time=float(number)))
+    narration.tell(step(101, time=1000.0))
+    assert [event.step for event in told] == [95, 96, 97, 98, 99, 100, 101]  # a lease of 4 s and two heartbeats
+
+
+def test_what_is_kept_is_bounded_and_a_clock_that_is_set_back_does_no_harm() -> None:
+    told: list[Event] = []
+    narration = Narration(told.append, Timing(5.0))
+    for number in range(MOST_KEPT + 5):
+        narration.keep(step(number, time=-float(number)))
+    narration.tell(step(0))
+    assert len(told) == MOST_KEPT + 1
