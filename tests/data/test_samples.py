@@ -37,10 +37,16 @@ def as_list(samples: Any) -> Any:
     return list(samples)
 
 
-def fetch(indices: tuple[int, ...], *, seed: int = 1, epoch: int = 0, source: Source = Source.TRAINING) -> list[Draw]:
-    answer = Samples({source: Drawing()}, as_list, seed)[Request(source, epoch, indices)]
+def fetch_from(
+    dataset: Any, indices: tuple[int, ...], *, seed: int = 1, epoch: int = 0, source: Source = Source.TRAINING
+) -> Any:
+    answer = Samples({source: dataset}, as_list, seed)[Request(source, epoch, indices)]
     assert isinstance(answer, Fetched)
-    draws: list[Draw] = answer.batch
+    return answer.batch
+
+
+def fetch(indices: tuple[int, ...], **keys: Any) -> list[Draw]:
+    draws: list[Draw] = fetch_from(Drawing(), indices, **keys)
     return draws
 
 
@@ -67,6 +73,29 @@ def test_what_was_drawn_before_does_not_matter() -> None:
     expected = fetch((2, 1))
     torch.rand(5), numpy.random.rand(3), random.random()
     assert fetch((2, 1)) == expected
+
+
+class Seldom:
+    """Draws for a few samples only."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(1)) if index % 5 == 0 else float(index)
+
+
+@given(st.lists(st.permutations(range(20)), min_size=1, max_size=3), st.integers(1, 7))
+def test_samples_that_draw_are_the_same_whatever_was_read_before_them(orders: list[list[int]], batch_size: int) -> None:
+    """The first batches are read without streams, until one draws: which one that is depends on who reads."""
+    alone = {index: fetch_from(Seldom(), (index,))[0] for index in range(20)}
+    samples = Samples({Source.TRAINING: Seldom()}, as_list, 1)
+    for order in orders:
+        for start in range(0, 20, batch_size):
+            indices = tuple(order[start : start + batch_size])
+            answer = samples[Request(Source.TRAINING, 0, indices)]
+            assert isinstance(answer, Fetched)
+            assert answer.batch == [alone[index] for index in indices]
 
 
 @given(st.integers(0, 2**63 - 1))

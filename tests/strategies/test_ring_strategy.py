@@ -207,3 +207,12 @@ class NotFinite(bit_tasks.Regression):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         loss = super().loss(model, batch)
         return loss * math.nan if bool((batch[1] > 1.5).any()) else loss
+
+
+def test_closing_lets_the_parameters_go() -> None:
+    alone = Alone()
+    alone.gradients.announce(lambda _: None)
+    alone.strategy.close()
+    (weight,) = alone.gradients.parameters
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None, "with its hook it would have been refused: no backward pass of ours"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from plain_gradients import plain_gradients
 from quorate.core.errors import UnsupportedModelError
@@ -153,6 +154,11 @@ def backward_by_oneself(pair: Pair) -> None:
     pair.backward(pair.weight.sum())
 
 
+def put_one_there(pair: Pair) -> None:
+    pair.weight.grad = torch.ones(2, 2)
+    pair.backward(pair.weight.sum())
+
+
 def with_a_graph_of_its_own(pair: Pair) -> None:
     def keep_graph(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * pair.weight
@@ -170,6 +176,7 @@ def with_a_graph_of_its_own(pair: Pair) -> None:
         (detach_between, "'weight' was detached"),
         (detach_at_the_end, "'weight' was detached.*zero_grad"),
         (backward_by_oneself, r"'weight' was computed inside loss\(\)"),
+        (put_one_there, r"'weight' was computed inside loss\(\)"),
         (with_a_graph_of_its_own, "'weight' carries a graph"),
     ],
 )
@@ -239,3 +246,76 @@ def test_a_gradient_that_grows_after_it_was_announced_is_refused() -> None:
     pair.gradients.backward(pair.weight.sum() + pair.bias.sum().float(), 1.0, is_last=True)
     with pytest.raises(UnsupportedModelError, match=r"'bias' was added to after it had been sent.*overlap: false"):
         pair.gradients.backward(pair.bias.sum().float(), 1.0, is_last=True)
+
+
+def test_one_parameter_told_of_twice_does_not_stand_for_another() -> None:
+    """As with reentrant checkpointing of a parameter that is used twice."""
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    gradients = plain_gradients([("unused", unused), ("used", used)], range(1), 25.0)
+    sent: list[list[float]] = []
+    gradients.announce(lambda index: sent.append(gradients.lanes[0].buckets[index].tolist()))
+    gradients.lanes[0].views[0].fill_(7)  # as the step before has left it
+    gradients.begin(0)
+    gradients.backward(used_twice(used).sum(), 1.0, is_last=True)
+    assert sent == []
+    assert gradients.finish() == 0b10
+    assert sent == [[2.0, 2.0, 0.0, 0.0]]
+
+
+def test_a_parameter_told_of_again_after_its_bucket_was_sent_is_refused() -> None:
+    used = nn.Parameter(torch.ones(2))
+    gradients = plain_gradients([("used", used)], range(1), 25.0)
+    gradients.announce(lambda _: None)
+    gradients.begin(0)
+    with pytest.raises(UnsupportedModelError, match=r"'used' was added to after it had been sent.*overlap: false"):
+        gradients.backward(used_twice(used).sum(), 1.0, is_last=True)
+
+
+def used_twice(parameter: nn.Parameter) -> torch.Tensor:
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        return x * parameter
+
+    inputs = torch.ones(2, requires_grad=True)
+    result: torch.Tensor = checkpoint(multiply, checkpoint(multiply, inputs, use_reentrant=True), use_reentrant=True)
+    return result
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_checkpointed_layers_are_announced_as_others_are(reentrant: bool) -> None:
+    layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        return x.square().sum()
+
+    inputs = torch.randn(4, 3, requires_grad=True)
+    gradients = plain_gradients(list(layers.named_parameters()), range(1), bucket_mb=0.00004)
+    announced: list[int] = []
+    gradients.announce(announced.append)
+    gradients.begin(0)
+    gradients.backward(loss(inputs), 1.0, is_last=True)
+    assert announced == list(range(gradients.sums))
+    gradients.finish()
+    gradients.close()
+    layers.zero_grad()
+    loss(inputs).backward()  # type: ignore[no-untyped-call]
+    plain = [parameter.grad for parameter in layers.parameters()]
+    assert all(p is not None and torch.equal(v, p) for v, p in zip(gradients.lanes[0].views, plain, strict=True))
+
+
+def test_a_gradient_that_a_hook_of_the_model_drops_counts_as_zeros() -> None:
+    weight = nn.Parameter(torch.ones(2))
+
+    def drop(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    weight.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
+    gradients = plain_gradients([("weight", weight)], range(1), 25.0)
+    sent: list[list[float]] = []
+    gradients.announce(lambda index: sent.append(gradients.lanes[0].buckets[index].tolist()))
+    gradients.lanes[0].views[0].fill_(7)
+    gradients.begin(0)
+    gradients.backward(weight.sum(), 1.0, is_last=True)
+    assert gradients.finish() == 0
+    assert sent == [[0.0, 0.0]]

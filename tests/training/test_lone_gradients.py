@@ -40,6 +40,22 @@ def test_a_step_starts_afresh() -> None:
     assert lone.bias.grad.tolist() == [1.0]
 
 
+def test_without_any_gradient_the_norm_is_zero() -> None:
+    lone = Lone()
+    lone.gradients.backward(nn.Parameter(torch.ones(2)).sum(), 1.0)
+    assert lone.gradients.finish() == 0
+    assert lone.gradients.total_norm() == 0.0
+
+
+def test_the_norm_is_over_all_types() -> None:
+    parameters = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64, torch.float32)]
+    gradients = LoneGradients([(str(parameter.dtype), parameter) for parameter in parameters])
+    gradients.begin(0)
+    gradients.backward(sum((parameter.sum().double() for parameter in parameters), torch.tensor(0.0)), 2.0)
+    gradients.finish()
+    assert gradients.total_norm() == pytest.approx(2 * 6**0.5, rel=1e-2)
+
+
 def clear_between(lone: Lone) -> None:
     lone.gradients.backward(lone.weight.sum(), 1.0)
     lone.weight.grad = None

@@ -1,24 +1,27 @@
 """What only real sockets do: strangers, deaths, forks."""
 
+import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire import reception
+from quorate.wire import reception, stream
 from quorate.wire.address import split_address
 from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
-from quorate.wire.stream import Stream
+from quorate.wire.stream import LOW_WATER, Stream
 from quorate.wire.tcp import Listener, TcpLink, connect
 from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within
 
@@ -195,6 +198,74 @@ def test_a_frame_that_breaks_off_says_how_much_came() -> None:
     far.close()
     with pytest.raises(PeerLost, match=r"worker 0 is gone: it closed the connection \(4 of 10 bytes came\)"):
         link.receive(TAG, within(5))
+
+
+@pytest.fixture
+def sound_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait ends when the kernel says so, or not within a test."""
+    monkeypatch.setattr(stream, "LONGEST_WAIT", 60.0)
+
+
+def waiting_for_a_large_frame(threads: ThreadPoolExecutor) -> tuple[socket.socket, socket.socket, "Future[None]"]:
+    """Both ends of a connection, and a receive that waits at the second one with only a part of its frame there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near = server.accept()[0]
+    asked = threading.Semaphore(0)
+
+    def deadline() -> float:
+        asked.release()
+        return 60
+
+    buffer = bytearray(2 * LOW_WATER)
+    receiving = threads.submit(TcpLink(Stream(near, "worker 0")).receive_into, TAG, buffer, deadline)
+    assert asked.acquire(timeout=5)
+    far.sendall(encode_header(TAG, len(buffer)) + bytes(1000))
+    wait_until(lambda: unread(near) > 1000)
+    return far, near, receiving
+
+
+def unread(sock: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+@pytest.mark.usefixtures("sound_sleep")
+def test_a_large_frame_does_not_wake_its_receiver_for_every_packet(threads: ThreadPoolExecutor) -> None:
+    far, near, receiving = waiting_for_a_large_frame(threads)
+    with far:
+        assert select.select([near], [], [], 0) == ([], [], []), "what is there is not worth waking up for"
+        far.sendall(bytes(2 * LOW_WATER - 1000))
+        receiving.result(5)
+    near.close()
+
+
+@pytest.mark.usefixtures("sound_sleep")
+def test_a_peer_that_is_gone_within_a_large_frame_is_lost_at_once(threads: ThreadPoolExecutor) -> None:
+    far, _, receiving = waiting_for_a_large_frame(threads)
+    far.close()
+    with pytest.raises(PeerLost, match=rf"it closed the connection \(1000 of {2 * LOW_WATER} bytes came\)"):
+        receiving.result(5)
+
+
+@pytest.mark.usefixtures("sound_sleep")
+def test_a_small_frame_after_a_large_one_is_not_waited_for_longer(threads: ThreadPoolExecutor) -> None:
+    ours, theirs = tcp_pair()
+    large = bytearray(2 * LOW_WATER)
+    receiving = threads.submit(theirs.receive_into, TAG, large, within(5))
+    ours.send(TAG, bytes(len(large)), within(5))
+    receiving.result(5)
+    waiting = threading.Event()
+
+    def deadline() -> float:
+        waiting.set()
+        return 60
+
+    small = threads.submit(theirs.receive, TAG, deadline)
+    assert waiting.wait(5)
+    ours.send(TAG, b"x", within(5))
+    assert small.result(5) == b"x"
+    ours.close()
+    theirs.close()
 
 
 def test_a_peer_that_ends_its_direction_is_gone_though_it_keeps_the_connection(threads: ThreadPoolExecutor) -> None:

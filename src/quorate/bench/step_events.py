@@ -31,7 +31,7 @@ class StepTimes:
 
 def read_steps(events_file: Path) -> Steps:
     """The events of all steps."""
-    events = (json.loads(line) for line in events_file.read_text().splitlines())
+    events = (json.loads(line) for line in events_file.read_bytes().splitlines())
     return {event["step"]: event for event in events if event["kind"] == "step"}
 
 

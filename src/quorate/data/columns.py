@@ -31,16 +31,33 @@ def columns_of(dataset: Any) -> Columns | None:
         return Columns(dataset.tensors) if dataset.tensors and all(map(_is_plain, dataset.tensors)) else None
     if type(dataset) is not Subset or (whole := columns_of(dataset.dataset)) is None:
         return None
+    rows = _rows(dataset.indices, len(dataset.dataset))  # type: ignore[arg-type]
+    return None if rows is None else Columns(whole.tensors, rows if whole.rows is None else whole.rows[rows])
+
+
+def _rows(indices: Sequence[int], length: int) -> torch.Tensor | None:
+    """Indices from 0 as a tensor; None if any is something else, of which a dataset may make what it likes."""
     try:
-        rows = torch.tensor(dataset.indices, dtype=torch.int64)
+        rows = numpy.asarray(indices)
     except (TypeError, ValueError, RuntimeError):
         return None
-    if rows.dim() != 1 or not rows.numel() or rows.min() < 0 or rows.max() >= len(dataset.dataset):  # type: ignore[arg-type]
+    # A fraction, or a mask of booleans, would turn into numbers without a word.
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or not rows.size or rows.min() < 0 or rows.max() >= length:
         return None
-    return Columns(whole.tensors, rows if whole.rows is None else whole.rows[rows])
+    return torch.from_numpy(rows.astype(numpy.int64))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     # Others may be stacked into another layout, carry a graph, or be more than a tensor.
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return type(tensor) is torch.Tensor and is_dense and tensor.is_contiguous() and not tensor.requires_grad
+    is_ours = type(tensor) is torch.Tensor and is_dense and tensor.is_contiguous() and not tensor.requires_grad
+    return is_ours and _can_be_selected_from(tensor)
+
+
+def _can_be_selected_from(tensor: torch.Tensor) -> bool:
+    """Some types can be stacked and not selected from, such as one-dimensional ones of uint16."""
+    try:
+        tensor.index_select(0, torch.zeros(1, dtype=torch.int64))
+    except (RuntimeError, IndexError):
+        return False
+    return True

@@ -24,7 +24,6 @@ class Courier:
         self._all_summed = threading.Event()
         self._error: BaseException | None = None
         self._step = 0
-        self._flushes_denormals = False
         gradients.announce(self._take)
         self._thread = threading.Thread(target=self._work, name="quorate-courier", daemon=True)
         self._thread.start()
@@ -32,7 +31,6 @@ class Courier:
     def begin(self, step: int) -> None:
         """What is announced from now on belongs to this step."""
         self._step = step
-        self._flushes_denormals = _flushes_denormals()
         self._all_summed.clear()
 
     def wait(self) -> None:
@@ -47,7 +45,7 @@ class Courier:
         self._thread.join()
 
     def _take(self, index: int) -> None:
-        self._announced.put((self._step, index, self._flushes_denormals))
+        self._announced.put((self._step, index, _flushes_denormals()))
 
     def _work(self) -> None:
         while (work := self._announced.get()) is not None:

@@ -85,7 +85,7 @@ class RingStrategy:
         return self._reduction.gather(step, SHARE_INDEX, payload)
 
     def close(self) -> None:
-        """Close the links to the neighbours, and let the parameters go."""
+        """Close the links to the neighbours, and let the parameters go: another generation has other gradients."""
         self._reduction.close()
         if self._courier is not None:
             self._courier.close()

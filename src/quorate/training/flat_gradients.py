@@ -170,7 +170,7 @@ class FlatGradients:
         gradient, view = self._take(index), self._current.views[index]
         if gradient is not None:
             view.copy_(gradient)
-        is_complete = self._in_last_backward and self._current is self._last
+        is_complete = self._in_last_backward and self._current is self._last and index in self._touched
         if self._readiness is not None and is_complete and not self._readiness.complete(index):
             raise sent_before(self.names[index])
 
@@ -208,7 +208,6 @@ class FlatGradients:
 
     def _check_left_alone(self) -> None:
         """Before a backward pass nothing has a gradient but what the lane's passes before it have given."""
-        for index in self._unhooked:
-            gradient = self.parameters[index].grad
-            if gradient is not None and index not in self._touched:
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None and index not in self._touched:
                 raise computed_inside(self.names[index])

@@ -62,7 +62,8 @@ class LoneGradients:
 
     def total_norm(self) -> float:
         """The norm of all of them."""
-        norms = torch._foreach_norm([gradient for gradient in self._left if gradient is not None])
+        gradients = [gradient for gradient in self._left if gradient is not None]
+        norms = torch._foreach_norm(gradients) if gradients else ()
         return math.hypot(*(norm.item() for norm in norms))
 
     def close(self) -> None:

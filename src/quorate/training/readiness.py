@@ -10,14 +10,14 @@ class Readiness:
 
     def __init__(self, plan: Sequence[Bucket], announce: Callable[[int], None]) -> None:
         self._bucket_of = {slot.index: number for number, bucket in enumerate(plan) for slot in bucket.slots}
-        self._sizes = [len(bucket.slots) for bucket in plan]
+        self._contents = [frozenset(slot.index for slot in bucket.slots) for bucket in plan]
         self._announce = announce
-        self._missing = list(self._sizes)
+        self._missing = [set(content) for content in self._contents]
         self._announced = 0
 
     def begin(self) -> None:
         """Nothing is complete."""
-        self._missing = list(self._sizes)
+        self._missing = [set(content) for content in self._contents]
         self._announced = 0
 
     def complete(self, index: int) -> bool:
@@ -25,8 +25,9 @@ class Readiness:
         number = self._bucket_of[index]
         if number < self._announced:
             return False
-        self._missing[number] -= 1
-        while self._announced < len(self._missing) and self._missing[self._announced] <= 0:
+        # By name, not by number: reentrant checkpointing tells of one parameter as often as it is used.
+        self._missing[number].discard(index)
+        while self._announced < len(self._missing) and not self._missing[self._announced]:
             self._announce_next()
         return True
 

@@ -39,7 +39,7 @@ class Strategy(Protocol):
         ...
 
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
-        """Sum the gradients of all lanes into `Gradients.total`, and agree on everything else of the step.
+        """Sum the gradients of all lanes where `Gradients` finds them, and agree on everything else of the step.
 
         `stop` is this worker's wish to end; all workers learn of it here and so end at the same step.
         """
