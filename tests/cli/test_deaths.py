@@ -35,8 +35,7 @@ def lost(workplace: Workplace) -> list[dict[str, Any]]:
     return [event for event in workplace.events() if event["kind"] == "lost"]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("victim", [0, -1], ids=["the first", "the last"])
+@pytest.mark.parametrize(("workers", "victim"), [(1, 0), (2, 0), (4, -1)])
 def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     workplace: Workplace, undisturbed: str, workers: int, victim: int
 ) -> None:
