@@ -78,7 +78,8 @@ class _Loss:
             copy_s=round(self.copied, 4),
             first_step_s=None if self.first_step is None else _span(self.formed, self.first_step),
             refill_s=None if self.refilled is None else _span(self.time, self.refilled),
-            steps_lost=max(0, self.last_step - self.from_step),
+            # Who was at a step had completed the one before it, whether or not it could still tell.
+            steps_lost=max(0, max(self.last_step, self.step - 1) - self.from_step),
         )
 
 

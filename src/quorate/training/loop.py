@@ -46,6 +46,7 @@ class Loop:
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
     break_requested: Callable[[], bool]
+    tell_all: Callable[[], None]
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
 
@@ -137,6 +138,8 @@ class Loop:
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
+            # Whoever goes on from this checkpoint does not pass through the steps before it: they must be told by now.
+            self.tell_all()
             self.saver.save(self.replica, self.progress, self.strategy)
 
     def _publish_begin(self) -> None:

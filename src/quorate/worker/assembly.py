@@ -74,6 +74,7 @@ class Surroundings:
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
+    tell_all: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
 
 
@@ -159,6 +160,7 @@ def assemble(
         check_lease=outside.check_lease,
         stop_requested=outside.stop_requested,
         break_requested=outside.break_requested,
+        tell_all=outside.tell_all,
         errand=errand,
     )
 

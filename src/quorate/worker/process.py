@@ -284,6 +284,7 @@ class Worker:
             stop_requested=lambda: membership.stop_requested,
             activity=self._activity,
             break_requested=lambda: membership.break_requested,
+            tell_all=membership.tell_the_rest,
             keep=self._narration.keep,
         )
 
