@@ -1,9 +1,10 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
+SEEDS ?= 10000
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-long check format proto setup-all bench-setup clean help
+.PHONY: demo setup test test-long simulate check format proto setup-all bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -20,6 +21,9 @@ test: .venv/.stamp-dev        ## run the tests
 
 test-long: .venv/.stamp-dev   ## run the tests that take minutes
 	$(BIN)/pytest -m long
+
+simulate: .venv/.stamp-dev    ## simulate SEEDS jobs under faults, and check what must hold
+	$(BIN)/python -m quorate.testing --seeds $(SEEDS)
 
 check: .venv/.stamp-dev       ## linters, types, layers
 	$(BIN)/ruff check .

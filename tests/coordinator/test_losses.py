@@ -43,6 +43,7 @@ from quorate.coordinator.records import (
     Refill,
     Refuse,
     Regroup,
+    RelayStop,
     State,
     StopRequested,
     Training,
@@ -405,6 +406,14 @@ def test_who_was_done_when_another_was_lost_is_needed_once_more() -> None:
     assert ended.state.failure is None
 
 
+def test_a_late_word_that_one_was_done_in_an_earlier_generation_counts_for_nothing() -> None:
+    state = second_generation()
+    late = decide(state, replace(completed(0, "old"), generation=FIRST), 2.0)
+    assert (late.state, late.actions) == (state, ())
+    *_, ended = play(state, *((2.0, replace(completed(worker), generation=SECOND)) for worker in (0, 2)))
+    assert isinstance(ended.state, Ended)
+
+
 def test_a_death_of_one_who_was_done_leaves_the_others_to_complete_the_job() -> None:
     lost = last_of(training(), (1.0, completed(1)), (1.1, exited(1, 0)))
     assert "exited before the job was complete" in loss_of(lost).failure.message
@@ -446,10 +455,31 @@ def test_a_job_that_loses_everybody_while_it_stops_is_stopped() -> None:
     assert last.actions[-1] == EndJob(None, "", {"ending": "interrupted"})
 
 
+def test_a_stop_when_everybody_is_lost_needs_nobody() -> None:
+    *_, last = play(training(TWO), (1.0, killed(0)), (1.1, killed(1)), (1.2, StopRequested("interrupted")))
+    assert last.state == Ended(None, {"ending": "interrupted"})
+    assert last.actions == (RelayStop("interrupted"), EndJob(None, "", {"ending": "interrupted"}))
+
+
+def test_a_place_whose_vacancy_was_not_heard_before_the_stop_is_not_waited_for() -> None:
+    before: list[Timed] = [(1.0, registered(0)), (1.0, registered(1)), (1.1, killed(2))]
+    waiting = last_of(start(TERMS, 0.0), *before, (1.2, StopRequested("interrupted")))
+    assert isinstance(waiting.state, Forming)
+    assert isinstance(decide(waiting.state, killed(2), 1.3).state, Ended)
+
+
 def test_a_newcomer_without_the_state_does_not_begin_anew_while_the_job_stops() -> None:
     newcomer = last_of(training(TWO), (1.0, killed(0)), (1.0, reported(1, 100)), (2.0, registered(0, life=1))).state
     *_, last = play(newcomer, (2.1, StopRequested("interrupted")), (2.2, killed(1)))
     assert last.state == Ended(None, {"ending": "interrupted"}, heard={0: 0, 1: 0})
+
+
+def test_a_newcomer_whose_donor_dies_while_the_job_stops_does_not_begin_anew() -> None:
+    newcomer = last_of(training(TWO), (1.0, killed(0)), (1.0, reported(1, 100)), (2.0, registered(0, life=1))).state
+    copying = last_of(newcomer, (2.1, StopRequested("interrupted")), (2.1, reported(1, 101, generation=2))).state
+    dead, left = play(copying, (2.2, killed(1)), (2.3, reported(0, 0, generation=3, life=1)))
+    assert isinstance(dead.state, Forming), "it may have copied"
+    assert left.state == Ended(None, {"ending": "interrupted"}, heard={0: 0})
 
 
 def test_a_place_that_is_still_to_be_filled_does_not_hold_up_a_stop() -> None:

@@ -88,16 +88,20 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str)
     crew = state.crew
     if crew.stop is None:
         return form_if_ready(state, (*actions, refill(crew, worker)), reason)
-    crew = replace(crew, awaited=crew.awaited - {worker})
-    if isinstance(state, Forming) and not crew.has_state and not _may_have_state(crew):
-        result = {"ending": crew.stop}
-        return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"{reason}; stopped: {crew.stop}")
-    return form_if_ready(replace(state, crew=crew), actions, reason)
+    left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
+    if isinstance(left, Forming) and _holds_nothing(left.crew):
+        return _stopped(crew.stop, actions, reason)
+    return form_if_ready(left, actions, reason)
 
 
-def _may_have_state(crew: Crew) -> bool:
-    """Whether somebody is still on the way out of a generation, perhaps with the state of the job."""
-    return any(not known.is_ready for known in crew.enrolled)
+def _stopped(why: str, actions: tuple[Action, ...], reason: str) -> Decision:
+    result = {"ending": why}
+    return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"{reason}; stopped: {why}")
+
+
+def _holds_nothing(crew: Crew) -> bool:
+    """Whether nobody has the state of the job, nor comes out of a generation perhaps with it."""
+    return not crew.has_state and all(known.is_ready for known in crew.enrolled)
 
 
 def refill(crew: Crew, worker: int) -> Refill:
@@ -120,6 +124,9 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str) -> De
     if isinstance(state, Training):
         return Decision(state, actions, reason)
     crew = state.crew
+    if crew.stop is not None and crew.generations and _holds_nothing(crew):
+        # There is nothing to save that is not saved: to begin once more would only take the job back.
+        return _stopped(crew.stop, actions, reason)
     waiting = _waits_for(crew)
     if waiting:
         return Decision(state, actions, f"{reason}; {waiting}")

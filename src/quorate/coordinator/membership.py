@@ -16,7 +16,7 @@ from quorate.coordinator.autopsy import (
     name_enrolled,
 )
 from quorate.coordinator.comparison import completion_difference, join_difference
-from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, refill, regroup, vacate
+from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, regroup, vacate
 from quorate.coordinator.records import (
     Action,
     Active,
@@ -203,7 +203,7 @@ def _stop(state: Active, event: StopRequested) -> Decision:
     if state.crew.stop is not None:
         return Decision(state, (), f"a stop is under way already ({state.crew.stop})")
     stopping = replace(state, crew=replace(state.crew, stop=event.reason))
-    return Decision(stopping, (RelayStop(event.reason),), f"stop at the next step boundary: {event.reason}")
+    return form_if_ready(stopping, (RelayStop(event.reason),), f"stop at the next step boundary: {event.reason}")
 
 
 def _lose_launcher(state: Active) -> Decision:
@@ -218,6 +218,9 @@ def _lose_launcher(state: Active) -> Decision:
 def _complete(state: Active, event: Completed) -> Decision:
     if isinstance(state, Forming):
         return Decision(state, (), f"worker {event.worker} is done, but its generation is over: ignored")
+    if event.generation not in (None, state.generation.id):
+        # A stop may have led the job further since then, and the digest would be another.
+        return Decision(state, (), f"worker {event.worker} was done in generation {event.generation}: ignored")
     known = state.crew.find(event.worker, event.pid)
     if known is None or event.worker not in {member.worker for member in state.generation.members}:
         return Decision(state, (), f"worker {event.worker} is done but is no member: ignored")
@@ -269,8 +272,8 @@ def _exit(state: Active, event: ExitReported, now: float) -> Decision:
     is_awaited = event.worker in crew.awaited
     if process in crew.reaped:
         # The answer was lost: it is given again, and nobody is counted twice.
-        answer = (refill(crew, event.worker),) if is_awaited and crew.stop is None else ()
-        return Decision(state, answer, f"the end of worker {event.worker} (pid {event.pid}) is told again")
+        reason = f"the end of worker {event.worker} (pid {event.pid}) is told again"
+        return vacate(state, event.worker, (), reason) if is_awaited else Decision(state, (), reason)
     reaped = replace(state, crew=replace(crew, expelled=crew.expelled - {process}, reaped=crew.reaped | {process}))
     if process in crew.expelled:
         # Its loss has been told; now its place is free.

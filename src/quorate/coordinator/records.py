@@ -116,12 +116,13 @@ class ExitReported:
 
 @dataclass(frozen=True)
 class Completed:
-    """A worker is done."""
+    """A worker is done, in a generation; None if it does not tell in which."""
 
     worker: int
     digest: str
     result: Mapping[str, Any] = field(default_factory=dict)
     pid: int = 0
+    generation: GenerationId | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@
 The referee sees what no process does: everybody's true state at the same time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.testing.clock import VirtualClock
 from quorate.testing.task import Contribution, Course, Holding, undisturbed
+
+EMPTY_AT_MOST = 5.0
+"""Seconds after which a place without a process, in calm times, has been forgotten."""
 
 
 class InvariantBroken(AssertionError):  # noqa: N818 (a happening, not a mistake)
@@ -58,6 +61,7 @@ class Referee:
         self._undisturbed = undisturbed(course)
         self._latest = GenerationId(0, 0)
         self._told: set[str] = set()
+        self._empty: dict[int, float] = {}
         self.commits: list[Commit] = []
         self.steps = 0
         self.copies = 0
@@ -65,7 +69,7 @@ class Referee:
 
     # --- what the coordinator does
 
-    def declared(self, generation: Generation, workers: dict[int, Watched]) -> None:
+    def declared(self, generation: Generation, workers: Mapping[int, Watched]) -> None:
         """A generation begins; `workers` are the processes in their places."""
         if generation.id <= self._latest:
             self._break(6, f"generation {generation.id} is declared after {self._latest}")
@@ -83,6 +87,20 @@ class Referee:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
         self._latest = generation.id
         self.generations += 1
+
+    def lost(self, failure: Failure) -> None:
+        """A loss is written down."""
+        who = failure.message.partition(" on host")[0]
+        if who in self._told:
+            self._break(6, f"a loss is recorded twice: {failure.message}")
+        self._told.add(who)
+
+    def sees_empty(self, places: list[int]) -> None:
+        """Nobody is in these places, in calm times, nor about to come."""
+        self._empty = {place: self._empty.get(place, self._clock.now) for place in places}
+        for place, since in self._empty.items():
+            if self._clock.now - since > EMPTY_AT_MOST:
+                self._break(4, f"the place of worker {place} stays empty")
 
     def recorded(self, lines: Iterable[str]) -> None:
         """Events are written down."""
@@ -139,11 +157,6 @@ class Referee:
         self._check_right(worker, generation, f"commits a checkpoint of {_at(worker.holding.cursor)}")
         self._check_holding(worker)
         self.commits.append(Commit(worker.holding, self._latest.number))
-
-    def says_finished(self, worker: Watched, generation: Generation) -> None:
-        """A worker tells that it is done."""
-        self._check_right(worker, generation, "says that it is done")
-        self._check_holding(worker)
 
     def newest_checkpoint(self) -> Holding | None:
         """What a worker that restores begins with."""

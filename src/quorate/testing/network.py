@@ -37,9 +37,7 @@ class Network:
         self._cuts.append(both)
         return lambda: self._cuts.remove(both)
 
-    def send(
-        self, source: Process, target: Process, deliver: Deed, on_loss: Callable[[], None] | None = None
-    ) -> None:
+    def send(self, source: Process, target: Process, deliver: Deed, on_loss: Callable[[], None] | None = None) -> None:
         """Have a message arrive sooner or later, once, twice or never.
 
         A sender that speaks over a connection gives `on_loss`: there a lost message is a broken connection.

@@ -1,6 +1,7 @@
 """The supervisor of a simulation: starts workers, reaps them, reports their end, and kills whom it is told to."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from quorate.coordinator.records import Action, ExitReported, Place, Refill
@@ -43,11 +44,17 @@ class SimulatedSupervisor(Process):
         self._timing = timing
         self._begin = begin
         self.children: dict[int, Child] = {}
+        self._expected: set[int] = set()
         coordinator.on_expel = self._hear_of_expelled
 
     def start(self, slot: int, *, restore: bool) -> None:
         """Start a process in a place."""
+        self._expected.discard(slot)
         self.children[slot] = self._begin(slot, restore)
+
+    def empty_places(self) -> list[int]:
+        """Places in which no process is, nor will be soon."""
+        return [slot for slot, child in self.children.items() if not child.is_alive and slot not in self._expected]
 
     def reap(self, child: Child) -> None:
         """A process has ended."""
@@ -65,7 +72,8 @@ class SimulatedSupervisor(Process):
             answered.append(True)
             for action in actions:
                 if isinstance(action, Refill):
-                    self.after(action.after, lambda: self.start(action.worker, restore=action.restore))
+                    self._expected.add(action.worker)
+                    self.after(action.after, partial(self.start, action.worker, restore=action.restore))
 
         def tell() -> None:
             if answered or self._coordinator.has_ended:

@@ -1,0 +1,104 @@
+"""Whole jobs under virtual time: no invariant breaks, whatever befalls them, and every mistake is shown."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from quorate.testing.mishaps import scenario
+from quorate.testing.mutants import MUTANTS, Mutant
+from quorate.testing.simulation import Simulation, Verdict, shrink
+
+SEEDS = range(300)
+ENOUGH = 2500
+"""Within so many seeds every mistake is shown; most are within the first fifty."""
+
+
+def first_broken(mutant: Mutant) -> Verdict:
+    for seed in range(ENOUGH):
+        verdict = Simulation(seed, mutant).run()
+        if verdict.broken is not None:
+            return verdict
+    raise AssertionError(f"'{mutant.name}' is not shown by {ENOUGH} seeds")
+
+
+def test_no_invariant_breaks() -> None:
+    verdicts = [Simulation(seed).run() for seed in SEEDS]
+    assert [verdict for verdict in verdicts if verdict.broken] == []
+    # What was simulated is not just calm weather.
+    endings = Counter(verdict.ending for verdict in verdicts)
+    assert endings["complete"] > 0.8 * len(SEEDS)
+    assert endings["interrupted"] > 0
+    assert sum(verdict.generations for verdict in verdicts) > 1.5 * len(SEEDS)
+    assert sum(verdict.copies for verdict in verdicts) > 0.2 * len(SEEDS)
+
+
+def test_every_kind_of_mishap_befalls_somebody() -> None:
+    told = [line.split("mishap: ")[1] for seed in SEEDS for line in traced(seed).trace if "mishap: " in line]
+    kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
+    assert set(kinds) == {"kill", "stop", "cut", "storm", "coordinator", "job"}
+    phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
+    assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
+
+
+def traced(seed: int) -> Verdict:
+    return Simulation(seed, traces=True).run()
+
+
+def test_an_undisturbed_job_needs_one_generation_and_every_step_once_in_each_worker() -> None:
+    seed = next(seed for seed in SEEDS if not scenario(seed).mishaps)
+    course, workers = scenario(seed).course, scenario(seed).workers
+    verdict = Simulation(seed).run()
+    evaluations = course.steps // course.evaluate_every
+    assert (verdict.ending, verdict.generations, verdict.copies) == ("complete", 1, 0)
+    assert verdict.steps == workers * (course.steps + evaluations)
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    seed = next(seed for seed in SEEDS if len(scenario(seed).mishaps) >= 6)
+    here = "\n".join(traced(seed).trace)
+    assert "mishap: " in here
+    for hash_seed in ("1", "2"):
+        there = simulate("--seed", str(seed), hash_seed=hash_seed)
+        assert there.returncode == 0
+        assert there.stdout.rpartition("\nseed ")[0] == here
+
+
+def simulate(*options: str, hash_seed: str = "0") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "quorate.testing", *options]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_shown_and_shrinks_to_what_it_needs(mutant: Mutant) -> None:
+    verdict = first_broken(mutant)
+    assert Simulation(verdict.seed).run().broken is None, "the sound workers get through the same mishaps"
+
+    least = shrink(verdict.seed, mutant)
+    assert least.broken is not None
+    assert least.trace[-1].endswith(least.broken)
+    kept = [number for number in range(len(scenario(verdict.seed).mishaps)) if number not in least.without]
+    for number in kept:
+        assert Simulation(verdict.seed, mutant, {*least.without, number}).run().broken is None
+
+
+def test_a_broken_invariant_is_told_with_the_command_that_replays_it() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "a donor that is behind")
+    told = simulate("--seeds", "200", "--mutant", mutant.name)
+    assert told.returncode == 1
+    (again,) = [line for line in told.stdout.splitlines() if line.startswith("again: ")]
+    replayed = subprocess.run(again.removeprefix("again: "), shell=True, capture_output=True, text=True, timeout=120)
+    assert replayed.returncode == 1
+    trace = replayed.stdout.splitlines()
+    assert trace[-1].startswith("seed ")
+    assert "invariant 1" in trace[-1]
+    assert set(trace) <= set(told.stdout.splitlines())
+
+
+def test_many_seeds_are_told_in_one_line() -> None:
+    told = simulate("--seeds", "20", "--first", "1000")
+    assert told.returncode == 0
+    assert told.stdout.startswith("20 seeds without a broken invariant in ")
