@@ -30,6 +30,7 @@ def assert_resumes_to(workplace: Workplace, digest: str, workers: int) -> None:
     assert workplace.result()["status"] == "complete"
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(("workers", "afterwards"), [(1, 2), (4, 1)])
 def test_a_worker_killed_in_a_step_ends_the_job_promptly_and_a_resume_goes_on_to_the_same_bits(
     workplace: Workplace, undisturbed: str, workers: int, afterwards: int
@@ -103,6 +104,7 @@ def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workpl
     workplace.assert_nobody_left()
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     shared_before = set(Path("/dev/shm").iterdir())
     running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")
