@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from command import PATIENCE, TASK_SOURCE, Workplace, await_condition
 
 ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=3.0, workers=2"
@@ -92,6 +94,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_ctrl_c_ends_the_whole_script_after_a_checkpoint(workplace: Workplace) -> None:
     script = workplace.folder / "script.py"
     script.write_text(TASK_SOURCE + LOOP)

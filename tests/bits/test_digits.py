@@ -14,14 +14,16 @@ from quorate.training.source import load_task_type
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
-@pytest.mark.parametrize("lanes", [4, 5])
-def test_one_digest_on_any_number_of_workers(lanes: int, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(("lanes", "numbers"), [(4, (1, 2, 3, 4)), (5, (1, 3, 5))])
+def test_one_digest_on_any_number_of_workers(lanes: int, numbers: tuple[int, ...], tmp_path: Path) -> None:
     spec = load_job(EXAMPLE, {}, []).spec
     task = load_task_type(spec.task, spec.seed)
-    spec = spec.model_copy(update={"lanes": lanes, "epochs": None, "steps": 25})
+    spec = spec.model_copy(update={"lanes": lanes, "epochs": None, "steps": 12})
     ends = []
-    for workers in range(1, lanes + 1):
+    for workers in numbers:
         folder = tmp_path / str(workers)
         folder.mkdir()
         ends.append(gang.train(task, spec, workers, folder))
@@ -39,12 +41,12 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_command_gives_one_digest_and_learns(tmp_path: Path) -> None:
-    alone = run(tmp_path, "train", str(EXAMPLE), "--workers", "1", "--epochs", "6")
-    assert alone["final_metrics"]["accuracy"] > 0.97
-    for workers in ("2", "4"):
-        together = run(tmp_path, "train", str(EXAMPLE), "--workers", workers, "--epochs", "6")
-        assert together["weights_digest"] == alone["weights_digest"]
-        assert together["final_metrics"] == alone["final_metrics"]
+    alone, together = (
+        run(tmp_path, "train", str(EXAMPLE), "--workers", workers, "--epochs", "2") for workers in ("1", "4")
+    )
+    assert alone["final_metrics"]["accuracy"] > 0.9
+    assert together["weights_digest"] == alone["weights_digest"]
+    assert together["final_metrics"] == alone["final_metrics"]
 
 
 UNSEEDED = """

@@ -8,6 +8,8 @@ from catalogue.forked import run_forked
 from catalogue.page import Page
 from command import Workplace
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 PAGES = (
     Page("job_files", "Mistakes in a job file", job_files.CASES),
     Page("command_lines", "Mistakes on the command line and in the environment", command_lines.CASES),
@@ -20,6 +22,13 @@ CASES = [
 ]
 
 
+def recorded(workplace: Workplace) -> dict[str, bytes]:
+    """What the runs are and how they ended."""
+    names = ("job.yaml", "environment.json", "result.json")
+    files = (run / name for run in workplace.runs() for name in names)
+    return {file.name: file.read_bytes() for file in files if file.exists()}
+
+
 @pytest.mark.parametrize(("page", "case"), CASES)
 def test_a_mistake_is_answered_as_the_page_says(
     page: Page, case: Case, workplace: Workplace, request: pytest.FixtureRequest
@@ -30,10 +39,12 @@ def test_a_mistake_is_answered_as_the_page_says(
             case.prepare(workplace)
     else:
         case.set_up(workplace)
+    before = recorded(workplace)
     run = workplace.run(*case.arguments) if case.starts else run_forked(workplace, case.arguments, case.environment)
     page.hold(case, run, workplace)
     if run.document["status"] == "refused":
         assert len(workplace.runs()) == case.finished, "what is refused leaves nothing behind"
+        assert recorded(workplace) == before, "and changes nothing in the run"
         return
     failure = run.document["failure"]
     assert workplace.result()["failure"] == failure

@@ -35,6 +35,7 @@ def lost(workplace: Workplace) -> list[dict[str, Any]]:
     return [event for event in workplace.events() if event["kind"] == "lost"]
 
 
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(("workers", "victim"), [(1, 0), (2, 0), (4, -1)])
 def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     workplace: Workplace, undisturbed: str, workers: int, victim: int
@@ -116,6 +117,7 @@ def test_a_coordinator_that_is_stopped_does_not_keep_the_launcher_waiting(workpl
     workplace.assert_nobody_left()
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     shared_before = set(Path("/dev/shm").iterdir())
     running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")

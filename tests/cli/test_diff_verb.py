@@ -52,6 +52,7 @@ def test_a_run_and_itself_do_not_part(used_workplace: Workplace) -> None:
     assert "All keys of their jobs are equal." in told
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_interrupted_replay_leaves_nothing_behind(two_runs: Workplace) -> None:
     scratch = two_runs.folder / "scratch"
     scratch.mkdir()

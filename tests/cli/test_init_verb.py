@@ -29,6 +29,7 @@ def contents(folder: Path) -> dict[str, str]:
 # --- the command
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_what_init_writes_trains_at_once_and_learns(workplace: Workplace) -> None:
     made = workplace.run("init", "my circles", "--json")
     assert made.code == 0

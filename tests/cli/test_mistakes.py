@@ -153,6 +153,8 @@ def test_a_disk_that_is_full_for_a_while_is_told_while_it_is_and_what_is_missing
         told.await_line("missing here: events.jsonl could not be written (No space left on device)")
         running.process.send_signal(signal.SIGTERM)
         assert running.done().code == 143
+        assert workplace.result()["status"] == "terminated"
+        assert workplace.checkpoints()[-1].startswith(f"step-{workplace.result()['steps']:08}")
         logged = [event for event in EventTail(workplace.last / "events.jsonl").read_new() if event.kind == "log"]
         assert ["events are missing here" in event.fields["message"] for event in logged] == [True]
         workplace.assert_nobody_left()

@@ -25,6 +25,7 @@ def screen_after_step(step: int, seen: TerminalCommand) -> list[str] | None:
     return screen if has_both else None
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_bar_on_a_terminal_ends_cleanly_on_ctrl_c_and_a_resume_in_a_pipe_goes_on_from_there(
     workplace: Workplace,
 ) -> None:

@@ -1,9 +1,12 @@
 import json
 import re
 
+import pytest
+
 from command import Workplace, command_line
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undisturbed: str) -> None:
     running = workplace.start(
         "train", "job.yaml", "--workers", "3", "--json", "--set", "checkpoint.keep=2", "--set", "loader_workers=1"

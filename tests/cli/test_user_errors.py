@@ -1,6 +1,9 @@
+import pytest
+
 from command import Workplace
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_traceback(workplace: Workplace) -> None:
     done = workplace.train("--workers", "2", TROUBLE="loss")
     assert (done.code, done.stdout) == (1, "")
@@ -19,6 +22,7 @@ def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_tra
     assert done.stderr.endswith("\nlogs: runs/tiny-0001/logs\n")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_an_error_of_quorates_that_the_task_raises_late_fails_the_resumed_job_and_loses_nothing(
     used_workplace: Workplace,
 ) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from quorate.coordinator.__main__ import Appointment
 from quorate.coordinator.client import SupervisorClient
+from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.storage.run_folder import RunFolder
 
@@ -120,13 +122,18 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
     assert run.next_incarnation() == 2
 
 
-@pytest.mark.parametrize("line", ["", "{}\n", "not json\n", "[]\n"])
-def test_a_missing_appointment_is_told(line: str) -> None:
+def test_a_missing_appointment_is_told() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "quorate.coordinator"], input=line, capture_output=True, text=True, timeout=10
+        [sys.executable, "-m", "quorate.coordinator"], input="", capture_output=True, text=True, timeout=10
     )
     assert done.returncode == 2
     assert "no appointment on standard input" in json.loads(done.stdout)["error"]
+
+
+@pytest.mark.parametrize("line", [b"", b"{}\n", b"not json\n", b"[]\n", b"\xff\n"])
+def test_a_line_that_is_no_appointment_is_refused(line: bytes) -> None:
+    with pytest.raises(RequestError, match="no appointment on standard input"):
+        Appointment.from_json(line)
 
 
 def test_a_run_folder_that_is_gone_is_told(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from command import Workplace
+from command import PATIENCE, Workplace
 
 
 def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_the_folder_shadows(
@@ -16,7 +16,7 @@ def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_
     command = [sys.executable, "-P", "-m", "quorate", "train", "job.yaml", "--workers", "2", "--json"]
     environment = {**os.environ, "TROUBLE": "thread"}
     spawned = subprocess.run(
-        command, cwd=workplace.folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=workplace.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     workplace.assert_nobody_left()
     assert spawned.returncode == 0, spawned.stderr

@@ -30,6 +30,7 @@ def trained(folder: Path, data: Path, workers: int, **keys: Any) -> gang.Ended:
     return gang.train(task, spec, workers, folder)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_any_number_of_workers_gives_one_digest(tmp_path: Path) -> None:
     data = write_fashion(tmp_path / "data")
     ends = [trained(tmp_path / str(workers), data, workers) for workers in (1, 2, 3)]
@@ -121,6 +122,7 @@ def test_a_label_that_is_no_class(tmp_path: Path) -> None:
     assert f"A label of {LABELS} in {folder} is 10; they should be from 0 to 9." in refusal(folder)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_the_command_tells_it_in_one_message_and_leaves_nothing(workplace: Workplace) -> None:
     empty = workplace.folder / "empty"
     empty.mkdir()

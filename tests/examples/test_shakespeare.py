@@ -55,6 +55,7 @@ def trained(folder: Path, text: Path, workers: int, **keys: Any) -> gang.Ended:
     return gang.train(task, spec, workers, folder)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_any_number_of_workers_gives_one_digest_and_the_model_learns(text: Path, tmp_path: Path) -> None:
     ends = [trained(tmp_path / str(workers), text, workers) for workers in (1, 2, 3)]
     assert len({end.digest for end in ends}) == 1
@@ -147,6 +148,7 @@ def test_any_prompt_is_gone_on_from(prompt: str, model: Any) -> None:
     assert shakespeare.write(model, prompt, 5, 0.8, 1) == (prompt or "\n") + "eeeee"
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_trained_run_writes_without_its_text(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     text = workplace.folder / "text.txt"
     text.write_text(TEXT)

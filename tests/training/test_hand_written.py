@@ -14,6 +14,8 @@ from quorate.core.seeds import derive_seed
 from quorate.training.task import Task
 from quorate.training.tensors import digests
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 STEPS = 7
 BATCH = 12
 
