@@ -147,7 +147,8 @@ class CoordinatorService(CoordinatorServicer):
             result = json.loads(request.result or "{}")
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the result is not JSON: {error}")
-        self.apply(Completed(request.worker, request.weights_digest, result, request.pid))
+        generation = decode_id(request.generation) if request.HasField("generation") else None
+        self.apply(Completed(request.worker, request.weights_digest, result, request.pid, generation))
         while not self.ended.is_set():
             news = self._news
             if not isinstance(self._state, Training):

@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.errand import Errand
 from quorate.worker.assignment import Assignment
-from quorate.worker.status import read_status, status_file
+from quorate.worker.status import Status, read_status, status_file
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,26 @@ class Launch:
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """A worker's process that is gone, and its last word."""
+
+    slot: int
+    pid: int
+    code: int
+    status: Status | None
+
+    def report_to(self, client: SupervisorClient) -> Vacancy | None:
+        return client.report_exit(
+            self.slot,
+            self.pid,
+            exit_code=self.code if self.code >= 0 else None,
+            signal=-self.code if self.code < 0 else None,
+            step=self.status.step if self.status else None,
+            phase=self.status.phase if self.status else "",
+        )
 
 
 class LocalEngine:
@@ -73,6 +94,7 @@ class LocalEngine:
         self._tail = EventTail(launch.run.events_file)
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._running: dict[int, int] = {}
+        self._exits: deque[_Exit] = deque()
         self._refills: dict[int, tuple[float, Vacancy]] = {}
         self._deserted_since: float | None = None
         self._has_formed = False
@@ -136,6 +158,7 @@ class LocalEngine:
         asked = False
         while watch.outcome is None:
             self._look_after(nursery, client)
+            self._report_exits(client)
             self._expel(watch)
             self._sleepers.wake_those_due(self._running, time.monotonic())
             self._refill(nursery, address)
@@ -191,26 +214,22 @@ class LocalEngine:
             self._running.pop(slot, None)
             self._deserted_since = None if self._running else time.monotonic()
             if client is not None:
-                self._report_exit(client, slot, pid, message["code"])
-            if self._refills:
-                self._deserted_since = None
+                self._exits.append(_Exit(slot, pid, message["code"], read_status(status_file(self._launch.run, slot))))
+                self._report_exits(client)
 
-    def _report_exit(self, client: SupervisorClient, slot: int, pid: int, code: int) -> None:
-        status = read_status(status_file(self._launch.run, slot))
-        try:
-            vacancy = client.report_exit(
-                slot,
-                pid,
-                exit_code=code if code >= 0 else None,
-                signal=-code if code < 0 else None,
-                step=status.step if status else None,
-                phase=status.phase if status else "",
-            )
-        except LinkError as error:
-            log.info("the exit of worker %d could not be reported: %s", slot, error)
-        else:
+    def _report_exits(self, client: SupervisorClient) -> None:
+        """Tell the coordinator of every process that is gone, again if it did not answer: it says who is replaced."""
+        while self._exits:
+            exited = self._exits[0]
+            try:
+                vacancy = exited.report_to(client)
+            except LinkError as error:
+                log.info("the exit of worker %d could not be reported: %s", exited.slot, error)
+                return
+            self._exits.popleft()
             if vacancy is not None:
-                self._refills[slot] = time.monotonic() + vacancy.after, vacancy
+                self._refills[exited.slot] = time.monotonic() + vacancy.after, vacancy
+                self._deserted_since = None
 
     def _refill(self, nursery: NurseryProcess, address: str) -> None:
         """Start those whose time has come."""

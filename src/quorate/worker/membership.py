@@ -241,7 +241,11 @@ class Membership:
         # The lease grows with every answer, so a long queue has its time as long as the coordinator takes it.
         self._flush(self.lease_remaining)
         request = pb.CompleteRequest(
-            worker=self._worker, pid=self._pid, weights_digest=digest, result=json.dumps(dict(result))
+            worker=self._worker,
+            pid=self._pid,
+            generation=encode_id(self._generation.id) if self._generation else None,
+            weights_digest=digest,
+            result=json.dumps(dict(result)),
         )
         reply = self._call_until_answered(self._stub.Complete, request)
         if reply is not None and reply.regroup:

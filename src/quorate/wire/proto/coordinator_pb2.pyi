@@ -186,16 +186,18 @@ class FailureReport(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("worker", "weights_digest", "result", "pid")
+    __slots__ = ("worker", "weights_digest", "result", "pid", "generation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     weights_digest: str
     result: str
     pid: int
-    def __init__(self, worker: _Optional[int] = ..., weights_digest: _Optional[str] = ..., result: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    generation: GenerationId
+    def __init__(self, worker: _Optional[int] = ..., weights_digest: _Optional[str] = ..., result: _Optional[str] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ...) -> None: ...
 
 class CompleteReply(_message.Message):
     __slots__ = ("failure", "regroup")
