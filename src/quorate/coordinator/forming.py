@@ -34,7 +34,7 @@ def deaths_allowed(crew: Crew) -> int:
 
     Few before the first generation: what keeps them from starting once will do so again.
     """
-    return 3 * crew.terms.workers + 7 if crew.generations else 3
+    return 2 * crew.terms.workers + 3 if crew.generations else 3
 
 
 def end(failure: Failure, *before: Action) -> Decision:

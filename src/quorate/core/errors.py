@@ -6,6 +6,7 @@
     ├── RequestError            the request was wrong: nothing was trained and nothing is lost (exit code 2)
     │   ├── JobFileError        one or more mistakes in a job file or in what goes over it, all told at once
     │   ├── TaskError           the task cannot be found, or gives something that cannot be trained
+    │   ├── FaultError          a fault of a script that cannot be read, or cannot happen in its job
     │   └── RunError            a run that does not exist, is complete, is in use, or has no checkpoint
     │       └── DamagedFileError
     │                           a file of a run that was cut off or edited
