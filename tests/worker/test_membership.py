@@ -25,8 +25,10 @@ from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.worker.lease import Lease
-from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.outbox import Outbox
+from quorate.worker.registration import Registration
+from quorate.worker.standing import JobEnded
 
 
 def registration(slot: int, **facts: str) -> Registration:
@@ -405,7 +407,8 @@ def test_importing_starts_no_thread_so_that_a_worker_may_be_forked_afterwards() 
 FORKING = """
 import os, sys
 from quorate.core.timing import Timing
-from quorate.worker.membership import Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.registration import Registration
 
 address, token = sys.argv[1:]
 children = []

@@ -53,9 +53,12 @@ class Saver:
             job=self._job,
             environment=self._environment,
             metrics=progress.metrics,
+            # Asked again before the commit: writing takes its time, and a lease may end in it.
+            check=self._check_lease,
         )
         if self._keep is not None:
-            self._folder.prune(self._keep, None if progress.best is None else progress.best.step)
+            best = None if progress.best is None else progress.best.step
+            self._folder.prune(self._keep, best, check=self._check_lease)
         self._publish(
             Event(
                 "checkpoint",

@@ -1,33 +1,25 @@
 """A worker's life: build, register, meet the neighbours, train, report, leave."""
 
-import contextlib
 import logging
 import os
 import socket
 import sys
-import time
 import traceback
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, GenerationOver, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, LinkError, QuorateError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.observe.event import Event
-from quorate.reduce.meeting import Listeners, Meeting, meet
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
+from quorate.reduce.meeting import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
-from quorate.training.loop import BREAK, Loop
 from quorate.training.machine import canary, machine_facts, pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
@@ -36,14 +28,14 @@ from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import source_digest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
-from quorate.wire.handshake import Credentials
-from quorate.wire.link import Deadline
-from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
+from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.faults import FaultWatch
-from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.narration import Narration
-from quorate.worker.state_copy import align
+from quorate.worker.passage import Passage
+from quorate.worker.registration import Registration
+from quorate.worker.standing import JobEnded
 from quorate.worker.status import StatusPage, status_file
 
 log = logging.getLogger(__name__)
@@ -118,11 +110,6 @@ class Worker:
         self._membership.report_failure(placed.at(message=_with_place(placed)))
         return failure.exit_code
 
-    def _is_called(self) -> bool:
-        """Whether this generation is to end at the next boundary. Raises when it has ended."""
-        self._membership.check_lease()
-        return self._membership.break_requested or self._membership.stop_requested is not None
-
     def _status(self) -> WorkerStatus:
         status = self._page.status
         return WorkerStatus(status.step, status.phase)
@@ -132,84 +119,21 @@ class Worker:
         listeners = Listeners.bind(LOOPBACK, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
-            self._live_through_generations(ground, worker, progress, listeners)
+            Passage(
+                ground,
+                worker,
+                progress,
+                listeners,
+                self._membership,
+                self._narration,
+                self._faults,
+                self._activity,
+                self._tell,
+                self._assignment,
+                self._timing,
+            ).complete()
         finally:
             listeners.close()
-
-    def _live_through_generations(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
-        """Train in one generation after the other, until one of them completes the job."""
-        generation = None
-        started, samples = time.perf_counter(), progress.samples
-        while True:
-            is_new = generation is None
-            generation = self._membership.await_generation(after=generation)
-            self._faults.enter({member.worker for member in generation.members}, self._is_called)
-            symptom = None
-            try:
-                with contextlib.ExitStack() as stack:
-                    loop, ending = None, BREAK
-                    reduction, memory = self._meet(generation, worker, listeners, ground)
-                    stack.callback(reduction.close)
-                    self._membership.close_when_over(generation, reduction.close)
-                    progress = self._align(generation, worker, reduction, ground, progress)
-                    if is_new:  # what it has copied is not its own work, and does not count for its speed
-                        started, samples = time.perf_counter(), progress.samples
-                    loop = self._assemble(ground, generation, worker, reduction, memory, progress)
-                    stack.callback(loop.close)
-                    ending = loop.run()
-                    progress = loop.progress
-                    if ending != BREAK:
-                        seconds = time.perf_counter() - started
-                        digest = ground.replica.weights_digest()
-                        result = _result(ending, digest, progress, progress.samples - samples, seconds)
-                        if self._membership.complete(digest, result):
-                            return
-            except LinkError as error:
-                if self._membership.ended:
-                    raise
-                log.info("generation %s is over for this worker: %s", generation.id, error)
-                symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
-                progress = loop.progress if loop is not None else progress
-            self._tell(progress.cursor.step, "regroup", None)
-            # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
-            self._membership.tell_the_rest()
-            self._membership.report_state(generation, progress.cursor, symptom)
-
-    def _align(
-        self, generation: Generation, worker: int, reduction: Reduction, ground: Ground, progress: Progress
-    ) -> Progress:
-        if generation.behind:
-            self._tell(generation.cursor.step, "copy", None)
-        began = time.perf_counter()
-        progress, size = align(generation, worker, reduction, ground.replica, progress)
-        if size and 0 in generation.members[generation.position(worker)].lanes:
-            seconds = round(time.perf_counter() - began, 4)
-            fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
-            self._narration.tell(Event("copied", progress.cursor.step, fields))
-        if worker in generation.behind:
-            # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
-            self._activity.begin_step(progress.cursor.step)
-        return progress
-
-    def _assemble(
-        self,
-        ground: Ground,
-        generation: Generation,
-        worker: int,
-        reduction: Reduction,
-        memory: GradientMemory,
-        progress: Progress,
-    ) -> Loop:
-        return assemble(
-            ground,
-            generation,
-            worker,
-            reduction=reduction,
-            memory=memory,
-            progress=progress,
-            outside=self._surroundings(),
-            errand=self._assignment.errand,
-        )
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -267,27 +191,6 @@ class Worker:
             cursor=progress.cursor,
         )
 
-    def _meet(
-        self, generation: Generation, worker: int, listeners: Listeners, ground: Ground
-    ) -> tuple[Reduction, GradientMemory]:
-        self._tell(generation.cursor.step, "join", None)
-        credentials = Credentials(self._assignment.token, worker, generation.id)
-        deadline, lease = _within(self._timing.connect), self._membership.lease_remaining
-        meeting = Meeting(generation, credentials, listeners, deadline, lease)
-        return meet(meeting, ground.plan, trusts_versions=ground.replica.optimizers.are_torchs_own)
-
-    def _surroundings(self) -> Surroundings:
-        membership = self._membership
-        return Surroundings(
-            publish=self._narration.tell,
-            check_lease=membership.check_lease,
-            stop_requested=lambda: membership.stop_requested,
-            activity=self._activity,
-            break_requested=lambda: membership.break_requested,
-            tell_all=membership.tell_the_rest,
-            keep=self._narration.keep,
-        )
-
 
 def _under(progress: Progress, early_stop: EarlyStopSpec | None) -> Progress:
     """A branch may have another patience, or none: what was an early stop before need not be one for it."""
@@ -302,20 +205,3 @@ def _with_place(failure: Failure) -> str:
     place = {"worker": failure.worker, "lane": failure.lane, "step": failure.step}
     where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
     return f"{where}: {failure.message}"
-
-
-def _within(seconds: float) -> Deadline:
-    over = time.monotonic() + seconds
-    return lambda: over - time.monotonic()
-
-
-def _result(ending: str, digest: str, progress: Progress, samples: int, seconds: float) -> dict[str, Any]:
-    best = progress.best
-    return {
-        "ending": ending,
-        "steps": progress.cursor.step,
-        "weights_digest": digest,
-        "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
-        "final_metrics": progress.metrics,
-        "best": None if best is None else {"value": best.value, "step": best.step},
-    }

@@ -59,7 +59,7 @@ class TensorDigest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor", "local_address")
+    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor", "local_address", "position")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class RegisterRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     host: str
@@ -83,17 +84,32 @@ class RegisterRequest(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorDigest]
     cursor: Cursor
     local_address: str
-    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., local_address: _Optional[str] = ...) -> None: ...
+    position: Position
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., local_address: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("generation", "cursor", "has_left", "has_trained")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    HAS_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    generation: Generation
+    cursor: Cursor
+    has_left: bool
+    has_trained: bool
+    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., has_left: _Optional[bool] = ..., has_trained: _Optional[bool] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("worker", "lease", "refusal")
+    __slots__ = ("worker", "lease", "refusal", "incarnation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     lease: float
     refusal: str
-    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid")
@@ -114,10 +130,12 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lease",)
+    __slots__ = ("lease", "unknown")
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     lease: float
-    def __init__(self, lease: _Optional[float] = ...) -> None: ...
+    unknown: bool
+    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("worker",)
@@ -160,10 +178,12 @@ class StateReport(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ...) -> None: ...
 
 class StateReply(_message.Message):
-    __slots__ = ("refusal",)
+    __slots__ = ("refusal", "unknown")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     refusal: str
-    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+    unknown: bool
+    def __init__(self, refusal: _Optional[str] = ..., unknown: _Optional[bool] = ...) -> None: ...
 
 class StopDirective(_message.Message):
     __slots__ = ("reason",)
