@@ -69,7 +69,8 @@ class CheckpointFolder:
     ) -> Saved:
         """Write a checkpoint; when this returns it is on the disk, under its final name.
 
-        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
+        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
+        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
         # Here, because a launcher that only lists and verifies must not wait for torch.
         from quorate.checkpoint.tensor_file import TensorFile

@@ -43,14 +43,24 @@ class CoordinatorProcess:
         return str(answer["address"])
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._process.poll() is None
 
     @property
     def departure(self) -> str:
-        """How it has ended."""
+        """How it has ended, once it has."""
         return f"the coordinator (pid {self._process.pid}) {describe_departure(self._process.returncode)}"
+
+    def kill(self) -> None:
+        """End it at once, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self, patience: float) -> None:
         """Let it go: it ends by itself when its standard input does."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quorate.core.cursor import Cursor
+from quorate.core.position import Position
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import encode_cursor, encode_generation
-from quorate.worker.standing import Position
+from quorate.wire.proto.codec import encode_cursor, encode_position
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,5 @@ class Registration:
             cursor=encode_cursor(self.cursor),
         )
         if position is not None:
-            request.position.CopyFrom(
-                pb.Position(
-                    generation=encode_generation(position.generation) if position.generation else None,
-                    cursor=encode_cursor(position.cursor),
-                    has_left=position.has_left,
-                    has_trained=position.has_trained,
-                )
-            )
+            request.position.CopyFrom(encode_position(position))
         return request

@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.position import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id
 
@@ -21,17 +21,6 @@ class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.failure,)
-
-
-@dataclass(frozen=True)
-class Position:
-    """What a worker tells a coordinator that was started again: its generation, if it has not left that, or else the
-    cursor where it waits for the next; and whether it holds the state of the job."""
-
-    generation: Generation | None
-    cursor: Cursor
-    has_left: bool
-    has_trained: bool
 
 
 class Standing:
