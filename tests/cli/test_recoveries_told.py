@@ -5,9 +5,13 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from command import JOB, Running, Workplace, await_condition
 from quorate.worker.status import read_status
 from schemas import validate
+
+pytestmark = pytest.mark.faults
 
 BUSY = 100.0
 

@@ -298,12 +298,13 @@ WORKERS = st.integers(-1, 4)
 LIVES = st.integers(0, 2)
 STEPS = st.integers(0, 20)
 PLACES = st.builds(Place, st.none() | STEPS, st.sampled_from(["", "exchange"]))
+SYMPTOMS = st.builds(lambda peer: replace(PEER_LOST, peer=peer), st.none() | WORKERS)
 EVENTS: st.SearchStrategy[MembershipEvent] = st.one_of(
     st.builds(registered, st.integers(0, 3), LIVES),
     st.builds(registered, st.integers(0, 3), LIVES, cursor=st.builds(Cursor, STEPS)),
     st.builds(lambda worker, digest: registered(worker, tensors={"w": digest}), WORKERS, st.sampled_from(["1", "2"])),
     st.builds(heartbeat, WORKERS, st.integers(1, 5), STEPS, st.just(("{}",)), LIVES),
-    st.builds(reported, WORKERS, STEPS, st.integers(1, 3), st.none() | st.just(PEER_LOST), LIVES),
+    st.builds(reported, WORKERS, STEPS, st.integers(1, 3), st.none() | SYMPTOMS, LIVES),
     st.builds(
         FailureReported,
         st.none() | WORKERS,

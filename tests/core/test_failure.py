@@ -22,6 +22,7 @@ numbers = st.none() | st.integers(0, 2**40)
         phase=st.text(),
         traceback=st.text(),
         exit_code=st.integers(0, 255),
+        peer=numbers,
     )
 )
 def test_a_failure_survives_json(failure: Failure) -> None:

@@ -25,6 +25,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
     assert manner == {
         "workers",
         "min_workers",
+        "spares",
         "failure_timeout",
         "step_timeout",
         "runs",

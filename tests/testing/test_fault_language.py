@@ -22,8 +22,9 @@ workers = st.none() | st.integers(0, 99)
 steps = st.integers(1, 10**9)
 phases = st.none() | st.sampled_from(list(PHASES))
 times = st.integers(1, 86_400 * 10**6).map(lambda microseconds: microseconds / 10**6)
-kills = st.builds(Fault, st.just(Act.KILL), workers, steps, phases)
-stops = st.builds(Fault, st.just(Act.STOP), workers, steps, phases, times)
+delays = st.none() | times
+kills = st.builds(Fault, st.just(Act.KILL), workers, steps, phases, after=delays)
+stops = st.builds(Fault, st.just(Act.STOP), workers, steps, phases, times, delays)
 faults = kills | stops
 
 
@@ -36,10 +37,25 @@ faults = kills | stops
         ("  Kill  WORKER 2 at step 7 in exchange ", Fault(Act.KILL, 2, 7, "exchange")),
         ("stop all at step 1 for 250ms in join", Fault(Act.STOP, None, 1, "join", 0.25)),
         ("stop worker 3 at step 9 in forward for 2min", Fault(Act.STOP, 3, 9, "forward", 120.0)),
+        ("kill worker 1 at step 20 in exchange after 5ms", Fault(Act.KILL, 1, 20, "exchange", after=0.005)),
+        ("kill all at step 20 after 1.5s", Fault(Act.KILL, None, 20, after=1.5)),
+        ("stop worker 1 at step 2 for 3s after 0.2ms in apply", Fault(Act.STOP, 1, 2, "apply", 3.0, 0.0002)),
     ],
 )
 def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:
     assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kill worker 1 at step 20 in exchange after 5ms",
+        "kill all at step 2 after 1.5s",
+        "stop worker 0 at step 15 in forward after 0.25ms for 300ms",
+    ],
+)
+def test_a_fault_is_printed_as_people_write_it(text: str) -> None:
+    assert str(parse_fault(text)) == text
 
 
 @given(faults)
@@ -74,7 +90,13 @@ def test_faults_travel_to_the_worker_as_they_are(script: list[Fault]) -> None:
         ),
         ("kill worker 1 at step 20 in data in apply", "it names two phases"),
         ("stop worker 1 at step 20 for 1s for 2s", "it names two times"),
-        ("kill worker 1 at step 20 during apply", "`during` is not understood; expected is in or for"),
+        ("kill worker 1 at step 20 during apply", "`during` is not understood; expected is in, after or for"),
+        ("kill worker 1 at step 20 after 5ms after 5ms", "it names two delays"),
+        ("kill worker 1 at step 20 aftr 5ms", "`aftr` is not understood; did you mean after?"),
+        ("kill worker 1 at step 20 after", "it ends where a delay, such as 5ms is expected"),
+        ("kill worker 1 at step 20 after 5", "`kill worker 1 at step 20 after 5`: `5` is not a time up to a day"),
+        ("kill worker 1 at step 20 after apply", "`apply` is not a time up to a day: write a number and a unit"),
+        ("kill worker 1 at step 20 after 5ms for 3s", "who is killed stays dead"),
         ("stop worker 1 at step 20", "it does not say for how long: add a time, such as `for 3s`"),
         ("kill worker 1 at step 20 for 3s", "who is killed stays dead"),
         ("stop worker 1 at step 20 for 3", "`3` is not a time up to a day: write a number and a unit"),

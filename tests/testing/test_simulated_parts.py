@@ -11,6 +11,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.testing.clock import Process, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
 from quorate.testing.network import Network, Weather
+from quorate.testing.simulated_memory import SimulatedMemory
 from quorate.testing.task import BEGINNING, Course, Holding, apply_step, contribute, undisturbed
 
 COURSE = Course(steps=4, lanes=3, evaluate_every=2, save_every=4)
@@ -96,6 +97,15 @@ def test_a_cut_lets_nothing_pass_in_either_direction_until_it_is_mended() -> Non
     assert send_all() == ["ac", "bc"]
     mend()
     assert send_all() == ["ab", "ac", "ba", "bc"]
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_segment_belongs_to_its_generation_unless_it_is_used_again(is_fresh: bool) -> None:
+    memory = SimulatedMemory(is_fresh=is_fresh)
+    held = memory.segment(FIRST)
+    assert memory.segment(FIRST) is held
+    held[0] = (0, "of an older step")
+    assert memory.segment(GenerationId(1, 2)) == ({} if is_fresh else held)
 
 
 def test_every_mistake_in_a_step_gives_another_digest() -> None:
@@ -216,6 +226,8 @@ def test_the_referee_sees_an_end_that_should_not_be() -> None:
     watching.ended(Failure("WorkerLost", "… so the job is given up; …"), "", "failure")
     watching.ended(None, "", "interrupted")
     watching.ended(None, undisturbed(COURSE)[max(undisturbed(COURSE))], "complete")
+    with pytest.raises(InvariantBroken, match=r"invariant 4.* the job ends with PeerLost"):
+        watching.ended(Failure("PeerLost", "… and no process was found dead: …"), "", "failure")
     with pytest.raises(InvariantBroken, match=r"invariant 4.* the job ends with DivergedError"):
         watching.ended(Failure("DivergedError", "no"), "", "failure")
     with pytest.raises(InvariantBroken, match=r"invariant 2.* the job is complete with other bits"):

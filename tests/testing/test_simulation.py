@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from quorate.testing.mishaps import scenario
+from quorate.testing.mishaps import FAILURE_TIMEOUT, Mishap, scenario
 from quorate.testing.mutants import MUTANTS, Mutant
+from quorate.testing.simulated_membership import Habits
 from quorate.testing.simulation import Simulation, Verdict, shrink
 
 SEEDS = range(300)
@@ -38,9 +39,41 @@ def test_no_invariant_breaks() -> None:
 def test_every_kind_of_mishap_befalls_somebody() -> None:
     told = [line.split("mishap: ")[1] for seed in SEEDS for line in traced(seed).trace if "mishap: " in line]
     kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
-    assert set(kinds) == {"kill", "stop", "cut", "storm", "coordinator", "job"}
+    assert set(kinds) == {"kill", "stop", "cut", "link", "storm", "coordinator", "job"}
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
+
+
+def test_a_link_that_stays_cut_is_avoided_and_the_job_finishes() -> None:
+    told = set()
+    for seed in (seed for seed in SEEDS if any(mishap.kind == "link" for mishap in scenario(seed).mishaps)):
+        verdict = traced(seed)
+        assert verdict.broken is None, seed
+        decided = [line for line in verdict.trace if "coordinator: " in line and "although both are alive" in line]
+        told |= {what for what in MEASURES for line in decided if what in line}
+    assert told == MEASURES
+
+
+MEASURES = {
+    "hosting is re-ordered so that they are not neighbours",
+    "they cannot but be neighbours",
+    "it fails also where they are not neighbours",
+    "is let in again as a trial",
+}
+"""What is done about bad links: on a ring, on a small one, in shared memory, and after a while."""
+
+
+def test_who_wakes_up_writes_where_nobody_reads() -> None:
+    """New memory in every generation is enough: the one that counts as lost need not even be killed."""
+    lenient = Mutant("nobody is killed", Habits(kills_the_expelled=False))
+    stops = [seed for seed in SEEDS if scenario(seed).shares_memory and any(map(_outlasts, scenario(seed).mishaps))]
+    verdicts = [Simulation(seed, lenient, traces=True).run() for seed in stops]
+    assert [verdict.broken for verdict in verdicts if verdict.broken] == []
+    assert any("which counted as lost, is gone" in line for verdict in verdicts for line in verdict.trace)
+
+
+def _outlasts(mishap: Mishap) -> bool:
+    return mishap.kind == "stop" and mishap.phase == "compute" and mishap.seconds > FAILURE_TIMEOUT
 
 
 def traced(seed: int) -> Verdict:

@@ -467,7 +467,7 @@ def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(t
         try:
             with worker_process(served, 0.5, member) as pid:
                 os.kill(pid, signal.SIGSTOP)
-                assert supervisor.news(5.0) == News(None, ((1, pid),))
+                assert supervisor.news(5.0, seen_to=[0, 1]) == News(None, ((1, pid),), workers=2)
                 wait_until(lambda: is_over(member))
                 (lost,) = [event for event in served.events() if event["kind"] == "lost"]
             assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")

@@ -32,7 +32,7 @@ def regroup(one: Generation, *, at_boundary: bool) -> pb.Directive:
 @pytest.fixture
 def standing() -> Standing:
     standing = Standing()
-    standing.join(0, HERE, Cursor(7))
+    standing.join(0, 4711, HERE, Cursor(7))
     return standing
 
 

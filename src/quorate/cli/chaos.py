@@ -56,24 +56,28 @@ def chaos(
 
     A fault kills or stops a worker when it begins a step, or in a phase of it: data, forward, exchange, apply,
     evaluation, checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If
-    the worker is away or the phase does not come then, it is done at the next such moment. The exit code is 0 if every
-    fault came about and both runs end with the same weights, otherwise 1.
+    the worker is away or the phase does not come then, it is done at the next such moment. With `after 5ms` it comes
+    so much later, whatever the worker is doing then. The exit code is 0 if every fault came about, both runs end
+    with the same weights, and every sample was used exactly once an epoch, otherwise 1.
 
     \b
     Examples:
       quorate chaos job.yaml --fault "kill worker 1 at step 20"
       quorate chaos job.yaml --fault "stop worker 0 at step 15 for 3s"
       quorate chaos job.yaml --fault "kill worker 1 at step 9 in exchange"
+      quorate chaos job.yaml --fault "kill worker 1 at step 9 after 5ms"
       quorate chaos job.yaml --fault "kill all at step 40" --against last
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
     from quorate.api import session
     from quorate.api.chaos import reference, try_under, worker_count
     from quorate.api.show import show_on_stderr, show_quietly
-    from quorate.cli.chaos_view import print_trial, to_document
+    from quorate.cli.chaos_view import print_trial, succeeded, to_document
     from quorate.cli.fault_options import wish_for
     from quorate.cli.overrides import overrides
+    from quorate.history.ledger import read_ledger
     from quorate.spec.load import load_job
+    from quorate.storage.run_folder import RunFolder
 
     wish = wish_for(fault, script, at_random, mtbf, seed)
     layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
@@ -88,11 +92,12 @@ def chaos(
         _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
     trial = try_under(wish.script(crowd, undisturbed.steps), resolved, undisturbed, watch)
     _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
+    ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:
-        print_document(to_document(trial))
+        print_document(to_document(trial, ledger))
     else:
-        print_trial(trial, sys.stdout, is_terminal=sys.stdout.isatty())
-    raise typer.Exit(0 if trial.is_same and trial.have_all_fired else 1)
+        print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
+    raise typer.Exit(0 if succeeded(trial, ledger) else 1)
 
 
 def _leave_if_stopped(status: str, code: int, as_json: bool) -> None:

@@ -33,13 +33,13 @@ def most_advanced(left: Place, right: Place) -> Place:
     return max(right, left, key=_progress)
 
 
-def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None) -> Failure:
-    """Why a process that is gone counts as a failure."""
+def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None, *, had_joined: bool = False) -> Failure:
+    """Why a process that is gone counts as a failure. Who is not known may have joined an earlier coordinator."""
     place = most_advanced(known.place, exit_report.place) if known else exit_report.place
     host = exit_report.host or (known.registration.host if known else "")
     who = name_worker(exit_report.worker, exit_report.pid, host)
-    where = _where(place) if known else f"{_where(place)} before it had joined the job"
-    what, hint = _what_happened(exit_report)
+    where = _where(place) if known or had_joined else f"{_where(place)} before it had joined the job"
+    what, hint = what_happened(exit_report)
     if known and known.last_words:
         hint = f" Its last words: {known.last_words}"
     return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, place)
@@ -84,6 +84,15 @@ def autopsy_of_absence(missing: Sequence[int], terms: Terms) -> Failure:
     return _lost(message, missing[0], Place())
 
 
+def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:
+    """What to say of a worker that a new coordinator never heard of."""
+    message = (
+        f"worker {worker} (pid {pid}) did not come back within {terms.timing.failure_timeout:.1f} s after the"
+        " coordinator was replaced: it hangs, or is cut off"
+    )
+    return _lost(message, worker, Place())
+
+
 def autopsy_of_launcher() -> Failure:
     """What to say when nobody is left to look after the workers."""
     return Failure(
@@ -100,7 +109,8 @@ def _lost(message: str, worker: int, place: Place) -> Failure:
     return Failure(WORKER_LOST, message, worker=worker, step=place.step, phase=place.phase)
 
 
-def _what_happened(exit_report: ExitReported) -> tuple[str, str]:
+def what_happened(exit_report: ExitReported) -> tuple[str, str]:
+    """How a process has ended, and what may have been the cause."""
     if exit_report.signal is not None:
         return f"was killed by {_signal_name(exit_report.signal)}", _likely_cause(exit_report.signal)
     if exit_report.exit_code == 0:

@@ -3,21 +3,24 @@
 ::
 
     events    Registered HeartbeatReceived StateReported FailureReported ExitReported Completed StopRequested
-              LauncherGone Tick
+              ResizeRequested LauncherGone Tick
     states    Forming ──everybody stands ready──▶ Training ──all completed──▶ Ended
                  ▲──────a loss, a newcomer───────────┘
                  └────────nobody can go on, or a failure────────────────────▶ Ended
-    actions   Welcome Refuse GrantLease RecordEvents RecordLoss Warn DeclareGeneration Regroup Refill Expel RelayStop
-              EndJob
+              Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
+    actions   Welcome Refuse Recall GrantLease RecordEvents RecordLoss RecordResize Warn DeclareGeneration Regroup
+              Dismiss Refill Expel RelayStop EndJob
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quorate.coordinator.ring_order import Pair
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.position import Position
 from quorate.core.timing import Timing
 
 
@@ -31,6 +34,7 @@ class Terms:
     timing: Timing
     min_workers: int = 1
     step_timeout: float | None = None
+    spares: int = 0
 
     @property
     def registration_limit(self) -> float:
@@ -39,11 +43,44 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class Roster:
+    """Who is there when a coordinator takes the place of another: processes, and places for which one is on its way.
+
+    `has_begun`: there has been a generation.
+    """
+
+    present: frozenset[tuple[int, int]]
+    awaited: frozenset[int]
+    has_begun: bool = True
+
+
+@dataclass(frozen=True)
 class Place:
     """How far a worker was last known to be, and what it was doing."""
 
     step: int | None = None
     phase: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The lane that a worker was in, and the samples of an epoch that it has: `count`, of which `samples` are known."""
+
+    lane: int
+    epoch: int = 0
+    samples: tuple[int, ...] = ()
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A worker that died in the task's own code: in which lane of which step, and how, in words."""
+
+    worker: int
+    step: int
+    phase: str
+    reading: Reading
+    how: str
 
 
 # --- events: what happens to a coordinator
@@ -61,6 +98,8 @@ class Registered:
     tensors: Mapping[str, str] = field(default_factory=dict)
     cursor: Cursor = field(default_factory=Cursor)
     local_address: str = ""
+    # Where it stands, if it was registered with an earlier coordinator.
+    position: Position | None = None
 
     @property
     def process(self) -> tuple[int, str, str]:
@@ -78,6 +117,8 @@ class HeartbeatReceived:
     place: Place
     events: tuple[str, ...] = ()
     pid: int = 0
+    # It has been asked to leave, by whoever owns its machine.
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +126,7 @@ class StateReported:
     """A worker has left its generation. It stands at `cursor`, and takes nothing more of that generation.
 
     The coordinator goes on from such promises only. `symptom` is the broken link that made it leave, if it was one.
+    `is_saved`: there is a checkpoint of where it stands.
     """
 
     worker: int
@@ -92,6 +134,7 @@ class StateReported:
     generation: GenerationId
     cursor: Cursor
     symptom: Failure | None = None
+    is_saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +155,7 @@ class ExitReported:
     exit_code: int | None
     signal: int | None
     place: Place
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +177,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class ResizeRequested:
+    """Somebody wants the job to go on with another number of workers."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
 class LauncherGone:
     """The process that started the coordinator, and that looks after the workers, has ended."""
 
@@ -150,6 +201,7 @@ MembershipEvent = (
     | ExitReported
     | Completed
     | StopRequested
+    | ResizeRequested
     | LauncherGone
     | Tick
 )
@@ -162,9 +214,9 @@ MembershipEvent = (
 class Enrolled:
     """A registered worker, when it was last heard, and its last word.
 
-    `is_ready`: it belongs to no generation, stands at `cursor`, and waits for the next. `has_trained`: it has gone on
-    from where a generation did, so what it holds is the state of the job and not just a beginning. It `moved` on to the
-    step that it is at then, and the `usual` step takes it so many seconds.
+    `within`: the generation that it has not left; without one it stands at `cursor`, and waits for the next.
+    `has_trained`: it has gone on from where a generation did, so what it holds is the state of the job and not just a
+    beginning. It `moved` on to the step that it is at then, and the `usual` step takes it so many seconds.
     """
 
     registration: Registered
@@ -172,8 +224,10 @@ class Enrolled:
     cursor: Cursor
     sequence: int = 0
     place: Place = Place()
-    is_ready: bool = True
+    within: GenerationId | None = None
     has_trained: bool = False
+    is_leaving: bool = False
+    is_saved: bool = False
     last_words: str = ""
     moved: float = 0.0
     usual: float = 0.0
@@ -183,13 +237,39 @@ class Enrolled:
         """Its id."""
         return self.registration.worker
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take part in the next generation."""
+        return self.within is None
+
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A link failed: somebody may be dead, and the proof may be on its way."""
+    """A link failed: somebody may be dead, and the proof may be on its way.
 
-    failure: Failure
+    `symptoms` are what the members of the generation tell of it, in the order in which it is heard.
+    """
+
+    symptoms: tuple[Failure, ...]
     since: float
+
+    @property
+    def failure(self) -> Failure:
+        """What was heard first: the rest may be its consequences."""
+        return self.symptoms[0]
+
+
+@dataclass(frozen=True)
+class WeakLink:
+    """Two workers whose link has failed so many `times` although both were alive, and `failed` then for the last time.
+
+    `apart_helps` until it fails between two that are no neighbours: where everybody is linked to everybody.
+    """
+
+    pair: Pair
+    times: int
+    failed: float
+    apart_helps: bool = True
 
 
 @dataclass(frozen=True)
@@ -198,7 +278,11 @@ class Crew:
 
     terms: Terms
     ticked: float
+    # How many take part; the rest are spares.
+    wanted: int
     enrolled: tuple[Enrolled, ...] = ()
+    # Whether there was a coordinator before: somebody may come whom that one knew.
+    is_successor: bool = False
     # The first that registered: everyone else is compared with it, also when it is gone.
     reference: Registered | None = None
     # Places for which a process is on its way.
@@ -206,15 +290,26 @@ class Crew:
     # Processes that count as lost and have not been reaped; and those that have: a late word of theirs is nobody's.
     expelled: frozenset[tuple[int, int]] = frozenset()
     reaped: frozenset[tuple[int, int]] = frozenset()
+    # Processes that were let go and have not been reaped.
+    dismissed: frozenset[tuple[int, int]] = frozenset()
     suspicion: Suspicion | None = None
+    # Whether a loss is known that explains every link of the last generation that broke.
+    is_explained: bool = False
+    # Links that have failed for no such reason, and how the last generation stood on its ring.
+    links: tuple[WeakLink, ...] = ()
+    ring: tuple[int, ...] = ()
     stop: str | None = None
     # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
     generations: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    # Of what there is a checkpoint for sure.
+    saved: Cursor = field(default_factory=Cursor)
     deaths: int = 0
     futile: int = 0
     # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.
     stillborn: int = 0
+    # Who died one after the other in the task's own code, all at the same step.
+    victims: tuple[Victim, ...] = ()
     # The step that was last reported to take too long.
     slow_step: int | None = None
 
@@ -245,11 +340,28 @@ class Forming:
 
 @dataclass(frozen=True)
 class Training:
-    """A generation is at work; those who are done wait for the others."""
+    """A generation is at work; those who are done wait for the others.
+
+    `is_called`: it has been asked to end at the next step boundary, to let somebody in again who was left out.
+    """
 
     crew: Crew
     generation: Generation
     completed: tuple[Completed, ...] = ()
+    is_called: bool = False
+
+
+@dataclass(frozen=True)
+class Recalling:
+    """A coordinator before this one has died; those who are `missing` have not come back yet.
+
+    `newest` is the highest generation that anybody was in.
+    """
+
+    crew: Crew
+    since: float
+    missing: frozenset[tuple[int, int]]
+    newest: Generation | None = None
 
 
 @dataclass(frozen=True)
@@ -262,8 +374,8 @@ class Ended:
     heard: Mapping[int, int] = field(default_factory=dict)
 
 
-Active = Forming | Training
-State = Forming | Training | Ended
+Active = Recalling | Forming | Training
+State = Active | Ended
 
 
 # --- actions: what a coordinator wants done
@@ -279,10 +391,17 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell a worker that it is not wanted, and why."""
+    """Tell a worker, or somebody who is none, that it cannot have what it asks for, and why."""
+
+    worker: int | None
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Ask a worker of an earlier coordinator to register again, and to tell where it stands."""
 
     worker: int
-    failure: Failure
 
 
 @dataclass(frozen=True)
@@ -316,6 +435,14 @@ class RecordLoss:
 
 
 @dataclass(frozen=True)
+class RecordResize:
+    """Write down that the job goes on with another number of workers."""
+
+    before: int
+    workers: int
+
+
+@dataclass(frozen=True)
 class Warn:
     """Tell the user of something that goes on as it is."""
 
@@ -325,10 +452,22 @@ class Warn:
 
 @dataclass(frozen=True)
 class Regroup:
-    """Tell the members of a generation that it is over: at once, or once they have completed the step they are at."""
+    """Tell the members of a generation that it is over: at once, or once they have completed the step they are at.
+
+    `saves`: they save a checkpoint before.
+    """
 
     generation: GenerationId
     at_boundary: bool
+    saves: bool = False
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Tell a worker that it may leave."""
+
+    worker: int
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -367,12 +506,15 @@ class EndJob:
 Action = (
     Welcome
     | Refuse
+    | Recall
     | GrantLease
     | RecordEvents
     | RecordLoss
+    | RecordResize
     | DeclareGeneration
     | Warn
     | Regroup
+    | Dismiss
     | Refill
     | Expel
     | RelayStop

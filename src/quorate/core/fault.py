@@ -30,7 +30,8 @@ class Act(StrEnum):
 class Fault:
     """One fault. Without a worker it is for all of them; without a phase it comes when the step begins.
 
-    `seconds` is how long a worker stays stopped.
+    `seconds` is how long a worker stays stopped. With `after` it comes so many seconds later than that, whatever the
+    worker is doing then.
     """
 
     act: Act
@@ -38,12 +39,14 @@ class Fault:
     step: int
     phase: str | None = None
     seconds: float | None = None
+    after: float | None = None
 
     def __str__(self) -> str:
         whom = "all" if self.worker is None else f"worker {self.worker}"
         within = f" in {self.phase}" if self.phase else ""
-        time = f" for {_plain(self.seconds)}s" if self.seconds is not None else ""
-        return f"{self.act} {whom} at step {self.step}{within}{time}"
+        delay = f" after {_plain(self.after)}" if self.after is not None else ""
+        time = f" for {_plain(self.seconds)}" if self.seconds is not None else ""
+        return f"{self.act} {whom} at step {self.step}{within}{delay}{time}"
 
     def concerns(self, worker: int) -> bool:
         """Whether it is for this worker."""
@@ -60,5 +63,6 @@ class Fault:
 
 
 def _plain(seconds: float) -> str:
-    """Without an exponent, and whole where it is."""
-    return f"{seconds:f}".rstrip("0").rstrip(".")
+    """A time with its unit: without an exponent, and whole where it is."""
+    number, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    return f"{number:f}".rstrip("0").rstrip(".") + unit

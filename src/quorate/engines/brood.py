@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.coordinator.client import SupervisorClient, Vacancy
+from quorate.coordinator.client import News, SupervisorClient, Vacancy
+from quorate.coordinator.records import Reading
 from quorate.core.errors import JobError, LinkError
 from quorate.core.failure import Failure, JobFailed
+from quorate.engines.log_keeper import LogKeeper
 from quorate.engines.messages import EXITED, FAILED, STARTED
 from quorate.engines.nursery_process import NurseryProcess
 from quorate.storage.run_folder import RunFolder
@@ -44,7 +46,14 @@ class Departed:
             signal=-self.code if self.code < 0 else None,
             step=self.status.step if self.status else None,
             phase=self.status.phase if self.status else "",
+            reading=_reading(self.status) if self.status else None,
         )
+
+
+def _reading(status: Status) -> Reading | None:
+    if status.lane is None:
+        return None
+    return Reading(status.lane, status.epoch or 0, status.samples, status.sample_count)
 
 
 class Brood:
@@ -57,26 +66,35 @@ class Brood:
         assign: Callable[[int, Path | None], Assignment],
     ) -> None:
         self._run = run
+        self._logs = LogKeeper(run.logs)
         self._open_nursery = open_nursery
         self._assign = assign
         self._nursery = open_nursery()
         self._deaths = 0
         self.running: dict[int, int] = {}
+        self._killed: dict[int, int] = {}
         self._starting: dict[int, Path | None] = {}
         self._departed: deque[Departed] = deque()
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
 
     def await_ready(self, give_up: Callable[[], bool]) -> dict[str, str] | None:
         """Facts about the machine and the task, once they are known; None when given up."""
-        return self._nursery.await_ready(give_up)
+
+        def look() -> bool:
+            self._logs.keep(time.monotonic())
+            return give_up()
+
+        return self._nursery.await_ready(look)
 
     def start(self, slot: int, checkpoint: Path | None) -> None:
         """Have a worker in a place, from a checkpoint or from the beginning."""
         self._starting[slot] = checkpoint
+        status_file(self._run, slot).unlink(missing_ok=True)  # the last word of whoever was there before
         self._nursery.start(self._assign(slot, checkpoint))
 
     def look(self, seconds: float) -> None:
         """Learn what has happened to the processes; waits that long for something to happen."""
+        self._logs.keep(time.monotonic())
         try:
             for message in self._nursery.poll(seconds):
                 self._note(message)
@@ -96,6 +114,19 @@ class Brood:
             if vacancy is not None:
                 self._vacant[departed.slot] = time.monotonic() + vacancy.after, vacancy
 
+    def seen_to(self) -> set[int]:
+        """Places that have a process, or will have one, or whose process has yet to be told of."""
+        departed = {one.slot for one in list(self._departed)}
+        return {*list(self.running), *list(self._starting), *list(self._vacant), *departed}
+
+    def heed(self, news: News) -> None:
+        """End who counts as lost, and have somebody in a place where nobody is on the way."""
+        for slot, pid in news.expelled:
+            self._kill(slot, pid)
+        for slot, vacancy in news.vacant.items():
+            if slot not in self.seen_to():
+                self._vacant[slot] = time.monotonic() + vacancy.after, vacancy
+
     def refill(self, newest: Callable[[], Path | None]) -> None:
         """Start those whose time has come; from the newest checkpoint where nobody is left to copy from."""
         for slot, (due, vacancy) in list(self._vacant.items()):
@@ -104,19 +135,27 @@ class Brood:
                 log.info("worker %d is started again", slot)
                 self.start(slot, newest() if vacancy.restore else None)
 
-    def kill(self, slot: int, pid: int) -> None:
-        """End a process that counts as lost: one that was only stopped must not wake up and go on."""
-        if self.running.get(slot) == pid:
+    def _kill(self, slot: int, pid: int) -> None:
+        """One that was only stopped must not wake up and go on. It is told again until it has been reaped."""
+        if self.running.get(slot) == pid and self._killed.get(slot) != pid:
+            self._killed[slot] = pid
             log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
             os.kill(pid, signal.SIGKILL)
 
     def roster(self) -> dict[str, Any]:
         """Who is there, and where somebody is on the way, as the next coordinator is told."""
+        new = {slot for slot in self.running if self._is_new(slot)}
+        known = [(slot, pid) for slot, pid in self.running.items() if slot not in new]
         unreported = [(departed.slot, departed.pid) for departed in self._departed]
         return {
-            "present": [*self.running.items(), *unreported],
-            "awaited": sorted(self._starting.keys() | self._vacant.keys()),
+            "present": [*known, *unreported],
+            "awaited": sorted(self._starting.keys() | self._vacant.keys() | new),
         }
+
+    def _is_new(self, slot: int) -> bool:
+        """Whether no coordinator has heard of the worker in this place yet."""
+        status = read_status(status_file(self._run, slot))
+        return status is None or status.is_new
 
     def note_step(self) -> None:
         """The job advances: the nurseries that died before have not kept it from that."""

@@ -34,6 +34,7 @@ class CoordinatorKeeper:
         self._client: SupervisorClient | None = None
         self._deaths = 0
         self._last_words = ""
+        self._began = time.monotonic()
         self.address = ""
 
     def open(self) -> SupervisorClient:
@@ -56,13 +57,20 @@ class CoordinatorKeeper:
         """The job advances: those who died before have not kept it from that."""
         self._deaths = 0
 
-    def kill(self, why: str) -> None:
-        """End one that does not answer; its successor is another process."""
-        log.warning("the coordinator (pid %d) %s, and is killed", self._process.pid, why)
-        self._process.kill()
+    def kill_if_silent(self, answered: float) -> None:
+        """End one that hangs: it has not answered since then, or since it began. Workers wait a little longer."""
+        silence = time.monotonic() - max(answered, self._began)
+        if self.is_alive and silence > self._timing.failure_timeout:
+            log.warning(
+                "the coordinator (pid %d) has not answered for %.1f s, and is killed", self._process.pid, silence
+            )
+            self._process.kill()
 
-    def replace(self, roster: Mapping[str, Any]) -> bool:
-        """Have another take the place of one that is dead; False if too many have died for nothing."""
+    def replace(self, changes: Mapping[str, Any]) -> bool:
+        """Have another take the place of one that is dead; False if too many have died for nothing.
+
+        `changes` is what its appointment says beside that of the first: who is there.
+        """
         self._last_words = self._process.departure
         self._deaths += 1
         if self._deaths > MOST_DEATHS:
@@ -70,11 +78,11 @@ class CoordinatorKeeper:
         log.warning("%s; another takes its place", self._last_words)
         self._process.close(patience=0)
         _, port = split_address(self.address)
-        began = time.monotonic()
-        self._process = CoordinatorProcess(self._log_file, self._appointment | {"port": port, "roster": dict(roster)})
+        self._began = time.monotonic()
+        self._process = CoordinatorProcess(self._log_file, self._appointment | {"port": port, **changes})
         try:
             self._process.address()
-            log.info("the next coordinator listens after %.2f s", time.monotonic() - began)
+            log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
         except QuorateError as error:
             # The port may not be free yet, say. It is dead, which the next round sees and counts.
             log.warning("the next coordinator could not begin: %s", error)

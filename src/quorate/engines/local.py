@@ -20,6 +20,7 @@ from quorate.core.fault import Fault
 from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
+from quorate.engines.islands import COORDINATOR, Islands
 from quorate.engines.nursery_process import NurseryProcess, Preparation
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
@@ -48,6 +49,8 @@ class Launch:
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+    # Where its processes live, if not all in the launcher's network.
+    islands: Islands | None = None
 
 
 class LocalEngine:
@@ -70,6 +73,7 @@ class LocalEngine:
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._events_from = self._tail.offset
         self._has_formed = False
+        self._spares = launch.spec.spares if launch.errand.is_training else 0
         self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
     def run(self) -> Outcome:
@@ -102,7 +106,8 @@ class LocalEngine:
                 client.stop(self._signals.reason or "interrupted")
                 return Outcome(None, {"ending": self._signals.reason})
             self._accept_facts(facts)
-            with contextlib.closing(OutcomeWatch(client, self._timing.failure_timeout / 4)) as watch:
+            patience = self._timing.failure_timeout / 4
+            with contextlib.closing(OutcomeWatch(client, patience, brood.seen_to)) as watch:
                 return self._supervise(coordinator, brood, client, watch)
         except QuorateError as error:
             self._write_down(Failure.of(error), coordinator, client)
@@ -120,19 +125,19 @@ class LocalEngine:
     def _supervise(
         self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient, watch: OutcomeWatch
     ) -> Outcome:
-        for slot in range(self._launch.workers):
-            status_file(self._launch.run, slot).unlink(missing_ok=True)  # the last word of an earlier part of the run
+        for slot in range(self._launch.workers + self._spares):
             brood.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
+            # First of all: whoever reports to a coordinator that is gone waits for nothing.
+            if self._keep(coordinator, brood, watch):
+                asked = False  # the next one has not heard of it
             self._look_after(brood, client, watch)
             if self._show_events():
                 coordinator.note_step()
                 brood.note_step()
             if self._is_ordered_to_end():
                 raise JobFailed(_stopped_at_once(self._signals, self._launch.errand))
-            if self._keep(coordinator, brood, watch):
-                asked = False  # the next one has not heard of it
             if self._signals.reason and not asked:
                 asked = self._ask_to_stop(client)
                 if not self._has_formed:  # nothing is trained yet that would have to be saved
@@ -148,19 +153,19 @@ class LocalEngine:
         brood.report(client)
         with contextlib.suppress(Empty):
             while True:
-                brood.kill(*watch.expelled.get_nowait())
+                brood.heed(watch.news.get_nowait())
         self._sleepers.wake_those_due(brood.running, time.monotonic())
         brood.refill(self._newest)
 
     def _keep(self, coordinator: CoordinatorKeeper, brood: Brood, watch: OutcomeWatch) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
-        if coordinator.is_alive and watch.is_unanswered:
-            coordinator.kill("does not answer")
+        coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
-        if not coordinator.replace(brood.roster() | {"events_from": self._events_from}):
+        roster = brood.roster() | {"events_from": self._events_from, "has_begun": self._has_formed}
+        workers = watch.workers or self._launch.workers
+        if not coordinator.replace({"workers": workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.last_words))
-        watch.is_unanswered = False
         return True
 
     def _ask_to_stop(self, client: SupervisorClient) -> bool:
@@ -207,6 +212,7 @@ class LocalEngine:
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
             "workers": self._launch.workers,
+            "spares": self._spares,
             # An errand aside may have fewer workers than the job.
             "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,
@@ -214,6 +220,7 @@ class LocalEngine:
             "token": self._token,
             "port": spec.port,
             "log_level": spec.log_level,
+            **self._home(COORDINATOR),
         }
 
     def _preparation(self) -> Preparation:
@@ -242,7 +249,12 @@ class LocalEngine:
             checkpoint=None if checkpoint is None else str(checkpoint),
             errand=launch.errand,
             faults=launch.faults,
+            **self._home(slot),
         )
+
+    def _home(self, place: int) -> dict[str, str]:
+        islands = self._launch.islands
+        return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
 
 
 def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:

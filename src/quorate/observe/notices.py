@@ -111,6 +111,11 @@ def _log(event: Event, _: Progress) -> Notice | None:
     return None if message is None else Notice(str(message), "yellow")
 
 
+def _resize(event: Event, _: Progress) -> Notice:
+    before, workers = event.fields.get("before"), event.fields.get("workers")
+    return Notice(f"asked to go on with {workers} workers instead of {before}", "bold")
+
+
 def _at(event: Event) -> str:
     return "" if event.step is None else f" at step {event.step:,}"
 
@@ -119,6 +124,7 @@ _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "run": _run,
     "generation": _generation,
     "lost": _lost,
+    "resize": _resize,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
     "stop": _stop,

@@ -4,7 +4,8 @@
 
     kill worker 1 at step 20
     stop worker 0 at step 15 for 3s
-    kill worker 1 at step 30 in exchange     # what the worker is doing then
+    kill worker 1 at step 30 in exchange                # what the worker is doing then
+    kill worker 1 at step 30 in exchange after 5ms      # not when it begins with that, but so much later
     kill all at step 40
 """
 
@@ -25,6 +26,7 @@ NOMINAL_STEP = 0.05
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_MORE = "the end, a phase (`in exchange`), a delay (`after 5ms`) or how long it lasts (`for 3s`)"
 _IN_EVERY_STEP = (None, "data", "forward", "exchange", "apply")
 
 
@@ -69,21 +71,23 @@ def parse_fault(text: str) -> Fault:
     words.take_one_of(["at"], "when it happens, such as `at step 20`")
     words.take_one_of(["step"], "when it happens, such as `at step 20`")
     step = words.take_number("the number of a step", least=1)
-    phase, seconds = None, None
+    phase, seconds, after = None, None, None
     while not words.are_over:
-        if words.take_one_of(["in", "for"], "the end, a phase (`in exchange`) or a time (`for 3s`)") == "in":
-            if phase is not None:
-                raise words.mistake("it names two phases")
-            phase = words.take_one_of(list(PHASES), "a phase")
-        else:
-            if seconds is not None:
-                raise words.mistake("it names two times")
-            seconds = parse_duration(words.take("a time, such as 3s"))
+        match words.take_one_of(["in", "after", "for"], _MORE):
+            case "in":
+                words.refuse_second(phase, "phases")
+                phase = words.take_one_of(list(PHASES), "a phase")
+            case "after":
+                words.refuse_second(after, "delays")
+                after = words.take_time("a delay, such as 5ms")
+            case _:
+                words.refuse_second(seconds, "times")
+                seconds = words.take_time("a time, such as 3s")
     if act is Act.STOP and seconds is None:
         raise words.mistake("it does not say for how long: add a time, such as `for 3s`")
     if act is Act.KILL and seconds is not None:
         raise words.mistake("who is killed stays dead: leave out `for`, or write stop instead of kill")
-    return Fault(act, worker, step, phase, seconds)
+    return Fault(act, worker, step, phase, seconds, after)
 
 
 def parse_duration(text: str) -> float:
@@ -173,6 +177,17 @@ class _Words:
         if not re.fullmatch(r"[0-9]{1,15}", word) or int(word) < least:
             raise self.mistake(f"`{word}` is not {what}: write a whole number from {least} on")
         return int(word)
+
+    def take_time(self, what: str) -> float:
+        word = self.take(what)
+        try:
+            return parse_duration(word)
+        except FaultError as error:
+            raise self.mistake(error.message) from None
+
+    def refuse_second(self, first: object, what: str) -> None:
+        if first is not None:
+            raise self.mistake(f"it names two {what}")
 
     def mistake(self, why: str) -> FaultError:
         return FaultError(f"`{self._text}`: {why}")

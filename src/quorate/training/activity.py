@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from time import perf_counter
 
+from quorate.data.ledger import Indices
+
 DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 
@@ -10,8 +12,13 @@ EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 class Activity:
     """Phases of a step: told to whoever watches as they begin, and timed."""
 
-    def __init__(self, tell: Callable[[int, str, int | None], None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[int, str, int | None], None],
+        tell_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
+    ) -> None:
         self._tell = tell
+        self._tell_samples = tell_samples
         self.step = 0
         self.lane: int | None = None
         self.phase = "start"
@@ -27,6 +34,10 @@ class Activity:
         self.phase, self.lane = phase, lane
         self._tell(self.step, phase, lane)
         return Stay(self, phase)
+
+    def reads(self, epoch: int, samples: Indices) -> None:
+        """The lane that the worker is in reads these samples of an epoch."""
+        self._tell_samples(epoch, samples.data)
 
     def leave(self, phase: str, seconds: float) -> None:
         """The worker was in this phase for so long."""

@@ -74,6 +74,7 @@ class Surroundings:
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
+    save_requested: Callable[[], bool] = lambda: False
     tell_all: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
 
@@ -143,7 +144,9 @@ def assemble(
         replica=replica,
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
-        strategy=RingStrategy(reduction, generation, worker, gradients, replica.buffers, courier),
+        strategy=RingStrategy(
+            reduction, generation, worker, gradients, replica.buffers, courier, skips=spec.on_poison == "skip"
+        ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
         saver=Saver(
@@ -160,6 +163,7 @@ def assemble(
         check_lease=outside.check_lease,
         stop_requested=outside.stop_requested,
         break_requested=outside.break_requested,
+        save_requested=outside.save_requested,
         tell_all=outside.tell_all,
         errand=errand,
     )

@@ -7,6 +7,8 @@ from typing import Any
 from quorate.core.fault import Act, Fault
 from quorate.training.errand import Errand
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -23,6 +25,9 @@ class Assignment:
     checkpoint: str | None = None
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
+    host: str = LOOPBACK
+    # The namespace that it lives in, if it is another than that of its parent.
+    network: str = ""
 
     def to_json(self) -> str:
         """One line."""

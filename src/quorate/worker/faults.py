@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -46,7 +47,8 @@ def firings(logs: Path) -> list[Firing]:
 class FaultWatch:
     """Hears what a worker does, passes it on, and has each of its faults come about once in a run.
 
-    A marker is on the disk before the act: who takes the worker's place finds it, and leaves that fault alone.
+    A marker is on the disk before the act: who takes the worker's place finds it, and leaves that fault alone. One that
+    comes after a delay is marked when the delay is over: a worker that is done, or dead, before has not met it.
 
     Where a fault is for somebody who is away because of an earlier one, the others do not run far ahead: whether it
     comes about must not depend on how soon a replacement is there.
@@ -60,6 +62,7 @@ class FaultWatch:
         self._faults = tuple(faults)
         self._members: Collection[int] = self._everyone
         self._is_called: Callable[[], bool] = lambda: True
+        self._place = (0, "start")
         self._pending = {
             number: fault
             for number, fault in enumerate(faults)
@@ -73,13 +76,18 @@ class FaultWatch:
     def tell(self, step: int, phase: str, lane: int | None = None) -> None:
         """The worker begins with this now: if a fault is for this moment, it happens here."""
         self._tell(step, phase, lane)
+        self._place = step + 1 if phase in BETWEEN_STEPS else step, phase
         for number, fault in list(self._pending.items()):
-            if fault.is_due(step, phase) or self._is_dragged_along(number, fault):
+            is_dragged_along = self._is_dragged_along(number, fault)
+            if is_dragged_along or fault.is_due(step, phase):
                 del self._pending[number]
-                self._bring_about(number, fault, step + 1 if phase in BETWEEN_STEPS else step, phase)
-
-        while phase == PHASES["data"] and self._misses_somebody(step) and not self._is_called():
-            time.sleep(0.01)
+                self._bring_about(number, fault, delay=None if is_dragged_along else fault.after)
+        if phase == PHASES["data"] and self._misses_somebody(step):
+            # Under a word of its own: whoever waits on purpose is not held up in its step.
+            self._tell(step, "wait", lane)
+            while self._misses_somebody(step) and not self._is_called():
+                time.sleep(0.01)
+            self._tell(step, phase, lane)
 
     def _misses_somebody(self, step: int) -> bool:
         """Whether a fault of an earlier step waits for somebody who is not here."""
@@ -104,7 +112,18 @@ class FaultWatch:
         """Whether all are to die, and somebody has: nobody may live on, whatever became of the moment for them."""
         return fault.worker is None and fault.act is Act.KILL and self._has_begun(number, fault)
 
-    def _bring_about(self, number: int, fault: Fault, step: int, phase: str) -> None:
+    def _bring_about(self, number: int, fault: Fault, delay: float | None) -> None:
+        """Now; or from a thread of its own, while the worker goes on with what it does."""
+        if delay is None:
+            self._act(number, fault)
+            return
+        log.warning("the fault `%s` is on its way", fault)
+        timer = threading.Timer(delay, self._act, (number, fault))
+        timer.daemon = True  # a worker that is done does not wait for its death
+        timer.start()
+
+    def _act(self, number: int, fault: Fault) -> None:
+        step, phase = self._place
         firing = Firing(number, self._worker, os.getpid(), step, phase)
         try:
             write_new_file(marker_of(self._logs, number, self._worker), [json.dumps(asdict(firing)).encode()])

@@ -67,6 +67,7 @@ class Membership:
             self._calls, self._lease, timing, self._next_heartbeat, self._present_again, clock
         )
         self._registration: Registration | None = None
+        self._is_leaving = False
         self._incarnation = 0
         self._threads: list[threading.Thread] = []
         self._follow_call: Any = None
@@ -75,7 +76,7 @@ class Membership:
 
     def register(self, registration: Registration) -> int:
         """Ask for a place; the worker id. Raises DivergedError, FrameError or JobEnded when it is refused."""
-        self._standing.join(registration.slot, registration.ring_address, registration.cursor)
+        self._standing.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
         self._enrol(registration.request())
         self._registration = registration
         self._start_thread("heartbeat", self._heartbeats.keep_beating)
@@ -103,12 +104,22 @@ class Membership:
             log.info("the coordinator did not take it up: %s", error)
 
     def await_generation(self, after: Generation | None = None) -> Generation:
-        """Wait for a generation that this worker belongs to, newer than the given one."""
+        """Wait for a generation that this worker belongs to, newer than the given one, and for leave to act in it."""
         # A coordinator that is gone forms no generation.
-        return self._standing.await_generation(after, self._check_coordinator_returns, self._timing.heartbeat_every)
+        pause = self._timing.heartbeat_every
+        generation = self._standing.await_generation(after, self._check_coordinator_returns, pause)
+        while self._lease.remaining() <= 0 and not self.ended:
+            self._check_coordinator_returns()
+            self._calls.closing.wait(pause / 10)
+        return generation
 
-    def report_state(self, generation: Generation, cursor: Cursor, symptom: Failure | None) -> None:
-        """Promise that this worker has left a generation, and stands at a cursor until the next. Raises JobEnded."""
+    def report_state(
+        self, generation: Generation, cursor: Cursor, symptom: Failure | None, *, is_saved: bool = False
+    ) -> None:
+        """Promise that this worker has left a generation, and stands at a cursor until the next. Raises JobEnded.
+
+        `is_saved`: there is a checkpoint of it.
+        """
         registration = self._registered()
         self._standing.leave(cursor)
         report = pb.StateReport(
@@ -117,6 +128,7 @@ class Membership:
             generation=encode_id(generation.id),
             cursor=encode_cursor(cursor),
             symptom=encode_failure(symptom),
+            saved=is_saved,
         )
         reply = self._ask_until_answered(self._calls.stub.ReportState, report)
         while reply is not None and reply.unknown:
@@ -146,8 +158,13 @@ class Membership:
 
     @property
     def break_requested(self) -> bool:
-        """Whether the generation shall end at the next step boundary, to let somebody in."""
+        """Whether the generation shall end at the next step boundary, to let somebody in or go."""
         return self._standing.break_requested
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether it shall end there with a checkpoint."""
+        return self._standing.save_requested
 
     @property
     def stop_requested(self) -> str | None:
@@ -162,6 +179,10 @@ class Membership:
     def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
         """Have `close` called when this generation, or the job, is over: from the follow thread, or now if it is."""
         self._standing.close_when_over(generation, close)
+
+    def ask_to_leave(self) -> None:
+        """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
+        self._is_leaving = True
 
     def publish(self, event: Event) -> None:
         """Tell an event with the next heartbeat."""
@@ -181,6 +202,11 @@ class Membership:
                 self._calls.call(self._calls.stub.ReportFailure, report, limit)
         except Exception as error:
             log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._calls.address, error)
+
+    def tell_all(self) -> None:
+        """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough."""
+        self._flush(self.lease_remaining)
+        self.check_lease()
 
     def tell_the_rest(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
@@ -261,6 +287,7 @@ class Membership:
             phase=status.phase,
             events=batch.lines,
             pid=registration.pid,
+            leaving=self._is_leaving,
         )
 
     # --- following

@@ -16,8 +16,9 @@ from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
-from quorate.training.loop import BREAK, Loop
+from quorate.training.loop import Loop
 from quorate.training.progress import Progress
+from quorate.training.strategy import BREAK
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.worker.assembly import Ground, Surroundings, assemble
@@ -60,7 +61,7 @@ class Passage:
             is_new = generation is None
             generation = self.membership.await_generation(after=generation)
             self.faults.enter({member.worker for member in generation.members}, self._is_called)
-            symptom = None
+            symptom, is_saved = None, False
             try:
                 with contextlib.ExitStack() as stack:
                     loop = self._begin(generation, stack)
@@ -69,7 +70,7 @@ class Passage:
                     try:
                         ending = loop.run()
                     finally:
-                        self.progress = loop.progress
+                        self.progress, is_saved = loop.progress, loop.is_saved
                     if ending != BREAK and self._completes(ending, pace):
                         return
             except LinkError as error:
@@ -77,7 +78,7 @@ class Passage:
                     raise
                 log.info("generation %s is over for this worker: %s", generation.id, error)
                 symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
-            self._leave(generation, symptom)
+            self._leave(generation, symptom, is_saved)
 
     def _begin(self, generation: Generation, stack: contextlib.ExitStack) -> Loop:
         """Meet the others, and have the state that they have; what is closed at its end goes on the stack."""
@@ -105,7 +106,7 @@ class Passage:
         self.tell(generation.cursor.step, "join", None)
         credentials = Credentials(self.assignment.token, self.worker, generation.id)
         deadline, lease = _within(self.timing.connect), self.membership.lease_remaining
-        meeting = Meeting(generation, credentials, self.listeners, deadline, lease)
+        meeting = Meeting(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
         trusts_versions = self.ground.replica.optimizers.are_torchs_own
         return meet(meeting, self.ground.plan, trusts_versions=trusts_versions)
 
@@ -127,11 +128,11 @@ class Passage:
         digest = self.ground.replica.weights_digest()
         return self.membership.complete(digest, _result(ending, digest, self.progress, pace.of(self.progress)))
 
-    def _leave(self, generation: Generation, symptom: Failure | None) -> None:
+    def _leave(self, generation: Generation, symptom: Failure | None, is_saved: bool) -> None:
         self.tell(self.progress.cursor.step, "regroup", None)
         # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
         self.membership.tell_the_rest()
-        self.membership.report_state(generation, self.progress.cursor, symptom)
+        self.membership.report_state(generation, self.progress.cursor, symptom, is_saved=is_saved)
 
     def _is_called(self) -> bool:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""
@@ -146,7 +147,8 @@ class Passage:
             stop_requested=lambda: membership.stop_requested,
             activity=self.activity,
             break_requested=lambda: membership.break_requested,
-            tell_all=membership.tell_the_rest,
+            save_requested=lambda: membership.save_requested,
+            tell_all=membership.tell_all,
             keep=self.narration.keep,
         )
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -35,12 +36,11 @@ from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.narration import Narration
 from quorate.worker.passage import Passage
 from quorate.worker.registration import Registration
-from quorate.worker.standing import JobEnded
-from quorate.worker.status import StatusPage, status_file
+from quorate.worker.standing import Dismissed, JobEnded
+from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 ENDED_WITH_THE_JOB = 3
 
 
@@ -74,15 +74,22 @@ class Worker:
         )
         # Nobody watches for faults where there are none.
         self._tell = self._faults.tell if assignment.faults else self._page.write
-        self._activity = Activity(self._tell)
+        self._activity = Activity(self._tell, self._page.write_samples)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
+        # A machine that is taken away warns first: the worker completes its step, and the others go on without it.
+        signal.signal(signal.SIGTERM, lambda *_: self._membership.ask_to_leave())
+        # Loaders are told to end by the same signal, and do.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
             self._train()
             return 0
         except JobEnded as ended:
             return self._leave(ended)
+        except Dismissed as reason:
+            log.info("%s", reason)
+            return 0
         except QuorateError as error:
             if self._membership.ended and isinstance(error, LinkError):
                 return self._leave(error)
@@ -116,9 +123,10 @@ class Worker:
 
     def _train(self) -> None:
         ground, progress = self._build()
-        listeners = Listeners.bind(LOOPBACK, shares_memory=self._spec.links == "auto")
+        listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
+            self._tell(progress.cursor.step, WAITING, None)
             Passage(
                 ground,
                 worker,
@@ -137,8 +145,8 @@ class Worker:
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
-        self._tell(0, "build", None)
-        self._activity.phase = "build"
+        self._tell(0, BUILDING, None)
+        self._activity.phase = BUILDING
         pin_machine(spec.threads, spec.deterministic)
         task = self._configure()
         replica = Replica(task, spec)
@@ -166,7 +174,7 @@ class Worker:
     def _restore(self, ground: Ground) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
-        self._tell(0, "restore", None)
+        self._tell(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent)
         info = next((info for info in folder.list() if info.path == path), None)

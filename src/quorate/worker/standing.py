@@ -23,18 +23,25 @@ class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
         return type(self), (self.failure,)
 
 
+class Dismissed(JobError):  # noqa: N818 (a happening, not a mistake)
+    """This worker was asked to leave, and may: the others have all that it had."""
+
+
 class Standing:
     """Heard by one thread, acted on by another."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._member: tuple[int, str] | None = None
+        self._pid = 0
         self._generation: Generation | None = None
         self._left_at: Cursor | None = Cursor()
         self._has_trained = False
         self._lowest_incarnation = 0
         self._over: GenerationId | None = None
         self._break_at: GenerationId | None = None
+        self._save_at: GenerationId | None = None
+        self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
         self.stop: str | None = None
         self.ended = False
@@ -42,9 +49,9 @@ class Standing:
 
     # --- what the worker does
 
-    def join(self, worker: int, address: str, cursor: Cursor) -> None:
+    def join(self, worker: int, pid: int, address: str, cursor: Cursor) -> None:
         """It has its place, is found at an address, and begins from a cursor."""
-        self._member, self._left_at = (worker, address), cursor
+        self._member, self._pid, self._left_at = (worker, address), pid, cursor
 
     def leave(self, cursor: Cursor) -> None:
         """It has left its generation, for good, and stands at a cursor until the next."""
@@ -72,13 +79,20 @@ class Standing:
 
     @property
     def break_requested(self) -> bool:
-        """Whether the generation shall end at the next step boundary, to let somebody in."""
+        """Whether the generation shall end at the next step boundary, to let somebody in or go."""
         return self._generation is not None and self._break_at == self._generation.id
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether it shall end there with a checkpoint, since nobody who stays holds the state."""
+        return self._generation is not None and self._save_at == self._generation.id
 
     def await_generation(self, after: Generation | None, check: Callable[[], None], pause: float) -> Generation:
         """Wait for one that this worker belongs to, newer than the given one; `check` raises when there is no hope."""
         with self._changed:
             while not self.ended and (self._generation is None or self._generation is after):
+                if self._is_dismissed:
+                    raise Dismissed("this worker was asked to leave, and may")
                 check()
                 self._changed.wait(pause)  # a lease moves while we wait, so it is asked again
             if self.ended or self._generation is None:
@@ -111,7 +125,12 @@ class Standing:
                 case "stop":
                     self.stop = directive.stop.reason
                 case "regroup":
-                    self._regroup(decode_id(directive.regroup.generation), directive.regroup.at_boundary)
+                    self._regroup(directive.regroup)
+                case "dismiss":
+                    whom = directive.dismiss.worker, directive.dismiss.pid
+                    self._is_dismissed = self._is_dismissed or (
+                        self._member is not None and whom == (self._member[0], self._pid)
+                    )
                 case "end":
                     self.failure = decode_failure(directive.end.failure)
                     self.ended = True
@@ -131,8 +150,11 @@ class Standing:
             self._left_at = None
             self._close_links = None
 
-    def _regroup(self, generation: GenerationId, at_boundary: bool) -> None:
-        if at_boundary:
-            self._break_at = generation
-        else:
+    def _regroup(self, regroup: pb.RegroupDirective) -> None:
+        generation = decode_id(regroup.generation)
+        if not regroup.at_boundary:
             self._over = generation
+        elif regroup.saves:
+            self._break_at = self._save_at = generation
+        else:
+            self._break_at = generation

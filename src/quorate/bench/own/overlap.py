@@ -128,6 +128,7 @@ class Place:
             listeners,
             deadline=lambda: over - time.monotonic(),
             lease=lambda: over - time.monotonic(),
+            silence=self.order["limit"],
         )
 
 

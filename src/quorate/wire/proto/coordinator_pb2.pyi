@@ -112,7 +112,7 @@ class RegisterReply(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid")
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class HeartbeatRequest(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker: int
     generation: GenerationId
     sequence: int
@@ -127,7 +128,8 @@ class HeartbeatRequest(_message.Message):
     phase: str
     events: _containers.RepeatedScalarFieldContainer[str]
     pid: int
-    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("lease", "unknown")
@@ -144,38 +146,52 @@ class FollowRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("formed", "stop", "end", "regroup")
+    __slots__ = ("formed", "stop", "end", "regroup", "dismiss")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     REGROUP_FIELD_NUMBER: _ClassVar[int]
+    DISMISS_FIELD_NUMBER: _ClassVar[int]
     formed: Generation
     stop: StopDirective
     end: EndDirective
     regroup: RegroupDirective
-    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ...) -> None: ...
+    dismiss: DismissDirective
+    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ..., dismiss: _Optional[_Union[DismissDirective, _Mapping]] = ...) -> None: ...
 
 class RegroupDirective(_message.Message):
-    __slots__ = ("generation", "at_boundary")
+    __slots__ = ("generation", "at_boundary", "saves")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationId
     at_boundary: bool
-    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ...) -> None: ...
+    saves: bool
+    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ..., saves: _Optional[bool] = ...) -> None: ...
+
+class DismissDirective(_message.Message):
+    __slots__ = ("worker", "pid")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    pid: int
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class StateReport(_message.Message):
-    __slots__ = ("worker", "pid", "generation", "cursor", "symptom")
+    __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     pid: int
     generation: GenerationId
     cursor: Cursor
     symptom: str
-    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ...) -> None: ...
+    saved: bool
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ..., saved: _Optional[bool] = ...) -> None: ...
 
 class StateReply(_message.Message):
     __slots__ = ("refusal", "unknown")
@@ -228,7 +244,7 @@ class CompleteReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., regroup: _Optional[bool] = ...) -> None: ...
 
 class ExitReport(_message.Message):
-    __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase")
+    __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase", "lane", "epoch", "samples", "sample_count")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +252,10 @@ class ExitReport(_message.Message):
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     host: str
@@ -243,7 +263,11 @@ class ExitReport(_message.Message):
     signal: int
     step: int
     phase: str
-    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    lane: int
+    epoch: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    sample_count: int
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., lane: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sample_count: _Optional[int] = ...) -> None: ...
 
 class ExitReply(_message.Message):
     __slots__ = ("refill", "after", "restore")
@@ -261,23 +285,45 @@ class StopRequest(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class ResizeRequest(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+
+class ResizeReply(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+
 class OutcomeRequest(_message.Message):
-    __slots__ = ("timeout",)
+    __slots__ = ("timeout", "seen_to", "workers")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TO_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     timeout: float
-    def __init__(self, timeout: _Optional[float] = ...) -> None: ...
+    seen_to: _containers.RepeatedScalarFieldContainer[int]
+    workers: int
+    def __init__(self, timeout: _Optional[float] = ..., seen_to: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("ended", "failure", "result", "expelled")
+    __slots__ = ("ended", "failure", "result", "expelled", "vacant", "restore", "workers")
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     EXPELLED_FIELD_NUMBER: _ClassVar[int]
+    VACANT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     ended: bool
     failure: str
     result: str
     expelled: _containers.RepeatedCompositeFieldContainer[Expelled]
-    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ...) -> None: ...
+    vacant: _containers.RepeatedScalarFieldContainer[int]
+    restore: bool
+    workers: int
+    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ..., vacant: _Optional[_Iterable[int]] = ..., restore: _Optional[bool] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class Expelled(_message.Message):
     __slots__ = ("slot", "pid")
