@@ -116,3 +116,25 @@ def test_who_is_silent_has_not_died_of_its_samples() -> None:
         state = decide(state, Tick(), now).state
     assert not isinstance(state, Ended)
     assert state.crew.victims == ()
+
+
+def test_who_begins_again_from_a_checkpoint_does_not_get_a_new_budget() -> None:
+    """Two workers die one after the other: each time the second has completed a step, which is no new one."""
+    state: State = training(replace(TERMS, workers=2))
+    for life in range(20):
+        for worker in (0, 1):
+            death = died(life, phase="evaluation", reading=None, worker=worker)
+            state = decide(state, death, 1.0 + life).state
+            if isinstance(state, Ended):
+                assert state.failure is not None
+                assert "without a completed step in between" in state.failure.message
+                return
+            if worker == 0:
+                state = decide(state, reported(1, 1, state.crew.generations, life=life), 1.1 + life).state
+                assert isinstance(state, Training)
+                assert state.generation.cursor == Cursor(1)
+        for worker in (0, 1):
+            state = decide(state, registered(worker, life + 1), 1.5 + life).state
+        assert isinstance(state, Training)
+        assert state.generation.cursor == Cursor(0)
+    raise AssertionError("they die for ever")

@@ -117,7 +117,7 @@ def test_a_part_that_cannot_get_lost() -> None:
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SYSTEM_FOLDERS", "/nowhere")
+    monkeypatch.setattr("quorate.core.programs.SYSTEM_FOLDERS", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     assert why_impossible() == "`ip` is not installed, which islands are made with: install iproute2."
 

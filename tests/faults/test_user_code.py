@@ -90,7 +90,7 @@ class Troubled(quorate.Task):
         indices, inputs, targets = batch
         if {FATAL_SAMPLE} in indices:
             get_into_trouble("loss")
-        if TROUBLE == "fork" and not (HERE / "forked").exists():
+        if TROUBLE == "fork" and {FATAL_SAMPLE} in indices and not (HERE / "forked").exists():
             pid = os.fork()
             if pid == 0:
                 time.sleep(600)

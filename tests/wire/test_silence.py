@@ -61,13 +61,13 @@ def fill_up(sock: socket.socket) -> int:
 
 def test_the_kernel_tells_what_is_acknowledged_and_when() -> None:
     with connection() as (near, far):
-        before = info(near)
+        before, others = info(near), info(far)
         near.sendall(bytes(12345))
         wait_until(lambda: info(near).acknowledged == before.acknowledged + 12345)
         after = info(near)
         assert (after.unacknowledged, after.probes) == (0, 0)
         assert max(after.since_sent, after.since_acknowledgement, info(far).since_data) < 5
-        assert info(far).acknowledged == before.acknowledged
+        assert info(far).acknowledged == others.acknowledged
         wait_until(lambda: info(near).since_sent > 0.1 and info(near).since_acknowledgement > 0.1)
         wait_until(lambda: info(far).since_data > 0.1)
         far.sendall(b"x")
@@ -334,6 +334,10 @@ def test_a_knock_that_is_not_answered_is_a_lost_peer() -> None:
                 knock.check(0.1)
                 time.sleep(0.01)  # between two looks
         knock.check(0.1)  # it asks no longer
+
+
+def test_a_knock_at_an_address_that_is_not_known_says_nothing() -> None:
+    Knock("no-such-host.invalid:1", "worker 1").check(0.0)
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["nobody takes it", "it is refused"])

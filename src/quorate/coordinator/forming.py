@@ -175,7 +175,8 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     chosen = line_up(crew, now)
     generation = form_generation(crew, chosen)
     is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
-    advanced = generation.cursor > crew.cursor or crew.generations == 0
+    # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
+    advanced = generation.cursor > crew.furthest or crew.generations == 0
     futile = 0 if advanced or is_treated else crew.futile + (1 if crew.suspicion else 0)
     if futile > MOST_FUTILE and crew.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(crew, crew.suspicion, blamed), futile), *actions)
@@ -185,6 +186,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         enrolled=tuple(_at_work(known, generation) for known in crew.enrolled),
         generations=generation.id.number,
         cursor=generation.cursor,
+        furthest=max(crew.furthest, generation.cursor),
         ring=chosen.ring,
         deaths=0 if advanced else crew.deaths,
         stillborn=0,

@@ -302,6 +302,8 @@ class Crew:
     # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
     generations: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    # The highest cursor that a generation has begun from: losing everybody does not make it lower.
+    furthest: Cursor = field(default_factory=Cursor)
     # Of what there is a checkpoint for sure.
     saved: Cursor = field(default_factory=Cursor)
     deaths: int = 0

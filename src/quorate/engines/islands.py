@@ -16,7 +16,6 @@ import ipaddress
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import time
@@ -26,6 +25,7 @@ from types import TracebackType
 
 from quorate.core.errors import RequestError
 from quorate.core.networks import inside_network, make_network
+from quorate.core.programs import find_program
 
 COORDINATOR = -1
 """The coordinator's place, where that of a worker is asked for as well."""
@@ -40,7 +40,6 @@ _HUB_HOST, _LAUNCHER_HOST, _FIRST_ISLAND_HOST = 1, 2, 10
 _NOWHERE = "02:00:00:00:00:00"
 """Nobody's: what is sent to it is lost on the way, and the sender does not learn of it."""
 
-_SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 _PROBES_EVERY = 0.02
 _ORPHAN_RETRIES = 3
 
@@ -303,8 +302,7 @@ def _call(program: str, arguments: list[str], told: str = "") -> str:
 
 
 def _find(program: str) -> str:
-    """Programs for root are not on everybody's PATH."""
-    found = shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", os.defpath), _SYSTEM_FOLDERS]))
+    found = find_program(program)
     if found is None:
         raise RequestError(f"`{program}` is not installed, which islands are made with: install iproute2.")
     return found

@@ -155,10 +155,14 @@ class Knock:
     """
 
     def __init__(self, address: str, name: str) -> None:
-        family, kind, protocol, _, place = _places(address, name)[0]
         self._name = name
         self._began = time.monotonic()
-        self._socket: socket.socket | None = socket.socket(family, kind, protocol)
+        self._socket: socket.socket | None = None
+        try:
+            family, kind, protocol, _, place = _places(address, name)[0]
+        except PeerLost:  # it may know our address all the same
+            return
+        self._socket = socket.socket(family, kind, protocol)
         close_in_children(self._socket)
         self._socket.setblocking(False)
         if self._socket.connect_ex(place) != errno.EINPROGRESS:
