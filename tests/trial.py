@@ -50,6 +50,8 @@ def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
     assert document["digest"] == document["undisturbed_digest"]
     assert document["steps"] == max(event["step"] for event in told(place, document, "step"))
     assert document["recoveries"]
+    steps = {event["step"] for event in told(place, document, "step")}
+    assert steps == set(range(1, document["steps"] + 1)), "every step is told"
 
 
 def firings(document: dict[str, Any], fault: str) -> list[tuple[int, str]]:

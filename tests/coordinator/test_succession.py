@@ -6,8 +6,10 @@ import pytest
 
 from coordinator.played import (
     TERMS,
+    Timed,
     completed,
     declared,
+    exited,
     heartbeat,
     killed,
     last_of,
@@ -43,6 +45,7 @@ from quorate.coordinator.records import (
 )
 from quorate.coordinator.succession import ended_as_told, succeed
 from quorate.core.cursor import Cursor
+from quorate.core.exit_codes import LEFT
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.position import Position
@@ -147,6 +150,15 @@ def test_one_that_was_reaped_meanwhile_is_lost_at_once() -> None:
     ]
     formed = declared(last_of(decisions[-1].state, (100.3, reported(0)), (100.3, reported(1))))
     assert workers_of(formed) == [0, 1]
+
+
+def test_one_that_the_coordinator_before_has_let_go_is_no_loss() -> None:
+    pair = later(17, without=2)
+    events: list[Timed] = [(100.1, at_work(0, pair)), (100.1, at_work(1, pair)), (100.2, exited(2, LEFT))]
+    decision = play(taking_over(), *events)[-1]
+    assert RecordLoss not in kinds(decision)
+    assert isinstance(decision.state, Training)
+    assert Refill in kinds(decision)
 
 
 def test_nobody_else_is_lost_before_the_failure_timeout_and_then_is_killed_first() -> None:

@@ -8,7 +8,7 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.testing.clock import Process, VirtualClock
+from quorate.testing.clock import HostClock, Process, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
 from quorate.testing.network import Network, Weather
 from quorate.testing.simulated_memory import SimulatedMemory
@@ -29,6 +29,14 @@ def test_deeds_are_done_in_the_order_of_their_times_and_then_of_their_planning()
         clock.after(seconds, lambda name=name: done.append(f"{name} at {clock.now}"))  # type: ignore[misc]
     run(clock)
     assert done == ["first at 1.0", "second at 1.0", "late at 2.0"]
+
+
+def test_a_clock_that_runs_fast_wakes_early_and_has_its_own_beginning() -> None:
+    true, woken = VirtualClock(), list[float]()
+    fast = HostClock(true, rate=1.25, offset=100.0)
+    fast.after(1.0, lambda: woken.append(fast.time()))
+    run(true)
+    assert (true.now, fast.now, woken) == (0.8, 101.0, [101.0])
 
 
 def test_a_stopped_process_catches_up_and_a_dead_one_does_not() -> None:
@@ -233,6 +241,26 @@ def test_the_referee_sees_an_end_that_should_not_be() -> None:
     with pytest.raises(InvariantBroken, match=r"invariant 2.* the job is complete with other bits"):
         watching.ended(None, "other bits", "complete")
     assert not issubclass(InvariantBroken, QuorateError), "nobody but the simulation may catch it"
+
+
+def test_the_referee_sees_somebody_let_go_with_what_nobody_else_holds() -> None:
+    leaving, other = Witness(4), Witness(0)
+    watching = referee()
+    watching.declared(generation(1, step=4), {0: leaving})
+    with pytest.raises(InvariantBroken, match=r"invariant 2.* worker 0 is let go with step 4 .* nobody else holds"):
+        watching.dismissed(leaving, [leaving, other])
+    watching.dismissed(leaving, [leaving, Witness(3)])
+    watching.commits_checkpoint(leaving, generation(1, step=4))
+    watching.dismissed(leaving, [leaving, other])
+
+
+def test_after_a_succession_what_was_not_answered_may_be_told_again() -> None:
+    watching = referee()
+    watching.recorded(["a"])
+    watching.succeeded()
+    watching.recorded(["a"])
+    with pytest.raises(InvariantBroken, match="an event is recorded twice: a"):
+        watching.recorded(["a"])
 
 
 def test_the_referee_sees_a_place_that_stays_empty() -> None:

@@ -174,7 +174,7 @@ def test_a_stopped_worker_sleeps_for_its_time_and_goes_on(tmp_path: Path) -> Non
 def test_a_fault_that_cannot_be_noted_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = FaultWatch([Fault(Act.KILL, 0, 1)], 0, 1, tmp_path / "gone", lambda *_: None)
     watch.tell(1, "data")
-    assert "`kill worker 0 at step 1` is left out, since it cannot be noted" in caplog.text
+    assert "fault 0 is left out, since it cannot be noted" in caplog.text
 
 
 def test_a_marker_that_is_half_written_is_not_counted(tmp_path: Path) -> None:
@@ -184,3 +184,23 @@ def test_a_marker_that_is_half_written_is_not_counted(tmp_path: Path) -> None:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_slow_worker_lingers_in_its_lanes_from_its_step_on_and_its_successor_does_not(tmp_path: Path) -> None:
+    script = [parse_fault("slow worker 1 4x from step 2")]
+    watch = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    watch.tell(1, "data")
+    assert watch.linger("compute", 0.01) == 0.0
+    watch.tell(2, "data")
+    (firing,) = firings(tmp_path)
+    assert (firing.fault, firing.worker, firing.step) == (0, 1, 2)
+    assert watch.linger("compute", 0.01) >= 0.03
+    assert watch.linger("data", 0.01) == 0.0
+    watch.tell(3, "data")
+    assert watch.linger("compute", 0.01) >= 0.03
+    successor = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    successor.tell(3, "data")
+    assert successor.linger("compute", 0.01) == 0.0
+    other = FaultWatch(script, 0, 2, tmp_path, lambda *_: None)
+    other.tell(3, "data")
+    assert other.linger("compute", 0.01) == 0.0

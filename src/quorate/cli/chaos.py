@@ -54,11 +54,13 @@ def chaos(
 ) -> None:
     """Train a job under faults, and compare the bits with the undisturbed run.
 
-    A fault kills or stops a worker when it begins a step, or in a phase of it: data, forward, exchange, apply,
-    evaluation, checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If
-    the worker is away or the phase does not come then, it is done at the next such moment. With `after 5ms` it comes
-    so much later, whatever the worker is doing then. The exit code is 0 if every fault came about, both runs end
-    with the same weights, and every sample was used exactly once an epoch, otherwise 1.
+    A fault comes when a worker begins a step, or in a phase of it: data, forward, exchange, apply, evaluation,
+    checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If the worker is
+    away or the phase does not come then, it is done at the next such moment; with `after 5ms` so much later.
+
+    Workers are killed, stopped, made slow, asked to leave (term), cut off from the network (as root), added and
+    removed; coordinator and launcher are killed. The exit code is 0 if every fault came about, both runs end with the
+    same weights, and every sample was used exactly once an epoch, otherwise 1.
 
     \b
     Examples:
@@ -66,7 +68,11 @@ def chaos(
       quorate chaos job.yaml --fault "stop worker 0 at step 15 for 3s"
       quorate chaos job.yaml --fault "kill worker 1 at step 9 in exchange"
       quorate chaos job.yaml --fault "kill worker 1 at step 9 after 5ms"
+      quorate chaos job.yaml --fault "slow worker 1 4x from step 10"
       quorate chaos job.yaml --fault "kill all at step 40" --against last
+      quorate chaos job.yaml --fault "kill coordinator at step 30" --fault "kill launcher at step 40"
+      quorate chaos job.yaml --fault "term worker 1 at step 5" --fault "add worker at step 12"
+      quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
     from quorate.api import session
@@ -86,11 +92,12 @@ def chaos(
     crowd = worker_count(resolved)
     undisturbed = None if against is None else reference(against, resolved)
     # What is wrong is told before anything is trained, as far as the number of steps is known.
-    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps)
+    lanes = resolved.spec.lanes
+    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes)
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)
         _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
-    trial = try_under(wish.script(crowd, undisturbed.steps), resolved, undisturbed, watch)
+    trial = try_under(wish.script(crowd, undisturbed.steps, lanes), resolved, undisturbed, watch)
     _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:

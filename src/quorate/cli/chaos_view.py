@@ -88,7 +88,11 @@ def _met(trial: Trial, number: int) -> list[Firing]:
 def _fate(met: list[Firing]) -> str:
     if not met:
         return "not fired"
-    return "fired: " + ", ".join(f"worker {one.worker} at step {one.step} in {_phase(one)}" for one in met)
+    return "fired: " + ", ".join(f"{_who(one)}at step {one.step} in {_phase(one)}" for one in met)
+
+
+def _who(firing: Firing) -> str:
+    return "" if firing.worker is None else f"worker {firing.worker} "
 
 
 def _phase(firing: Firing) -> str:

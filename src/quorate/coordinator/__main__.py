@@ -48,6 +48,7 @@ class Appointment:
     min_workers: int = 1
     step_timeout: float | None = None
     spares: int = 0
+    balance: str = "even"
     # For one that takes the place of another: who is there.
     roster: dict[str, Any] | None = None
     # The namespace that it lives in, if it is another than that of its launcher.
@@ -96,6 +97,7 @@ async def _serve(appointment: Appointment) -> None:
         min_workers=appointment.min_workers,
         step_timeout=appointment.step_timeout,
         spares=appointment.spares,
+        balance=appointment.balance,
     )
     with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
         service = CoordinatorService(terms, chronicle, _begin(terms, chronicle, appointment.roster))

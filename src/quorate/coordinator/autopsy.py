@@ -56,11 +56,12 @@ def autopsy_of_silence(known: Enrolled, now: float, terms: Terms) -> Failure:
     return _lost(message, known.worker, known.place)
 
 
-def autopsy_of_futility(failure: Failure, deaths: int) -> Failure:
+def autopsy_of_futility(failure: Failure, deaths: int, here: int, terms: Terms) -> Failure:
     """What to say when workers die again and again and nothing comes of it."""
+    needed = f" ({here} are left, and min_workers is {terms.min_workers})" if here < terms.min_workers > 1 else ""
     message = (
         f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
-        " between, so the job is given up; `quorate resume` goes on from the newest checkpoint."
+        f" between{needed}, so the job is given up; `quorate resume` goes on from the newest checkpoint."
     )
     return failure.at(message=message)
 
@@ -74,12 +75,13 @@ def autopsy_of_links(failure: Failure, times: int) -> Failure:
     return failure.at(message=message)
 
 
-def autopsy_of_absence(missing: Sequence[int], terms: Terms) -> Failure:
-    """Why a job that never formed is given up."""
+def autopsy_of_absence(missing: Sequence[int], here: int, terms: Terms) -> Failure:
+    """Why a job is given up that waits for workers in vain."""
     names = f"worker {missing[0]}" if len(missing) == 1 else f"workers {', '.join(map(str, missing))}"
+    needed = f", and min_workers is {terms.min_workers}" if here < terms.min_workers > 1 else ""
     message = (
-        f"{names} did not register within {terms.registration_limit:.0f} s of the start"
-        f" ({terms.workers - len(missing)} of {terms.workers} did); the logs folder of the run tells how far they came."
+        f"{names} did not register within {terms.registration_limit:.0f} s; {here} of {terms.workers} workers are"
+        f" here{needed}. The logs folder of the run tells how far they came."
     )
     return _lost(message, missing[0], Place())
 

@@ -77,6 +77,10 @@ class Chronicle:
         """Something that somebody may want to look at."""
         self.write(Event("log", step, {"level": "warning", "message": message}))
 
+    def notice(self, message: str, step: int | None = None) -> None:
+        """Something that is good to know."""
+        self.write(Event("log", step, {"level": "info", "message": message}))
+
     def resized(self, before: int, workers: int) -> None:
         """Somebody wants another number of workers."""
         self.write(Event("resize", fields={"before": before, "workers": workers}))

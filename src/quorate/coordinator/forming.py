@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from quorate.coordinator.autopsy import autopsy_of_futility, autopsy_of_links
+from quorate.coordinator.balance import share_lanes
 from quorate.coordinator.places import call_to_save, dismiss, is_behind_checkpoint, let_go, places, taking_part
 from quorate.coordinator.poison import find_poison, not_survived
 from quorate.coordinator.records import (
@@ -39,7 +40,6 @@ from quorate.coordinator.weak_links import (
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.lanes.hosting import host_lanes
 
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
@@ -100,7 +100,7 @@ def fill_place(
     if crew.stop is None and (poison := find_poison(crew.victims)):
         return end(poison, *actions)
     if crew.deaths > deaths_allowed(crew) and crew.stop is None:
-        return end(autopsy_of_futility(failure, crew.deaths), *actions)
+        return end(autopsy_of_futility(failure, crew.deaths, len(crew.enrolled), crew.terms), *actions)
     crew = replace(crew, awaited=crew.awaited | ({worker} & set(places(crew))))
     if not is_vacant:
         return form_if_ready(replace(state, crew=crew), actions, failure.message, now)
@@ -154,7 +154,7 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     actions = (*actions, *recalled)
     if isinstance(state, Recalling):
         return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
-    crew, dismissals = dismiss(state.crew)
+    crew, dismissals = dismiss(state.crew, is_training=isinstance(state, Training))
     state, actions = replace(state, crew=crew), (*actions, *dismissals)
     if isinstance(state, Training):
         return Decision(state, actions, reason)
@@ -186,6 +186,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         enrolled=tuple(_at_work(known, generation) for known in crew.enrolled),
         generations=generation.id.number,
         cursor=generation.cursor,
+        formed=now,
         furthest=max(crew.furthest, generation.cursor),
         ring=chosen.ring,
         deaths=0 if advanced else crew.deaths,
@@ -245,11 +246,11 @@ def _at_work(known: Enrolled, generation: Generation) -> Enrolled:
 
 
 def form_generation(crew: Crew, chosen: LineUp) -> Generation:
-    """Those who take part, in their order, with the lanes shared as evenly as can be."""
+    """Those who take part, in their order, with the lanes that each hosts."""
     taking_part = [known for worker in chosen.ring if (known := crew.find(worker)) is not None]
     members = (
         Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
-        for known, lanes in zip(taking_part, host_lanes(crew.terms.lanes, len(taking_part)), strict=True)
+        for known, lanes in zip(taking_part, share_lanes(crew, taking_part), strict=True)
     )
     return Generation(GenerationId(crew.terms.incarnation, crew.generations + 1), tuple(members))
 

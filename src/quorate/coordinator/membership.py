@@ -17,6 +17,7 @@ from quorate.coordinator.autopsy import (
     autopsy_of_silence,
     name_enrolled,
 )
+from quorate.coordinator.balance import find_better_sharing
 from quorate.coordinator.comparison import completion_difference, join_difference
 from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, regroup, vacate
 from quorate.coordinator.places import call_together, mark_leaving, places, resized
@@ -36,6 +37,7 @@ from quorate.coordinator.records import (
     Forming,
     GrantLease,
     HeartbeatReceived,
+    Inform,
     LauncherGone,
     MembershipEvent,
     Recall,
@@ -59,9 +61,11 @@ from quorate.coordinator.records import (
     Welcome,
 )
 from quorate.coordinator.stall import Stall, at_place, find_stall
+from quorate.coordinator.stragglers import judge
 from quorate.coordinator.succession import take_back
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError, LinkError
+from quorate.core.exit_codes import LEFT
 from quorate.core.failure import Failure
 
 
@@ -207,9 +211,30 @@ def _hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
         heard = at_place(replace(heard, sequence=event.sequence), event.place, now)
         actions = (*actions, RecordEvents(event.events)) if event.events else actions
     alive: Active = replace(state, crew=_with(state.crew, heard))
+    reason = f"worker {event.worker} is alive"
+    if isinstance(alive, Training) and heard.within == alive.generation.id and event.sequence > known.sequence:
+        alive, told, why = _hear_pace(alive, heard, event, now)
+        actions, reason = (*actions, *told), "; ".join((reason, *why))
     if event.is_leaving and not known.is_leaving:
         return _let_go(alive, known, actions, now)
-    return Decision(alive, actions, f"worker {event.worker} is alive")
+    return Decision(alive, actions, reason)
+
+
+def _hear_pace(
+    state: Training, known: Enrolled, event: HeartbeatReceived, now: float
+) -> tuple[Training, tuple[Action, ...], list[str]]:
+    """Somebody may be much slower than the others, and lanes may be better off elsewhere; why, in sentences."""
+    if event.pace is None:
+        return state, (), []
+    step = event.place.step or 0
+    hosted = state.generation.members[state.generation.position(known.worker)].lanes
+    judged, trouble = judge(state.crew, known, hosted, event.pace)
+    state = replace(state, crew=_with(state.crew, judged))
+    actions: tuple[Action, ...] = (Warn(trouble, step),) if trouble else ()
+    if better := find_better_sharing(state, step, now):
+        actions = (*actions, Inform(better, step), Regroup(state.generation.id, at_boundary=True))
+        state = replace(state, is_called=True)
+    return state, actions, [sentence for sentence in (trouble, better) if sentence]
 
 
 def _let_go(state: Active, known: Enrolled, actions: tuple[Action, ...], now: float) -> Decision:
@@ -365,7 +390,8 @@ def _exit(state: Active, event: ExitReported, now: float) -> Decision:
     if known is not None:
         died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known)))
         return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)
-    if process in crew.dismissed:
+    # An earlier coordinator may have let it go.
+    if process in crew.dismissed or event.exit_code == LEFT:
         return _see_off(state, event, now)
     if process in crew.reaped | crew.expelled:
         return _reap(state, event, now)
@@ -399,6 +425,8 @@ def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
     crew = replace(crew, dismissed=crew.dismissed - {process}, reaped=crew.reaped | {process}, awaited=awaited)
     reason = f"worker {event.worker} (pid {event.pid}) has left"
     left: Active = replace(state, crew=crew)
+    if isinstance(left, Recalling):
+        left = replace(left, missing=left.missing - {process})
     return vacate(left, event.worker, (), reason, now) if is_wanted else form_if_ready(left, (), reason, now)
 
 
@@ -481,5 +509,5 @@ def _give_up_forming(state: Forming, now: float) -> Decision:
     terms = crew.terms
     is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
     if crew.awaited and is_short and now - state.since >= terms.registration_limit:
-        return end(autopsy_of_absence(sorted(crew.awaited), terms))
+        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), terms))
     return Decision(state, (), "nothing is overdue")

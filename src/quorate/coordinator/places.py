@@ -23,7 +23,7 @@ def taking_part(crew: Crew) -> list[Enrolled]:
     staying = _furthest_first(known for known in crew.enrolled if not known.is_leaving)
     chosen = staying[: crew.wanted]
     if must_hand_over(crew):
-        leaving = _furthest_first(known for known in crew.enrolled if known.is_leaving and known.has_trained)
+        leaving = sorted(_holders(crew), key=lambda known: known.worker)
         # Those who stay copy from one who leaves, for as long as that takes; unless it would host no lane.
         chosen = [leaving[0], *staying[: min(crew.wanted, crew.terms.lanes - 1)]] if staying else leaving[: crew.wanted]
     return sorted(chosen, key=lambda known: known.worker)
@@ -33,7 +33,7 @@ def _furthest_first(workers: Iterable[Enrolled]) -> list[Enrolled]:
     """Those first who need not copy anything and are at work already; else those who have most to begin with."""
     by_id = sorted(workers, key=lambda known: known.worker)
     by_cursor = sorted(by_id, key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
-    return sorted(by_cursor, key=lambda known: not known.has_trained)
+    return sorted(by_cursor, key=lambda known: known.is_ready and not known.has_trained)
 
 
 def must_hand_over(crew: Crew) -> bool:
@@ -41,11 +41,19 @@ def must_hand_over(crew: Crew) -> bool:
 
     Where nobody is there to copy it a checkpoint is enough.
     """
-    holders = [known for known in crew.enrolled if known.has_trained]
+    holders = _holders(crew)
     if not holders or not all(known.is_leaving for known in holders):
         return False
     can_be_copied = crew.terms.lanes > 1 and any(not known.is_leaving for known in crew.enrolled)
     return can_be_copied or not any(known.is_saved for known in holders)
+
+
+def _holders(crew: Crew) -> list[Enrolled]:
+    """Who holds the state of the job: those at work, or, where all have told how far they are, the furthest."""
+    trained = [known for known in crew.enrolled if known.has_trained]
+    if not all(known.is_ready for known in crew.enrolled):
+        return trained
+    return [known for known in trained if known.cursor == max(one.cursor for one in trained)]
 
 
 def is_behind_checkpoint(crew: Crew) -> bool:
@@ -74,11 +82,17 @@ def mark_leaving(crew: Crew, workers: Collection[int]) -> Crew:
     return replace(crew, enrolled=enrolled)
 
 
-def dismiss(crew: Crew) -> tuple[Crew, tuple[Action, ...]]:
-    """Let those go who want to leave and can: they are in no generation, and others hold the state, or a checkpoint."""
-    if must_hand_over(crew):
-        return crew, ()
-    return let_go(crew, [known for known in crew.enrolled if known.is_leaving and known.is_ready])
+def dismiss(crew: Crew, *, is_training: bool) -> tuple[Crew, tuple[Action, ...]]:
+    """Let those go who want to leave and can: they are in no generation, and others hold the state, or a checkpoint.
+
+    Between two generations not before everybody has left the last: whoever has not may be dead.
+    """
+    is_safe = is_training or (all(known.is_ready for known in crew.enrolled) and not must_hand_over(crew))
+    return (
+        let_go(crew, [known for known in crew.enrolled if known.is_leaving and known.is_ready])
+        if is_safe
+        else (crew, ())
+    )
 
 
 def let_go(crew: Crew, going: Collection[Enrolled]) -> tuple[Crew, tuple[Action, ...]]:

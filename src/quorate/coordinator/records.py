@@ -8,8 +8,8 @@
                  ▲──────a loss, a newcomer───────────┘
                  └────────nobody can go on, or a failure────────────────────▶ Ended
               Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
-    actions   Welcome Refuse Recall GrantLease RecordEvents RecordLoss RecordResize Warn DeclareGeneration Regroup
-              Dismiss Refill Expel RelayStop EndJob
+    actions   Welcome Refuse Recall GrantLease RecordEvents RecordLoss RecordResize Warn Inform DeclareGeneration
+              Regroup Dismiss Refill Expel RelayStop EndJob
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from quorate.coordinator.ring_order import Pair
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.pace import Pace
 from quorate.core.position import Position
 from quorate.core.timing import Timing
 
@@ -35,6 +36,8 @@ class Terms:
     min_workers: int = 1
     step_timeout: float | None = None
     spares: int = 0
+    # How lanes are shared: "even", or "speed".
+    balance: str = "even"
 
     @property
     def registration_limit(self) -> float:
@@ -70,6 +73,19 @@ class Reading:
     epoch: int = 0
     samples: tuple[int, ...] = ()
     count: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long a worker's own work takes it, smoothed over all its steps so far.
+
+    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_told`: that has been reported.
+    """
+
+    pace: Pace
+    slow_steps: int = 0
+    slow_s: float = 0.0
+    is_told: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,8 @@ class HeartbeatReceived:
     pid: int = 0
     # It has been asked to leave, by whoever owns its machine.
     is_leaving: bool = False
+    # How long its own work took since the last heartbeat, if it has completed steps.
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +249,7 @@ class Enrolled:
     last_words: str = ""
     moved: float = 0.0
     usual: float = 0.0
+    measured: Measured | None = None
 
     @property
     def worker(self) -> int:
@@ -302,6 +321,8 @@ class Crew:
     # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
     generations: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    # When that generation began.
+    formed: float = 0.0
     # The highest cursor that a generation has begun from: losing everybody does not make it lower.
     furthest: Cursor = field(default_factory=Cursor)
     # Of what there is a checkpoint for sure.
@@ -344,7 +365,8 @@ class Forming:
 class Training:
     """A generation is at work; those who are done wait for the others.
 
-    `is_called`: it has been asked to end at the next step boundary, to let somebody in again who was left out.
+    `is_called`: it has been asked to end at the next step boundary, to let somebody in again who was left out, or to
+    share the lanes anew.
     """
 
     crew: Crew
@@ -453,6 +475,14 @@ class Warn:
 
 
 @dataclass(frozen=True)
+class Inform:
+    """Tell the user of something that is as it should be."""
+
+    message: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Regroup:
     """Tell the members of a generation that it is over: at once, or once they have completed the step they are at.
 
@@ -515,6 +545,7 @@ Action = (
     | RecordResize
     | DeclareGeneration
     | Warn
+    | Inform
     | Regroup
     | Dismiss
     | Refill

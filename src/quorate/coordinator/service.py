@@ -28,6 +28,7 @@ from quorate.coordinator.records import (
     FailureReported,
     GrantLease,
     HeartbeatReceived,
+    Inform,
     LauncherGone,
     MembershipEvent,
     Place,
@@ -56,6 +57,7 @@ from quorate.wire.proto.codec import (
     decode_cursor,
     decode_failure,
     decode_id,
+    decode_pace,
     decode_position,
     encode_failure,
 )
@@ -111,6 +113,7 @@ class CoordinatorService(CoordinatorServicer):
                 events=tuple(request.events),
                 pid=request.pid,
                 is_leaving=request.leaving,
+                pace=decode_pace(request.pace) if request.HasField("pace") else None,
             )
         )
         granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
@@ -271,6 +274,8 @@ class CoordinatorService(CoordinatorServicer):
                 self._chronicle.resized(before, workers)
             case Warn(message, step):
                 self._chronicle.warning(message, step)
+            case Inform(message, step):
+                self._chronicle.notice(message, step)
             case RecordEvents(lines):
                 self._chronicle.record(lines)
             case EndJob(None, digest, result):

@@ -31,11 +31,13 @@ from quorate.observe.event import Event
 def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
     """The state of a coordinator that has just taken over."""
     generations = 1 if roster.has_begun else 0
+    # The one before may have left a place empty for a number of workers that nobody else has heard of.
+    empty = frozenset(range(terms.workers + terms.spares)) - {worker for worker, _ in roster.present}
     crew = Crew(
         terms,
         ticked=now,
         wanted=terms.workers,
-        awaited=roster.awaited,
+        awaited=roster.awaited | empty,
         generations=generations,
         is_successor=True,
     )

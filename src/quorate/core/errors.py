@@ -22,6 +22,7 @@
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
         ├── JobEnded            what a worker learns when its coordinator has ended the job
+        ├── Dismissed           what a worker learns when it may leave
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place

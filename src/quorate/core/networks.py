@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quorate.core.errors import RequestError
+from quorate.core.programs import find_program
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,17 @@ def make_network() -> int:
         return os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
     return _aside(make)
+
+
+def can_make_networks() -> bool:
+    """Whether this process can have network namespaces, and the program that joins them."""
+    if find_program("ip") is None:
+        return False
+    try:
+        os.close(make_network())
+    except RequestError:
+        return False
+    return True
 
 
 def enter_network(path: str) -> None:

@@ -1,5 +1,6 @@
 """The workers' processes as their supervisor knows them: one for each place, and another when it is gone."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -63,7 +64,7 @@ class Brood:
         self,
         run: RunFolder,
         open_nursery: Callable[[], NurseryProcess],
-        assign: Callable[[int, Path | None], Assignment],
+        assign: Callable[[int, Path | None, bool], Assignment],
     ) -> None:
         self._run = run
         self._logs = LogKeeper(run.logs)
@@ -73,7 +74,7 @@ class Brood:
         self._deaths = 0
         self.running: dict[int, int] = {}
         self._killed: dict[int, int] = {}
-        self._starting: dict[int, Path | None] = {}
+        self._starting: dict[int, Assignment] = {}
         self._departed: deque[Departed] = deque()
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
 
@@ -86,11 +87,11 @@ class Brood:
 
         return self._nursery.await_ready(look)
 
-    def start(self, slot: int, checkpoint: Path | None) -> None:
+    def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
         """Have a worker in a place, from a checkpoint or from the beginning."""
-        self._starting[slot] = checkpoint
+        self._starting[slot] = assignment = self._assign(slot, checkpoint, is_replacement)
         status_file(self._run, slot).unlink(missing_ok=True)  # the last word of whoever was there before
-        self._nursery.start(self._assign(slot, checkpoint))
+        self._nursery.start(assignment)
 
     def look(self, seconds: float) -> None:
         """Learn what has happened to the processes; waits that long for something to happen."""
@@ -133,14 +134,15 @@ class Brood:
             if time.monotonic() >= due:
                 del self._vacant[slot]
                 log.info("worker %d is started again", slot)
-                self.start(slot, newest() if vacancy.restore else None)
+                self.start(slot, newest() if vacancy.restore else None, is_replacement=True)
 
     def _kill(self, slot: int, pid: int) -> None:
         """One that was only stopped must not wake up and go on. It is told again until it has been reaped."""
         if self.running.get(slot) == pid and self._killed.get(slot) != pid:
             self._killed[slot] = pid
             log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGKILL)
 
     def roster(self) -> dict[str, Any]:
         """Who is there, and where somebody is on the way, as the next coordinator is told."""
@@ -202,5 +204,5 @@ class Brood:
             self._depart(slot, pid, -signal.SIGKILL)
         self.running.clear()
         self._nursery = self._open_nursery()
-        for slot, checkpoint in self._starting.items():
-            self._nursery.start(self._assign(slot, checkpoint))
+        for assignment in self._starting.values():
+            self._nursery.start(assignment)

@@ -34,7 +34,7 @@ class CoordinatorKeeper:
         self._client: SupervisorClient | None = None
         self._deaths = 0
         self._last_words = ""
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self.address = ""
 
     def open(self) -> SupervisorClient:
@@ -57,13 +57,20 @@ class CoordinatorKeeper:
         """The job advances: those who died before have not kept it from that."""
         self._deaths = 0
 
+    def kill(self) -> None:
+        """End it at once; the next round sees that."""
+        self._process.kill()
+
     def kill_if_silent(self, answered: float) -> None:
         """End one that hangs: it has not answered since then, or since it began. Workers wait a little longer."""
-        silence = time.monotonic() - max(answered, self._began)
-        if self.is_alive and silence > self._timing.failure_timeout:
-            log.warning(
-                "the coordinator (pid %d) has not answered for %.1f s, and is killed", self._process.pid, silence
-            )
+        now, limit = time.monotonic(), self._timing.failure_timeout
+        if now - self._looked > limit / 2:
+            self._began = now  # nobody is to blame for a pause of the launcher itself
+        self._looked = now
+        silence = now - max(answered, self._began)
+        if self.is_alive and silence > limit:
+            pid = self._process.pid
+            log.warning("the coordinator (pid %d) has not answered for %.1f s, and is killed", pid, silence)
             self._process.kill()
 
     def replace(self, changes: Mapping[str, Any]) -> bool:

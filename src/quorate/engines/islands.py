@@ -19,11 +19,13 @@ import random
 import socket
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from quorate.core.errors import RequestError
+from quorate.core.fault import Act, Fault
 from quorate.core.networks import inside_network, make_network
 from quorate.core.programs import find_program
 
@@ -51,6 +53,16 @@ class Island:
     network: str
     address: str
     device: str
+
+
+@contextlib.contextmanager
+def islands_for(faults: Sequence[Fault], places: int) -> Iterator["Islands | None"]:
+    """Islands for a job in which somebody is cut off, one for each place that it may come to have; else none."""
+    if not any(fault.act is Act.CUT for fault in faults):
+        yield None
+        return
+    with Islands(places + sum(fault.act is Act.ADD for fault in faults)) as islands:
+        yield islands
 
 
 class Islands:

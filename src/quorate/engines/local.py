@@ -21,6 +21,7 @@ from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
 from quorate.engines.islands import COORDINATOR, Islands
+from quorate.engines.mishaps import Mishaps
 from quorate.engines.nursery_process import NurseryProcess, Preparation
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
@@ -90,7 +91,9 @@ class LocalEngine:
                 brood = Brood(
                     self._launch.run,
                     open_nursery=lambda: NurseryProcess(logs / "nursery.log", self._preparation()),
-                    assign=lambda slot, checkpoint: self._assignment(slot, coordinator.address, checkpoint),
+                    assign=lambda slot, checkpoint, is_replacement: self._assignment(
+                        slot, coordinator.address, checkpoint, is_replacement=is_replacement
+                    ),
                 )
                 stack.callback(brood.close)
                 # Asked first, while torch is being imported: a port in use is told at once.
@@ -128,11 +131,20 @@ class LocalEngine:
         for slot in range(self._launch.workers + self._spares):
             brood.start(slot, self._launch.checkpoint)
         asked = False
+        mishaps = Mishaps(
+            self._launch.faults,
+            self._launch.run.logs,
+            coordinator,
+            client,
+            workers=lambda: watch.workers or self._launch.workers,
+            islands=self._launch.islands,
+        )
         while watch.outcome is None:
             # First of all: whoever reports to a coordinator that is gone waits for nothing.
             if self._keep(coordinator, brood, watch):
                 asked = False  # the next one has not heard of it
             self._look_after(brood, client, watch)
+            mishaps.bring_about(time.monotonic())
             if self._show_events():
                 coordinator.note_step()
                 brood.note_step()
@@ -217,6 +229,7 @@ class LocalEngine:
             "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,
             "step_timeout": spec.step_timeout,
+            "balance": spec.balance,
             "token": self._token,
             "port": spec.port,
             "log_level": spec.log_level,
@@ -235,7 +248,7 @@ class LocalEngine:
             deterministic=spec.deterministic,
         )
 
-    def _assignment(self, slot: int, address: str, checkpoint: Path | None) -> Assignment:
+    def _assignment(self, slot: int, address: str, checkpoint: Path | None, *, is_replacement: bool) -> Assignment:
         launch = self._launch
         return Assignment(
             run=str(launch.run.path),
@@ -247,6 +260,7 @@ class LocalEngine:
             coordinator=address,
             token=self._token,
             checkpoint=None if checkpoint is None else str(checkpoint),
+            is_replacement=is_replacement,
             errand=launch.errand,
             faults=launch.faults,
             **self._home(slot),

@@ -108,7 +108,8 @@ def _why_early(progress: Progress) -> str:
 
 def _log(event: Event, _: Progress) -> Notice | None:
     message = event.fields.get("message")
-    return None if message is None else Notice(str(message), "yellow")
+    style = "bold" if event.fields.get("level") == "info" else "yellow"
+    return None if message is None else Notice(str(message), style)
 
 
 def _resize(event: Event, _: Progress) -> Notice:

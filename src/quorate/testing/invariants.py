@@ -97,10 +97,13 @@ class Referee:
         self.successions += 1
 
     def dismissed(self, worker: Watched, others: Iterable[Watched]) -> None:
-        """A worker is let go: if it was at work, what it holds is held by another, or saved."""
+        """A worker is let go: if it was at work, what it holds is saved, or held by one of these others.
+
+        They may be dead, as long as nobody has been told.
+        """
         if (worker.slot, worker.pid) not in self._at_work:
             return
-        steps = [other.holding.cursor.step for other in others if other.is_alive and other is not worker]
+        steps = [other.holding.cursor.step for other in others if other is not worker]
         steps += [commit.holding.cursor.step for commit in self.commits]
         # Where a generation broke, it may be one step further than those who stay.
         if worker.holding.cursor.step > max(steps, default=0) + 1:

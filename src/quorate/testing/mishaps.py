@@ -140,7 +140,7 @@ def _crashes(chance: random.Random, others: list[Mishap], length: float) -> list
     at = chance.choice(others).at if others and chance.random() < 0.5 else chance.uniform(0.0, 1.2 * length)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         phase = chance.choice(DECISIONS) if chance.random() < 0.6 else ""
-        away = FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
+        away = FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.02, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
         crashes.append(Mishap(CRASH, at, phase=phase, nth=chance.choice((1, 1, 1, 2, 3)), seconds=away))
         at += away + chance.choice((0.01, 0.1, 1.0)) * chance.random()
     return crashes

@@ -9,6 +9,7 @@ from quorate.coordinator.records import (
     DeclareGeneration,
     Ended,
     MembershipEvent,
+    Regroup,
     State,
     StateReported,
     Training,
@@ -55,11 +56,12 @@ def decide_by_the_first(state: State, event: MembershipEvent, now: float) -> Dec
 
 
 def decide_to_let_go(state: State, event: MembershipEvent, now: float) -> Decision:
-    """Let those who want to leave go at once, also where nobody else holds the state and it is not saved."""
-    if not isinstance(state, Ended):
-        enrolled = tuple(replace(known, is_saved=known.is_saved or known.is_leaving) for known in state.crew.enrolled)
-        state = replace(state, crew=replace(state.crew, enrolled=enrolled))
-    return decide(state, event, now)
+    """Take everything for saved: those who want to leave do, also where nobody else holds the state."""
+    if isinstance(event, StateReported):
+        event = replace(event, is_saved=True)
+    decision = decide(state, event, now)
+    actions = tuple(replace(one, saves=False) if isinstance(one, Regroup) else one for one in decision.actions)
+    return replace(decision, actions=actions)
 
 
 SOUND = Mutant("sound")
@@ -78,5 +80,6 @@ MUTANTS = (
     Mutant("a rebuild from the first worker to report", decide=decide_by_the_first),
     Mutant("an incarnation used again", counts_incarnations=False),
     Mutant("a late word of an earlier coordinator heeded", Habits(ignores_late_words=False)),
+    Mutant("a worker deaf to the coordinator that it has come back to", Habits(goes_by_who_recalls=False)),
     Mutant("the only holder of the state let go", decide=decide_to_let_go),
 )

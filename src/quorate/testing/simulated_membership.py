@@ -130,6 +130,7 @@ class SimulatedMember(Process):
         self._began_at = holding.cursor
         self._standing = Standing() if around.habits.ignores_late_words else Credulous()
         self._incarnation = 0
+        self._presented_to = 0
         self._is_leaving = False
         # Calls that have not been answered, and whom they were made to.
         self._calls: list[tuple[SimulatedCoordinator, Callable[[Reply | None], None]]] = []
@@ -138,6 +139,8 @@ class SimulatedMember(Process):
         self._told = 0
         self._early: dict[int, pb.Directive] = {}
         self._followed: SimulatedCoordinator | None = None
+        self._lags_behind: SimulatedCoordinator | None = None
+        self._unread: list[Callable[[], None]] = []
         self._hang_up: Callable[[], None] = lambda: None
         # The main thread.
         self._turn = 0
@@ -172,8 +175,15 @@ class SimulatedMember(Process):
         for finish in lost:
             finish(None)
 
+    def lag_behind(self, coordinator: SimulatedCoordinator) -> None:
+        """Read what a coordinator has said only later."""
+        self._lags_behind = coordinator
+
     def lose_stream(self, coordinator: SimulatedCoordinator) -> None:
-        """Nothing more comes from a coordinator."""
+        """Read what a coordinator has said last; nothing more comes from it."""
+        unread, self._unread, self._lags_behind = self._unread, [], None
+        for hear in unread:
+            hear()
         if self._followed is coordinator:
             self._break_off(self._stream)
 
@@ -267,6 +277,7 @@ class SimulatedMember(Process):
         Heartbeats and the main thread may both be asked to. What comes before the incarnation of who asks is over, and
         not what comes before the next after the one that this worker has come back to meanwhile.
         """
+        self._presented_to = max(self._presented_to, recall.incarnation)
         before = recall.incarnation - 1 if self._habits.goes_by_who_recalls else self._incarnation
         position = self._standing.present(before)
         sent = self.clock.now
@@ -416,7 +427,14 @@ class SimulatedMember(Process):
 
         def tell(directive: pb.Directive) -> None:
             index = next(count)
-            self._network.send(coordinator, self, lambda: self._hear(stream, index, directive), break_off)
+
+            def hear() -> None:
+                if self._lags_behind is coordinator:
+                    self._unread.append(lambda: self._hear(stream, index, directive))
+                else:
+                    self._hear(stream, index, directive)
+
+            self._network.send(coordinator, self, hear, break_off)
 
         def begin() -> None:
             if stream == self._stream and self.is_alive and not begun:
@@ -443,5 +461,8 @@ class SimulatedMember(Process):
             heard = self._early.pop(self._told - 1)
             if heard.HasField("end"):
                 self._lease.end()
+            # The next coordinator counts on whoever has come back to it: an earlier one lets nobody go any more.
+            if heard.HasField("dismiss") and self._followed and self._followed.incarnation < self._presented_to:
+                continue
             self._standing.heed(heard)
         self._notify()

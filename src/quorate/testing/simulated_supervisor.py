@@ -27,8 +27,8 @@ REAPING = 0.003
 """Seconds from the end of a process to its being noticed."""
 
 
-CONFIRMING = 0.4
-"""Seconds after which the supervisor knows at the latest that a process has started."""
+CONFIRMING = 0.05
+"""Seconds after which the supervisor knows that a process has started, at the latest: before it can have registered."""
 
 
 class Child(Protocol):
@@ -91,6 +91,10 @@ class SimulatedSupervisor(Process):
         """Those of these places in which no process is, nor will be soon."""
         taken = {slot for (slot, _), child in self._present.items() if child.is_alive} | self._expected
         return [slot for slot in places if slot not in taken]
+
+    def has_reported(self, child: Child) -> bool:
+        """Whether the end of a process has been told, and answered."""
+        return (child.slot, child.pid) not in self._present
 
     def reap(self, child: Child) -> None:
         """A process has ended."""

@@ -216,7 +216,8 @@ class Simulation:
             case Dismiss():
                 worker = self._workers[action.worker]
                 if worker.pid == action.pid and worker.is_alive:
-                    self._referee.dismissed(worker, self._workers.values())
+                    others = (one for one in self._workers.values() if not self._supervisor.has_reported(one))
+                    self._referee.dismissed(worker, others)
             case EndJob():
                 assert isinstance(state, Ended)
                 self._ending = "failure" if action.failure else str(action.result.get("ending", ""))
@@ -233,7 +234,8 @@ class Simulation:
                 0.001 * self._chance.random(), partial(worker.do, partial(worker.lose_calls, coordinator))
             )
             # What it has said last may still lie unread in a worker that calls the next one already.
-            lag = self._chance.choice((0.001, 0.001, 0.1, 0.5)) * self._chance.random()
+            worker.lag_behind(coordinator)
+            lag = self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random()
             self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
         self._clock.after(seconds, partial(self._succeed, coordinator))
 

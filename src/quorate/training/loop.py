@@ -48,6 +48,7 @@ class Loop:
     tell_all: Callable[[], None]
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
+    _is_warm: bool = False
 
     def run(self) -> str:
         """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
@@ -98,9 +99,16 @@ class Loop:
         self.check_lease()
         with self.activity.during(APPLY):
             norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
+        self._tell_times()
         self.progress = self.progress.after_step(agreement.samples if agreement.skipped is None else 0)
         self._publish_step(step, agreement, norms)
         return agreement.stop
+
+    def _tell_times(self) -> None:
+        """Not of the first step, which waits for loaders that have just been started."""
+        if self._is_warm:
+            self.activity.end_step(len(self.strategy.hosted))
+        self._is_warm = True
 
     def _wish(self) -> str | None:
         """What this worker has been asked to do at the end of the step; all do it, or none."""

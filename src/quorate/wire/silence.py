@@ -24,6 +24,9 @@ SHORTEST_PROBE = 1
 FEWEST_PROBES = 2
 """One probe without an answer may just be lost."""
 
+LONGEST_PROBE, MOST_PROBES = 32767, 127
+"""What the kernel takes."""
+
 # Of the kernel's tcp_info: probes (at 3), unacked (24), last_data_sent (44), last_data_recv (52), last_ack_recv (56),
 # bytes_acked (120). Kernels only ever add to its end.
 _TCP_INFO = struct.Struct("=3xB20xI16xI4xII60xQ")
@@ -70,11 +73,12 @@ class Silence:
         # The bytes that were acknowledged when something more was seen to be on its way, and the moment.
         self._owed: tuple[int, float] | None = None
         self._suspected: float | None = None
-        probe_every = max(SHORTEST_PROBE, int(limit / LOOKS))
+        probe_every = int(min(max(SHORTEST_PROBE, limit / LOOKS), LONGEST_PROBE))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_every)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_every)
         # If nobody looks, the kernel ends the connection by itself, a little later.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(FEWEST_PROBES, math.ceil(limit / probe_every)))
+        count = math.ceil(min(max(FEWEST_PROBES, limit / probe_every), MOST_PROBES))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def proven(self) -> float | None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quorate.core.fault import Act, Fault
+from quorate.core.fault import Fault
 from quorate.training.errand import Errand
 
 LOOPBACK = "127.0.0.1"
@@ -23,6 +23,7 @@ class Assignment:
     coordinator: str
     token: str
     checkpoint: str | None = None
+    is_replacement: bool = False
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
     host: str = LOOPBACK
@@ -37,5 +38,5 @@ class Assignment:
     def from_json(cls, text: str) -> "Assignment":
         """From that line."""
         fields = json.loads(text)
-        faults = tuple(Fault(**fault | {"act": Act(fault["act"])}) for fault in fields["faults"])
+        faults = tuple(Fault.from_dict(fault) for fault in fields["faults"])
         return cls(**fields | {"errand": Errand(**fields["errand"]), "faults": faults})

@@ -14,10 +14,11 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
+from quorate.core.pace import Pace
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failure, encode_id
+from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failure, encode_id, encode_pace
 from quorate.worker.calls import Calls
 from quorate.worker.heartbeats import Heartbeats
 from quorate.worker.lease import Clock, Lease
@@ -55,10 +56,12 @@ class Membership:
         token: str,
         timing: Timing,
         status: Callable[[], WorkerStatus],
+        pace: Callable[[], Pace | None] = lambda: None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._timing = timing
         self._status = status
+        self._pace = pace
         self._clock = clock
         self._calls = Calls(address, token, timing)
         self._lease = Lease(timing, clock)
@@ -208,6 +211,10 @@ class Membership:
         self._flush(self.lease_remaining)
         self.check_lease()
 
+    def tell_before_promise(self) -> None:
+        """Send what is queued, for as long as a coordinator may come back that could hear a promise, too."""
+        self._flush(lambda: -1.0 if self.ended else self._lease.remaining() + self._timing.failure_timeout)
+
     def tell_the_rest(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
         end = self._clock() + _REST_LIMIT
@@ -288,6 +295,7 @@ class Membership:
             events=batch.lines,
             pid=registration.pid,
             leaving=self._is_leaving,
+            pace=encode_pace(self._pace()),
         )
 
     # --- following

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[[int, str, int | None], None]
 
+GLANCE = 0.1
+"""Seconds between two looks at whether a generation is over, for those who wait for its members."""
+
 
 @dataclass
 class Passage:
@@ -89,6 +92,8 @@ class Passage:
         self.membership.close_when_over(generation, reduction.close)
         self._align(generation, reduction)
         self.membership.hold_state()
+        # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
+        self.activity.begin_step(self.progress.cursor.step)
         loop = assemble(
             self.ground,
             generation,
@@ -105,10 +110,20 @@ class Passage:
     def _meet(self, generation: Generation) -> tuple[Reduction, GradientMemory]:
         self.tell(generation.cursor.step, "join", None)
         credentials = Credentials(self.assignment.token, self.worker, generation.id)
-        deadline, lease = _within(self.timing.connect), self.membership.lease_remaining
+        deadline, lease = self._while_it_lasts(self.timing.connect), self.membership.lease_remaining
         meeting = Meeting(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
         trusts_versions = self.ground.replica.optimizers.are_torchs_own
         return meet(meeting, self.ground.plan, trusts_versions=trusts_versions)
+
+    def _while_it_lasts(self, seconds: float) -> Deadline:
+        """A deadline that also ends with the generation: whoever waits for one that has died waits in vain."""
+        over = time.monotonic() + seconds
+
+        def remaining() -> float:
+            self.membership.check_lease()
+            return min(over - time.monotonic(), GLANCE)
+
+        return remaining
 
     def _align(self, generation: Generation, reduction: Reduction) -> None:
         if not generation.behind:
@@ -120,9 +135,6 @@ class Passage:
             seconds = round(time.perf_counter() - began, 4)
             fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
             self.narration.tell(Event("copied", self.progress.cursor.step, fields))
-        if self.worker in generation.behind:
-            # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
-            self.activity.begin_step(self.progress.cursor.step)
 
     def _completes(self, ending: str, pace: "_Pace") -> bool:
         digest = self.ground.replica.weights_digest()
@@ -131,7 +143,7 @@ class Passage:
     def _leave(self, generation: Generation, symptom: Failure | None, is_saved: bool) -> None:
         self.tell(self.progress.cursor.step, "regroup", None)
         # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
-        self.membership.tell_the_rest()
+        self.membership.tell_before_promise()
         self.membership.report_state(generation, self.progress.cursor, symptom, is_saved=is_saved)
 
     def _is_called(self) -> bool:
@@ -162,11 +174,6 @@ class _Pace:
     def of(self, progress: Progress) -> float:
         seconds = time.perf_counter() - self._since
         return round((progress.samples - self._samples) / seconds, 1) if seconds > 0 else 0.0
-
-
-def _within(seconds: float) -> Deadline:
-    over = time.monotonic() + seconds
-    return lambda: over - time.monotonic()
 
 
 def _result(ending: str, digest: str, progress: Progress, samples_per_second: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, LinkError, QuorateError
+from quorate.core.exit_codes import ENDED_WITH_THE_JOB, LEFT
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
@@ -34,14 +35,13 @@ from quorate.worker.assignment import Assignment
 from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.narration import Narration
+from quorate.worker.pace import PaceMeter
 from quorate.worker.passage import Passage
 from quorate.worker.registration import Registration
 from quorate.worker.standing import Dismissed, JobEnded
 from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
-
-ENDED_WITH_THE_JOB = 3
 
 
 def start_log(assignment: Assignment) -> None:
@@ -67,14 +67,18 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
-        self._membership = Membership(assignment.coordinator, assignment.token, self._timing, self._status)
+        self._pace = PaceMeter()
+        self._membership = Membership(
+            assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
+        )
         self._narration = Narration(self._membership.publish, self._timing)
         self._faults = FaultWatch(
             assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
         )
         # Nobody watches for faults where there are none.
         self._tell = self._faults.tell if assignment.faults else self._page.write
-        self._activity = Activity(self._tell, self._page.write_samples)
+        linger = self._faults.linger if assignment.faults else None
+        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, linger)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -89,7 +93,7 @@ class Worker:
             return self._leave(ended)
         except Dismissed as reason:
             log.info("%s", reason)
-            return 0
+            return LEFT
         except QuorateError as error:
             if self._membership.ended and isinstance(error, LinkError):
                 return self._leave(error)
@@ -178,6 +182,11 @@ class Worker:
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent)
         info = next((info for info in folder.list() if info.path == path), None)
+        if info is None and self._assignment.is_replacement:
+            # Others have gone on and removed it: what is newest now is as good, and so is a copy of their state.
+            info = folder.newest_whole()
+            if info is None:
+                return Progress()
         if info is None:
             raise CheckpointError(
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "

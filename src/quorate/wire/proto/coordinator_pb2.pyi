@@ -112,7 +112,7 @@ class RegisterReply(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving")
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving", "pace")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class HeartbeatRequest(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     generation: GenerationId
     sequence: int
@@ -129,7 +130,22 @@ class HeartbeatRequest(_message.Message):
     events: _containers.RepeatedScalarFieldContainer[str]
     pid: int
     leaving: bool
-    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("steps", "lanes", "data_s", "compute_s", "apply_s")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    lanes: int
+    data_s: float
+    compute_s: float
+    apply_s: float
+    def __init__(self, steps: _Optional[int] = ..., lanes: _Optional[int] = ..., data_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("lease", "unknown")
