@@ -11,7 +11,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.position import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_position, encode_failure, encode_generation, encode_id, encode_position
-from quorate.worker.standing import JobEnded, Standing
+from quorate.worker.standing import Dismissed, JobEnded, Standing
 
 HERE, THERE = "127.0.0.1:5000", "127.0.0.1:5001"
 
@@ -37,7 +37,7 @@ def standing() -> Standing:
 
 
 def current(standing: Standing) -> Generation | None:
-    return standing.present(0).generation
+    return standing.present(1).generation
 
 
 def test_a_newer_generation_is_taken_over_and_an_older_one_is_not(standing: Standing) -> None:
@@ -89,26 +89,54 @@ def test_the_end_of_the_job_is_told_to_whoever_asks(standing: Standing) -> None:
 
 class TestPosition:
     def test_before_the_first_generation(self, standing: Standing) -> None:
-        assert standing.present(1) == Position(None, Cursor(7), has_left=True, has_trained=False)
+        assert standing.present(2) == Position(None, Cursor(7), has_left=True, has_trained=False)
 
     def test_at_work(self, standing: Standing) -> None:
         standing.heed(formed(generation(1)))
         standing.hold()
-        assert standing.present(1) == Position(generation(1), Cursor(), has_left=False, has_trained=True)
+        assert standing.present(2) == Position(generation(1), Cursor(), has_left=False, has_trained=True)
 
     def test_between_two_generations(self, standing: Standing) -> None:
         standing.heed(formed(generation(1)))
         standing.leave(Cursor(9))
-        assert standing.present(1) == Position(generation(1), Cursor(9), has_left=True, has_trained=False)
+        assert standing.present(2) == Position(generation(1), Cursor(9), has_left=True, has_trained=False)
 
     def test_what_was_told_holds_against_a_late_word_of_the_coordinator_before(self, standing: Standing) -> None:
         standing.heed(formed(generation(1)))
         standing.leave(Cursor(9))
-        told = standing.present(1)
+        told = standing.present(2)
         standing.heed(formed(generation(2)))
-        assert standing.present(1) == told
+        assert standing.present(2) == told
         standing.heed(formed(generation(1, incarnation=2)))
         assert standing.present(2).generation == generation(1, incarnation=2)
+
+    def test_coming_back_twice_to_the_same_one_does_not_make_it_deaf(self, standing: Standing) -> None:
+        standing.present(2)
+        standing.present(2)
+        standing.heed(formed(generation(1, incarnation=2)))
+        assert standing.present(2).generation == generation(1, incarnation=2)
+
+    def test_whom_the_others_have_left_out_holds_what_they_leave_behind(self, standing: Standing) -> None:
+        standing.heed(formed(generation(1)))
+        standing.hold()
+        standing.leave(Cursor(9))
+        standing.heed(formed(generation(2, address="127.0.0.1:9")))
+        assert not standing.present(2).has_trained
+
+    @pytest.mark.parametrize(("incarnation", "goes"), [(1, False), (2, True)])
+    def test_a_late_dismissal_of_the_coordinator_before_is_not_heeded(
+        self, standing: Standing, incarnation: int, goes: bool
+    ) -> None:
+        standing.present(2)
+        dismissal = pb.DismissDirective(worker=0, pid=4711, incarnation=incarnation)
+        standing.heed(pb.Directive(dismiss=dismissal))
+        expected: type[Exception] = Dismissed if goes else TimeoutError
+
+        def give_up() -> None:
+            raise TimeoutError
+
+        with pytest.raises(expected):
+            standing.await_generation(None, give_up, 0.1)
 
     @pytest.mark.parametrize("has_been_in_one", [True, False])
     def test_travels_as_it_is(self, has_been_in_one: bool) -> None:

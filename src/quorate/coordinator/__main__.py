@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,11 @@ def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) ->
     """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
     if roster is None:
         return start(terms, time.monotonic())
-    end = chronicle.recall(roster["events_from"])
-    if end is not None:
-        return ended_as_told(end)
+    recalled = chronicle.recall(roster["events_from"])
+    if recalled.end is not None:
+        return ended_as_told(recalled.end)
+    if recalled.workers is not None:
+        terms = replace(terms, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
     chronicle.coordinator_replaced(terms.incarnation, len(present))
     return succeed(terms, Roster(present, frozenset(roster["awaited"]), roster["has_begun"]), time.monotonic())

@@ -1,6 +1,7 @@
 """The job's events, each written once."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ _PAGE = 4096
 _RECALLED = 4 * 2**20
 
 
+@dataclass(frozen=True)
+class Recollection:
+    """How a job has ended, if it has; and how many workers it was to have, if that was changed."""
+
+    end: Event | None
+    workers: int | None
+
+
 class Chronicle:
     """Writes what workers tell and what the coordinator decides to the run's `events.jsonl`."""
 
@@ -27,8 +36,8 @@ class Chronicle:
         # One bit a step: a set of ten million steps would take a gigabyte.
         self._told: dict[tuple[str, int], int] = {}
 
-    def recall(self, since: int) -> Event | None:
-        """Know what a predecessor has written after this place of the file; how the job has ended, if it has.
+    def recall(self, since: int) -> Recollection:
+        """Know what a predecessor has written after this place of the file.
 
         What workers may tell again is no older than a lease, so the last part of a long file is enough.
         """
@@ -38,7 +47,9 @@ class Chronicle:
         for event in events:
             if event.kind in _TOLD_ONCE:
                 self._is_new(event)
-        return next((event for event in reversed(events) if event.kind in _ENDS), None)
+        end = next((event for event in reversed(events) if event.kind in _ENDS), None)
+        resize = next((event for event in reversed(events) if event.kind == "resize"), None)
+        return Recollection(end, None if resize is None else resize.fields["workers"])
 
     def record(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""

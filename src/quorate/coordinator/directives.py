@@ -5,8 +5,8 @@ from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_generation, encode_id
 
 
-def directive_of(action: Action) -> pb.Directive | None:
-    """What to tell the workers for an action, if anything."""
+def directive_of(action: Action, incarnation: int) -> pb.Directive | None:
+    """What a coordinator tells the workers for an action, if anything."""
     match action:
         case DeclareGeneration(generation):
             return pb.Directive(formed=encode_generation(generation))
@@ -16,7 +16,7 @@ def directive_of(action: Action) -> pb.Directive | None:
             regroup = pb.RegroupDirective(generation=encode_id(generation), at_boundary=at_boundary, saves=saves)
             return pb.Directive(regroup=regroup)
         case Dismiss(worker, pid):
-            return pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid))
+            return pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=incarnation))
     return None
 
 

@@ -117,7 +117,7 @@ class CoordinatorService(CoordinatorServicer):
             )
         )
         granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
-        return pb.HeartbeatReply(lease=granted, unknown=_is_recalled(decision))
+        return pb.HeartbeatReply(lease=granted, unknown=_is_recalled(decision), incarnation=self._terms.incarnation)
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""
@@ -145,7 +145,9 @@ class CoordinatorService(CoordinatorServicer):
             )
         )
         refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
-        return pb.StateReply(refusal=encode_failure(refusal), unknown=_is_recalled(decision))
+        return pb.StateReply(
+            refusal=encode_failure(refusal), unknown=_is_recalled(decision), incarnation=self._terms.incarnation
+        )
 
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
         """Hear why a worker stops."""
@@ -254,7 +256,7 @@ class CoordinatorService(CoordinatorServicer):
     def _carry_out(self, action: Action) -> None:
         """What is for one caller alone, its call answers."""
         self._write_down(action)
-        directive = directive_of(action)
+        directive = directive_of(action, self._terms.incarnation)
         if directive is not None:
             self._declare(directive)
         elif isinstance(action, EndJob):

@@ -146,6 +146,7 @@ class Brood:
 
     def roster(self) -> dict[str, Any]:
         """Who is there, and where somebody is on the way, as the next coordinator is told."""
+        self.look(0)  # whoever has just been started is there
         new = {slot for slot in self.running if self._is_new(slot)}
         known = [(slot, pid) for slot, pid in self.running.items() if slot not in new]
         unreported = [(departed.slot, departed.pid) for departed in self._departed]

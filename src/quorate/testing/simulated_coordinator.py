@@ -160,7 +160,11 @@ class SimulatedCoordinator(Process):
         self._office.onlooker.sees_written(self.state, action)
 
     def _declare(self, decision: Decision) -> list[pb.Directive]:
-        told = [directive for action in decision.actions if (directive := directive_of(action)) is not None]
+        told = [
+            directive
+            for action in decision.actions
+            if (directive := directive_of(action, self.incarnation)) is not None
+        ]
         for directive in told:
             self._directives.add(directive)
         if isinstance(self.state, Ended) and any(isinstance(action, EndJob) for action in decision.actions):

@@ -278,8 +278,8 @@ class SimulatedMember(Process):
         not what comes before the next after the one that this worker has come back to meanwhile.
         """
         self._presented_to = max(self._presented_to, recall.incarnation)
-        before = recall.incarnation - 1 if self._habits.goes_by_who_recalls else self._incarnation
-        position = self._standing.present(before)
+        incarnation = recall.incarnation if self._habits.goes_by_who_recalls else self._incarnation + 1
+        position = self._standing.present(incarnation)
         sent = self.clock.now
         self._around.trace(f"worker {self.slot} presents itself at step {position.cursor.step}")
 

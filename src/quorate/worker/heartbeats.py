@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class Heartbeats:
     """Sends them from a thread of its own, and from whoever has something to tell at once; one at a time.
 
-    `compose` writes a heartbeat around a batch of events. `present_again` is called when the coordinator that answers
-    does not know this worker: it was started after the one that did.
+    `compose` writes a heartbeat around a batch of events. `present_again` is called when the coordinator that answers,
+    of the given incarnation, does not know this worker: it was started after the one that did.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Heartbeats:
         lease: Lease,
         timing: Timing,
         compose: Callable[[Batch], pb.HeartbeatRequest],
-        present_again: Callable[[], None],
+        present_again: Callable[[int], None],
         clock: Clock,
     ) -> None:
         self._calls = calls
@@ -73,7 +73,7 @@ class Heartbeats:
             sent = self._clock()
             reply = self._calls.call(self._calls.stub.Heartbeat, request, max(0.0, end - sent))
             if reply.unknown:
-                self._present_again()
+                self._present_again(reply.incarnation)
                 return False
             self._outbox.answered()
             self._lease.renew(sent, reply.lease)

@@ -71,7 +71,6 @@ class Membership:
         )
         self._registration: Registration | None = None
         self._is_leaving = False
-        self._incarnation = 0
         self._threads: list[threading.Thread] = []
         self._follow_call: Any = None
 
@@ -93,12 +92,11 @@ class Membership:
         if refusal is not None:
             raise _refused(refusal)
         self._lease.renew(sent, reply.lease)
-        self._incarnation = max(self._incarnation, reply.incarnation)
 
-    def _present_again(self) -> None:
+    def _present_again(self, incarnation: int) -> None:
         """Come back to a coordinator that was started again: it learns from its workers how far the job is."""
         assert self._registration is not None, "a worker registers before it sends heartbeats"
-        position = self._standing.present(self._incarnation)
+        position = self._standing.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
             self._enrol(self._registration.request(position))
@@ -135,7 +133,7 @@ class Membership:
         )
         reply = self._ask_until_answered(self._calls.stub.ReportState, report)
         while reply is not None and reply.unknown:
-            self._present_again()
+            self._present_again(reply.incarnation)
             self._check_coordinator_returns()
             self._calls.closing.wait(self._timing.heartbeat_every)
             reply = self._ask_until_answered(self._calls.stub.ReportState, report)

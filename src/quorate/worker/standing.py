@@ -63,13 +63,13 @@ class Standing:
         self._has_trained = True
 
     def present(self, incarnation: int) -> Position:
-        """What to tell a coordinator that knows nothing.
+        """What to tell a coordinator of this incarnation, which knows nothing.
 
-        From now on a late word of the one before it, of this incarnation, begins no generation: the new one goes by
-        what it is told here.
+        From now on a late word of those before it begins no generation, and lets nobody go: the new one goes by what it
+        is told here.
         """
         with self._changed:
-            self._lowest_incarnation = incarnation + 1
+            self._lowest_incarnation = max(self._lowest_incarnation, incarnation)
             return Position(self._generation, self._left_at or Cursor(), self._left_at is not None, self._has_trained)
 
     @property
@@ -127,10 +127,7 @@ class Standing:
                 case "regroup":
                     self._regroup(directive.regroup)
                 case "dismiss":
-                    whom = directive.dismiss.worker, directive.dismiss.pid
-                    self._is_dismissed = self._is_dismissed or (
-                        self._member is not None and whom == (self._member[0], self._pid)
-                    )
+                    self._dismiss(directive.dismiss)
                 case "end":
                     self.failure = decode_failure(directive.end.failure)
                     self.ended = True
@@ -145,10 +142,18 @@ class Standing:
         coordinator. One of the time before we came may have had another worker in our place."""
         is_ours = any((member.worker, member.address) == self._member for member in generation.members)
         is_current = generation.id.incarnation >= self._lowest_incarnation
-        if is_ours and is_current and generation.id > self.generation_id:
-            self._generation = generation
-            self._left_at = None
-            self._close_links = None
+        if not is_current or generation.id <= self.generation_id:
+            return
+        if not is_ours:
+            self._has_trained = False  # the others leave behind what it holds
+            return
+        self._generation = generation
+        self._left_at = None
+        self._close_links = None
+
+    def _dismiss(self, dismiss: pb.DismissDirective) -> None:
+        is_us = self._member is not None and (dismiss.worker, dismiss.pid) == (self._member[0], self._pid)
+        self._is_dismissed = self._is_dismissed or (is_us and dismiss.incarnation >= self._lowest_incarnation)
 
     def _regroup(self, regroup: pb.RegroupDirective) -> None:
         generation = decode_id(regroup.generation)

@@ -148,12 +148,14 @@ class Pace(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., lanes: _Optional[int] = ..., data_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lease", "unknown")
+    __slots__ = ("lease", "unknown", "incarnation")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     lease: float
     unknown: bool
-    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("worker",)
@@ -186,12 +188,14 @@ class RegroupDirective(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ..., saves: _Optional[bool] = ...) -> None: ...
 
 class DismissDirective(_message.Message):
-    __slots__ = ("worker", "pid")
+    __slots__ = ("worker", "pid", "incarnation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     pid: int
-    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved")
@@ -210,12 +214,14 @@ class StateReport(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ..., saved: _Optional[bool] = ...) -> None: ...
 
 class StateReply(_message.Message):
-    __slots__ = ("refusal", "unknown")
+    __slots__ = ("refusal", "unknown", "incarnation")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     unknown: bool
-    def __init__(self, refusal: _Optional[str] = ..., unknown: _Optional[bool] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, refusal: _Optional[str] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class StopDirective(_message.Message):
     __slots__ = ("reason",)
