@@ -70,8 +70,10 @@ def chaos(
       quorate chaos job.yaml --fault "kill worker 1 at step 9 after 5ms"
       quorate chaos job.yaml --fault "slow worker 1 4x from step 10"
       quorate chaos job.yaml --fault "kill all at step 40" --against last
-      quorate chaos job.yaml --fault "kill coordinator at step 30" --fault "kill launcher at step 40"
-      quorate chaos job.yaml --fault "term worker 1 at step 5" --fault "add worker at step 12"
+      quorate chaos job.yaml --fault "kill coordinator at step 30"
+      quorate chaos job.yaml --fault "kill launcher at step 40 in checkpoint"
+      quorate chaos job.yaml --fault "term worker 1 at step 5"
+      quorate chaos job.yaml --fault "add worker at step 12"
       quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
