@@ -25,28 +25,19 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    DeclareGeneration,
-    Ended,
-    EndJob,
+from quorate.coordinator.actions import DeclareGeneration, EndJob, GrantLease, RecordEvents, Refuse, RelayStop, Welcome
+from quorate.coordinator.events import (
     FailureReported,
-    Forming,
-    GrantLease,
     LauncherGone,
     MembershipEvent,
     Place,
-    RecordEvents,
-    Refuse,
     Registered,
-    RelayStop,
-    State,
     StopRequested,
-    Terms,
     Tick,
-    Training,
-    Welcome,
 )
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, Forming, State, Training
+from quorate.coordinator.terms import Terms
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId

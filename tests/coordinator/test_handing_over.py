@@ -17,24 +17,13 @@ from coordinator.played import (
     training,
     workers_of,
 )
+from quorate.coordinator.actions import DeclareGeneration, Dismiss, Refill, Refuse, Regroup, Welcome
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import ExitReported, HeartbeatReceived, Place, ResizeRequested, StateReported
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Decision,
-    DeclareGeneration,
-    Dismiss,
-    ExitReported,
-    HeartbeatReceived,
-    Place,
-    Refill,
-    Refuse,
-    Regroup,
-    ResizeRequested,
-    Roster,
-    StateReported,
-    Training,
-    Welcome,
-)
+from quorate.coordinator.states import Training
 from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
 from quorate.core.position import Position

@@ -26,29 +26,22 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Decision,
-    Ended,
+from quorate.coordinator.actions import (
     EndJob,
-    ExitReported,
     Expel,
-    FailureReported,
-    Forming,
     GrantLease,
-    MembershipEvent,
-    Place,
     RecordLoss,
     Refill,
     Refuse,
     Regroup,
     RelayStop,
-    State,
-    StopRequested,
-    Training,
     Welcome,
 )
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, Place, StopRequested
+from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId

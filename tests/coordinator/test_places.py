@@ -19,24 +19,11 @@ from coordinator.played import (
     training,
     workers_of,
 )
+from quorate.coordinator.actions import Action, Dismiss, RecordLoss, RecordResize, Refill, Refuse, Regroup
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import HeartbeatReceived, Registered, ResizeRequested, StateReported, StopRequested
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Action,
-    Decision,
-    Dismiss,
-    HeartbeatReceived,
-    RecordLoss,
-    RecordResize,
-    Refill,
-    Refuse,
-    Registered,
-    Regroup,
-    ResizeRequested,
-    State,
-    StateReported,
-    StopRequested,
-    Training,
-)
+from quorate.coordinator.states import State, Training
 from quorate.core.generation import GenerationId
 
 WITH_SPARE = replace(TERMS, spares=1)

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.played import TERMS, pid_of, registered, reported, training
+from quorate.coordinator.events import ExitReported, Place, Reading, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.poison import FATAL
-from quorate.coordinator.records import Ended, ExitReported, Forming, Place, Reading, State, Tick, Training
+from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
 

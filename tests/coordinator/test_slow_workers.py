@@ -8,25 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.played import TERMS, declared, killed, last_of, pid_of, registered, reported, training
+from quorate.coordinator.actions import Action, DeclareGeneration, Expel, Inform, RecordLoss, Regroup, Warn
 from quorate.coordinator.balance import share_lanes
+from quorate.coordinator.events import HeartbeatReceived, Place, StopRequested
 from quorate.coordinator.membership import decide
-from quorate.coordinator.records import (
-    Action,
-    DeclareGeneration,
-    Expel,
-    HeartbeatReceived,
-    Inform,
-    Measured,
-    Place,
-    RecordLoss,
-    Regroup,
-    State,
-    StopRequested,
-    Terms,
-    Training,
-    Warn,
-)
+from quorate.coordinator.states import Measured, State, Training
 from quorate.coordinator.stragglers import measure
+from quorate.coordinator.terms import Terms
 from quorate.core.generation import GenerationId
 from quorate.core.pace import Pace
 

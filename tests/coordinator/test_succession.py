@@ -20,30 +20,24 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.membership import decide
-from quorate.coordinator.records import (
+from quorate.coordinator.actions import (
     Action,
-    Decision,
     DeclareGeneration,
     Expel,
-    Forming,
     GrantLease,
     Recall,
-    Recalling,
     RecordLoss,
     Refill,
     Refuse,
-    Registered,
     Regroup,
-    Roster,
-    State,
-    StopRequested,
-    Terms,
-    Tick,
-    Training,
     Welcome,
 )
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import Registered, StopRequested, Tick
+from quorate.coordinator.membership import decide
+from quorate.coordinator.states import Forming, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.terms import Roster, Terms
 from quorate.core.cursor import Cursor
 from quorate.core.exit_codes import LEFT
 from quorate.core.failure import Failure

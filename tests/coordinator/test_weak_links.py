@@ -20,22 +20,13 @@ from coordinator.played import (
     training,
     workers_of,
 )
+from quorate.coordinator.actions import EndJob, Regroup, Warn
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import StopRequested, Tick
 from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide
-from quorate.coordinator.records import (
-    Decision,
-    Ended,
-    EndJob,
-    Forming,
-    Regroup,
-    State,
-    StopRequested,
-    Terms,
-    Tick,
-    Training,
-    Warn,
-    WeakLink,
-)
+from quorate.coordinator.states import Ended, Forming, State, Training, WeakLink
+from quorate.coordinator.terms import Terms
 from quorate.coordinator.weak_links import FORGIVEN_AFTER
 from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost

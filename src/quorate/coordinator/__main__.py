@@ -20,10 +20,11 @@ from typing import Any
 
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.membership import start
-from quorate.coordinator.records import Roster, State, Terms
 from quorate.coordinator.server import CoordinatorServer
 from quorate.coordinator.service import CoordinatorService
+from quorate.coordinator.states import State
 from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.terms import Roster, Terms
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing

@@ -3,7 +3,9 @@
 import signal
 from collections.abc import Sequence
 
-from quorate.coordinator.records import Enrolled, ExitReported, Place, Terms
+from quorate.coordinator.events import ExitReported, Place
+from quorate.coordinator.states import Enrolled
+from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
 
 WORKER_LOST = "WorkerLost"

@@ -7,7 +7,7 @@ generation, and is worth it only where a step gets a good deal shorter.
 from collections.abc import Sequence
 from statistics import median
 
-from quorate.coordinator.records import Crew, Enrolled, Training
+from quorate.coordinator.states import Crew, Enrolled, Training
 from quorate.lanes.hosting import host_lanes, host_lanes_by_speed, slowest_seconds
 
 SPEED = "speed"

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from quorate.coordinator.records import Reading
+from quorate.coordinator.events import Reading
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb

@@ -1,6 +1,6 @@
 """What the coordinator declares to its workers, for as long as it matters."""
 
-from quorate.coordinator.records import Action, DeclareGeneration, Dismiss, Regroup, RelayStop
+from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, Regroup, RelayStop
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_generation, encode_id
 

@@ -2,31 +2,14 @@
 
 from dataclasses import replace
 
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordLoss, Refill, Regroup, Warn
 from quorate.coordinator.autopsy import autopsy_of_futility, autopsy_of_links
 from quorate.coordinator.balance import share_lanes
+from quorate.coordinator.decision import Decision
 from quorate.coordinator.places import call_to_save, dismiss, is_behind_checkpoint, let_go, places, taking_part
 from quorate.coordinator.poison import find_poison, not_survived
-from quorate.coordinator.records import (
-    Action,
-    Active,
-    Crew,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
-    Enrolled,
-    Expel,
-    Forming,
-    Recalling,
-    RecordLoss,
-    Refill,
-    Regroup,
-    Suspicion,
-    Training,
-    Warn,
-    WeakLink,
-)
 from quorate.coordinator.ring_order import are_neighbours
+from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Suspicion, Training, WeakLink
 from quorate.coordinator.succession import settled
 from quorate.coordinator.weak_links import (
     LineUp,

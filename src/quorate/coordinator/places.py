@@ -9,7 +9,8 @@ a checkpoint.
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from quorate.coordinator.records import Action, Active, Crew, Dismiss, Enrolled, Regroup, Suspicion, Training
+from quorate.coordinator.actions import Action, Dismiss, Regroup
+from quorate.coordinator.states import Active, Crew, Enrolled, Suspicion, Training
 from quorate.core.cursor import Cursor
 
 

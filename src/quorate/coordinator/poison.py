@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from quorate.coordinator.autopsy import name_enrolled, what_happened
-from quorate.coordinator.records import Enrolled, ExitReported, Reading, Victim
+from quorate.coordinator.events import ExitReported, Reading
+from quorate.coordinator.states import Enrolled, Victim
 from quorate.core.cursor import Cursor
 from quorate.core.failure import POISON_BATCH, Failure
 from quorate.core.sample_names import name_samples

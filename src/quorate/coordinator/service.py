@@ -13,44 +13,44 @@ from typing import Any
 
 import grpc
 
-from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.directives import Directives, directive_of
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
+from quorate.coordinator.actions import (
     Action,
-    Completed,
-    Decision,
     DeclareGeneration,
-    Ended,
     EndJob,
-    ExitReported,
     Expel,
-    FailureReported,
     GrantLease,
-    HeartbeatReceived,
     Inform,
-    LauncherGone,
-    MembershipEvent,
-    Place,
-    Reading,
     Recall,
     RecordEvents,
     RecordLoss,
     RecordResize,
     Refill,
     Refuse,
-    Registered,
     RelayStop,
-    ResizeRequested,
-    State,
-    StateReported,
-    StopRequested,
-    Terms,
-    Tick,
-    Training,
     Warn,
     Welcome,
 )
+from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.directives import Directives, directive_of
+from quorate.coordinator.events import (
+    Completed,
+    ExitReported,
+    FailureReported,
+    HeartbeatReceived,
+    LauncherGone,
+    MembershipEvent,
+    Place,
+    Reading,
+    Registered,
+    ResizeRequested,
+    StateReported,
+    StopRequested,
+    Tick,
+)
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, State, Training
+from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (

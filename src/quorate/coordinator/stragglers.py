@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
-from quorate.coordinator.records import Crew, Enrolled, Measured
+from quorate.coordinator.states import Crew, Enrolled, Measured
 from quorate.core.pace import Pace
 
 FAR_BEHIND = 2.0

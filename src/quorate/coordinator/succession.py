@@ -8,21 +8,11 @@ coordinator before may have told only some of its workers of the last.
 from collections.abc import Collection
 from dataclasses import replace
 
+from quorate.coordinator.actions import Action, Regroup
+from quorate.coordinator.events import Registered
 from quorate.coordinator.places import call_together, places
-from quorate.coordinator.records import (
-    Action,
-    Active,
-    Crew,
-    Ended,
-    Enrolled,
-    Forming,
-    Recalling,
-    Registered,
-    Regroup,
-    Roster,
-    Terms,
-    Training,
-)
+from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Training
+from quorate.coordinator.terms import Roster, Terms
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.observe.event import Event
@@ -109,3 +99,12 @@ def _is_at_work(generation: Generation, crew: Crew) -> bool:
         and known[member.worker].registration.address == member.address
         for member in generation.members
     )
+
+
+def is_expected(state: Active, worker: int, pid: int) -> bool:
+    """Whether a process that is not known was known, or may have been, to the coordinator before this one."""
+    if not state.crew.is_successor or state.crew.find(worker) is not None:
+        return False
+    is_missing = isinstance(state, Recalling) and (worker, pid) in state.missing
+    is_gone = (worker, pid) in state.crew.reaped | state.crew.expelled | state.crew.dismissed
+    return is_missing or (worker in state.crew.awaited and not is_gone)

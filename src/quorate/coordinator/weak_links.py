@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.places import taking_part
-from quorate.coordinator.records import Crew, Enrolled, Suspicion, WeakLink
 from quorate.coordinator.ring_order import Pair, are_neighbours, pair_of, ring_order
+from quorate.coordinator.states import Crew, Enrolled, Suspicion, WeakLink
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 

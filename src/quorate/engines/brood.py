@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
-from quorate.coordinator.records import Reading
+from quorate.coordinator.events import Reading
 from quorate.core.errors import JobError, LinkError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.log_keeper import LogKeeper

@@ -2,18 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
+from quorate.coordinator.actions import DeclareGeneration, Regroup
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import Completed, MembershipEvent, StateReported
 from quorate.coordinator.membership import decide
-from quorate.coordinator.records import (
-    Completed,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    MembershipEvent,
-    Regroup,
-    State,
-    StateReported,
-    Training,
-)
+from quorate.coordinator.states import Ended, State, Training
 from quorate.core.generation import Generation, GenerationId
 from quorate.testing.simulated_coordinator import Decide
 from quorate.testing.simulated_membership import Habits

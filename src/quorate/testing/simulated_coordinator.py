@@ -5,22 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordResize
+from quorate.coordinator.decision import Decision
 from quorate.coordinator.directives import Directives, directive_of
-from quorate.coordinator.records import (
-    Action,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
-    Expel,
-    MembershipEvent,
-    RecordEvents,
-    RecordResize,
-    State,
-    Terms,
-    Tick,
-    Training,
-)
+from quorate.coordinator.events import MembershipEvent, Tick
+from quorate.coordinator.states import Ended, State, Training
+from quorate.coordinator.terms import Terms
 from quorate.testing.clock import Clock, Process
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_failure

@@ -9,19 +9,8 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from quorate.coordinator.records import (
-    Action,
-    Completed,
-    FailureReported,
-    GrantLease,
-    HeartbeatReceived,
-    MembershipEvent,
-    Place,
-    Recall,
-    Refuse,
-    Registered,
-    Welcome,
-)
+from quorate.coordinator.actions import Action, GrantLease, Recall, Refuse, Welcome
+from quorate.coordinator.events import Completed, FailureReported, HeartbeatReceived, MembershipEvent, Place, Registered
 from quorate.core.errors import GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation

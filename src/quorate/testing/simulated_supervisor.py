@@ -8,16 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from quorate.coordinator.records import (
-    Action,
-    ExitReported,
-    MembershipEvent,
-    Place,
-    Refill,
-    ResizeRequested,
-    Roster,
-    StopRequested,
-)
+from quorate.coordinator.actions import Action, Refill
+from quorate.coordinator.events import ExitReported, MembershipEvent, Place, ResizeRequested, StopRequested
+from quorate.coordinator.terms import Roster
 from quorate.core.timing import Timing
 from quorate.testing.clock import Clock, Process
 from quorate.testing.network import Network

@@ -5,7 +5,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from quorate.coordinator.records import Completed, EndJob, StateReported
+from quorate.coordinator.actions import EndJob
+from quorate.coordinator.events import Completed, StateReported
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId

@@ -6,20 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordLoss
+from quorate.coordinator.decision import Decision
 from quorate.coordinator.membership import start
-from quorate.coordinator.records import (
-    Action,
-    Decision,
-    DeclareGeneration,
-    Dismiss,
-    Ended,
-    EndJob,
-    GrantLease,
-    RecordLoss,
-    State,
-    Terms,
-)
+from quorate.coordinator.states import Ended, State
 from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Terms
 from quorate.core.seeds import derive_seed
 from quorate.testing.clock import Clock, HostClock, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
