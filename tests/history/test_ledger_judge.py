@@ -264,3 +264,15 @@ def test_events_are_read_as_they_are_written(tmp_path: Path) -> None:
     run = run_of(tmp_path, tell(begin(Story()), [1]))
     step = json.loads(run.events_file.read_text().splitlines()[1])
     assert read_ledger(run).epochs[0].samples == step["samples"]
+
+
+@pytest.mark.parametrize("is_redone", [False, True])
+def test_a_step_that_was_redone_with_other_samples_shows_in_the_state(tmp_path: Path, is_redone: bool) -> None:
+    # Told once, with the right samples; the state is made of those of the second time.
+    used = Tally.of(0, [1] * BATCH) if is_redone else Tally.of(0, PLAN.batch(1))
+    state = used + Tally.of(0, PLAN.batch(2)) + Tally.of(0, PLAN.batch(3))
+    run = run_of(tmp_path, tell(begin(Story()), [1, 2, 3]))
+    run.write_result({"run": run.name, "status": "complete", "steps": 3, "ledger": str(state)})
+    ledger = read_ledger(run)
+    assert ledger.is_whole is not is_redone
+    assert ("other samples than the steps tell" in ledger.verdict) is is_redone

@@ -1,7 +1,7 @@
 """Whether each sample was used exactly once an epoch: what a run has told of its steps, added up and judged."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
 
@@ -113,11 +113,24 @@ class Ledger:
 def read_ledger(run: RunFolder) -> Ledger:
     """Judge a run by what its folder holds."""
     account = Account.read(run.events_file)
-    steps = (run.whole_result() or {}).get("steps")
+    result = run.whole_result() or {}
+    steps = result.get("steps")
     done = steps if type(steps) is int else 0
     _check_told(run, account, done)
     plan, unplanned = _plan(run, account)
-    return judge(account, done, plan, unplanned)
+    return _held_against(judge(account, done, plan, unplanned), account, done, result.get("ledger"))
+
+
+def _held_against(ledger: Ledger, account: Account, done: int, state: object) -> Ledger:
+    """With what the state of the run says that it is made of, which passes through checkpoints and copies: a step that
+    was done again, with others, would not be told a second time."""
+    is_from_the_beginning = bool(account.courses) and account.courses[0].from_step == 0
+    if not isinstance(state, str) or not ledger.is_whole or not is_from_the_beginning:
+        return ledger
+    told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
+    if str(told) == state:
+        return ledger
+    return replace(ledger, trouble="the weights are made of other samples than the steps tell")
 
 
 def _check_told(run: RunFolder, account: Account, done: int) -> None:

@@ -100,7 +100,10 @@ class Loop:
         with self.activity.during(APPLY):
             norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
         self._tell_times()
-        self.progress = self.progress.after_step(agreement.samples if agreement.skipped is None else 0)
+        if agreement.skipped is None:
+            self.progress = self.progress.after_step(agreement.samples, agreement.tally)
+        else:
+            self.progress = self.progress.after_step(0)
         self._publish_step(step, agreement, norms)
         return agreement.stop
 

@@ -184,5 +184,6 @@ def _result(ending: str, digest: str, progress: Progress, samples_per_second: fl
         "weights_digest": digest,
         "samples_per_second": samples_per_second,
         "final_metrics": progress.metrics,
+        "ledger": str(progress.tally),
         "best": None if best is None else {"value": best.value, "step": best.step},
     }
