@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from command import Workplace
-from faults.test_user_code import KEYS, POISONED, TASK
+from faults.test_hostile_code import KEYS, POISONED, TASK
 from schemas import validate
 from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
 
