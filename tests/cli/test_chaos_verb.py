@@ -37,8 +37,8 @@ def generations(place: Workplace, document: dict[str, Any]) -> list[dict[str, An
 @pytest.mark.parametrize(
     ("phase", "step"),
     [
-        ("exchange", 10),
-        ("apply", 10),
+        pytest.param("exchange", 10, marks=pytest.mark.long),
+        pytest.param("apply", 10, marks=pytest.mark.long),
         pytest.param("data", 10, marks=pytest.mark.long),
         pytest.param("forward", 10, marks=pytest.mark.long),
         pytest.param("evaluation", 12, marks=pytest.mark.long),

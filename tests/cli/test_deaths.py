@@ -122,6 +122,7 @@ def test_a_coordinator_that_dies_with_a_worker_is_replaced_first(workplace: Work
     workplace.assert_nobody_left()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_dies_again_and_again_ends_the_job(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2)
     dead = 0

@@ -61,6 +61,7 @@ def test_on_one_worker_and_on_two_each_step_tells_the_same(place: Workplace) -> 
     assert sorted(told(place, alone)) == list(range(1, 12))
 
 
+@pytest.mark.long
 def test_after_a_kill_and_after_the_loss_of_everybody_it_is_whole(place: Workplace) -> None:
     faults = ("kill worker 0 at step 6 in exchange", "kill all at step 10")
     given = [word for fault in faults for word in ("--fault", fault)]
@@ -73,6 +74,7 @@ def test_after_a_kill_and_after_the_loss_of_everybody_it_is_whole(place: Workpla
     assert told(place, place.last) == told(place, place.runs()[0])
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_with_its_launcher_and_resumed_is_whole(place: Workplace) -> None:
     # Each worker hosts two lanes: it stays in step 8, at the latest.
     running = place.start("train", "job.yaml", "--workers", "2", "-q", HOLD="15")

@@ -132,6 +132,7 @@ def pid_of(place: Workplace, worker: int) -> int:
     return int(line.partition("process ")[2].partition(",")[0])
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_refused_and_the_job_goes_on(place: Workplace, reference: str) -> None:
     running = start(place, 1)
     refused = place.start("resize", "last", "--workers", "9").done()

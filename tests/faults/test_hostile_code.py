@@ -140,7 +140,11 @@ def failure_of(place: Workplace, *arguments: str, **environment: str) -> dict[st
 
 @pytest.mark.parametrize(
     ("trouble", "death"),
-    [("os._exit", "(code 0)"), ("abort", "was killed by SIGABRT"), ("segfault", "was killed by SIGSEGV")],
+    [
+        ("os._exit", "(code 0)"),
+        pytest.param("abort", "was killed by SIGABRT", marks=pytest.mark.long),
+        pytest.param("segfault", "was killed by SIGSEGV", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(("place", "phase"), [("loss", "compute"), ("sample", "data")])
 def test_what_kills_every_worker_ends_the_job_and_names_the_samples(
@@ -162,7 +166,7 @@ def test_what_kills_every_worker_ends_the_job_and_names_the_samples(
 
 
 @pytest.mark.parametrize("place", ["loss", "sample"])
-@pytest.mark.parametrize("loaders", ["0", "1"])
+@pytest.mark.parametrize("loaders", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str, loaders: str) -> None:
     settings = ("--workers", "2", "--set", f"loader_workers={loaders}")
     failure = failure_of(troubled, *settings, TROUBLE=f"sys.exit in {place}")
@@ -171,7 +175,7 @@ def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str
     assert ("loss()" if place == "loss" else f"sample {FATAL_SAMPLE} of the training set") in failure["message"]
 
 
-@pytest.mark.parametrize("trouble", ["os._exit", "abort", "segfault"])
+@pytest.mark.parametrize("trouble", ["os._exit", pytest.param("segfault", marks=pytest.mark.long)])
 def test_a_loader_process_that_dies_ends_the_job(troubled: Workplace, trouble: str) -> None:
     failure = failure_of(troubled, "--workers", "1", "--set", "loader_workers=1", TROUBLE=f"{trouble} in sample")
     assert failure["message"].startswith("worker 0, lane ")
@@ -221,7 +225,7 @@ def test_threads_that_a_task_leaves_behind_hold_nothing_up(troubled: Workplace) 
     assert (done.code, done.document["steps"]) == (0, STEPS)
 
 
-@pytest.mark.parametrize("loaders", ["0", "1"])
+@pytest.mark.parametrize("loaders", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_what_a_task_turns_upside_down_changes_no_bit(troubled: Workplace, loaders: str) -> None:
     """Generators, the working directory, signal handlers and the number of threads: each lane begins with its own."""
     settings = ("--json", "--set", f"loader_workers={loaders}")

@@ -300,6 +300,7 @@ with on_islands(Path(sys.argv[1])) as job:
 """
 
 
+@pytest.mark.long
 def test_a_launcher_that_is_killed_leaves_no_namespace_no_cable_and_no_process(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK)
     paths = [str(Path(__file__).parents[1]), *sys.path]
