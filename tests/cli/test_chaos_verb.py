@@ -12,7 +12,7 @@ from command import Workplace
 from schemas import validate
 from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 KEYS: dict[str, Any] = {
     "steps": 24,

@@ -8,7 +8,7 @@ import pytest
 
 from command import JOB, Running, Workplace, parent_of
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 # Long for a busy machine, and short beside the step that is held: it would never end.
 PROMPTLY = 10 * JOB["failure_timeout"]

@@ -10,7 +10,7 @@ import pytest
 from command import Running, Workplace, await_condition
 from schemas import validate
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 SLOWLY = "0.2"  # seconds a lane until the file `go`: time for whatever is to happen
 

@@ -33,7 +33,7 @@ from quorate.coordinator.actions import (
     Welcome,
 )
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import Registered, StopRequested, Tick
+from quorate.coordinator.events import Registered, StateReported, StopRequested, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Forming, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
@@ -240,3 +240,46 @@ def test_an_end_that_was_written_down_is_the_end(failure: Failure | None) -> Non
     ended = ended_as_told(event)
     assert ended.failure == failure
     assert ended.result == ({} if failure else {"steps": 17})
+
+
+def test_a_newcomer_that_comes_back_does_not_pass_for_one_that_holds_the_state() -> None:
+    # It had joined the generation and copied nothing yet when the coordinator died; then those who held the state do.
+    members = tuple(replace(one, cursor=Cursor(0 if one.worker == 2 else 500)) for one in before().members)
+    young = Generation(GenerationId(3, 5), members)
+    newcomer = back(2, Position(young, Cursor(), has_left=False, has_trained=False))
+    told = StateReported(2, pid_of(2), young.id, Cursor())
+    decisions = play(taking_over(), (100.1, newcomer), (100.2, told), (100.3, killed(0)), (100.3, killed(1)))
+    refills = [action for decision in decisions for action in decision.actions if isinstance(action, Refill)]
+    assert refills[-1].restore, "nobody holds the state: it is in the newest checkpoint"
+
+
+def test_a_pause_of_the_coordinator_itself_costs_nobody_the_time_to_come_back() -> None:
+    decisions = play(taking_over(), (100.2, Tick()), (109.0, Tick()), (109.2, Tick()))
+    assert all(decision.actions == () for decision in decisions)
+
+
+def test_places_that_are_no_more_are_not_awaited() -> None:
+    two = replace(NEXT, workers=2)
+    state = succeed(two, Roster(frozenset(), frozenset({0, 1, 2})), now=100.0)
+    assert state.crew.awaited == {0, 1}
+
+
+def test_a_death_while_workers_come_back_explains_the_links_that_broke() -> None:
+    lost = Failure("PeerLost", "worker 2 is gone", worker=0, peer=2)
+    events: list[Timed] = [
+        (100.1, at_work(0)),
+        (100.1, at_work(1)),
+        (100.2, killed(2)),
+        (100.3, reported(0, symptom=lost)),
+        (100.3, reported(1, symptom=lost)),
+    ]
+    state = play(taking_over(), *events)[-1].state
+    assert isinstance(state, Training)
+    assert state.crew.links == ()
+
+
+def test_one_that_was_let_go_and_presents_itself_all_the_same_is_no_loss() -> None:
+    everybody: list[Timed] = [(100.1, at_work(worker)) for worker in range(3)]
+    decision = play(taking_over(), *everybody, (100.2, exited(2, LEFT)))[-1]
+    assert RecordLoss not in kinds(decision)
+    assert Regroup(before().id, at_boundary=False) in decision.actions

@@ -9,7 +9,7 @@ import pytest
 from command import Workplace
 from trial import assert_recovered, chaos, firings, told, undisturbed_in
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 KEYS: dict[str, Any] = {
     "steps": 24,

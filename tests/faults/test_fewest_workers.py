@@ -8,7 +8,7 @@ import pytest
 from command import TASK_SOURCE, Workplace
 from trial import assert_recovered, chaos, told, undisturbed_in
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 KEYS: dict[str, Any] = {"steps": 16, "workers": 2, "failure_timeout": 1.0, "checkpoint": {"every": 4, "keep": 3}}
 

@@ -29,7 +29,7 @@ from faults.island_job import (
 from quorate.core.networks import inside_network
 from quorate.engines.islands import COORDINATOR, Islands
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("namespaces")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("namespaces", "unmeasured")]
 
 EVERYBODY = set(range(WORKERS))
 # What happens between the moment at which the silence has lasted long enough and the next step.
@@ -190,9 +190,6 @@ def test_a_coordinator_cut_off_from_all_for_much_less_than_the_lease(job: Island
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    strict=False, reason="whoever's lease has ended enters the next generation before it has a new one, and breaks it"
-)
 def test_a_coordinator_cut_off_from_all_for_little_less_than_the_lease(job: IslandJob, undisturbed: str) -> None:
     """What was sent meanwhile is sent again after twice the time: leases may end, which costs a generation."""
     assert job.islands is not None
@@ -229,9 +226,6 @@ def test_nobody_makes_a_step_after_the_leases_when_the_coordinator_is_cut_off_fr
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    strict=False, reason="a checkpoint is committed although the steps before it could not be told: they never are"
-)
 def test_what_was_saved_while_the_coordinator_was_cut_off_from_all_is_told_too(
     job: IslandJob, undisturbed: str
 ) -> None:

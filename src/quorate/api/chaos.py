@@ -97,12 +97,16 @@ def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch)
 def _run_apart(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
     """With launchers that are killed: each time the run is taken up again, as somebody would who finds it dead."""
     ending = play_apart(Part(resolved, faults, watch))
-    while ending.run is not None and ending.code == -signal.SIGKILL:
-        ending = play_apart(Part(resolved, faults, watch, ending.run.path))
+    for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
+        if ending.run is not None and ending.code == -signal.SIGKILL:
+            ending = play_apart(Part(resolved, faults, watch, ending.run.path))
     if ending.run is None:
         raise RunError("the job could not be started; what is wrong was told above.")
     result = open_run(ending.run.path)
     told = result.fields.get("failure")
+    if told is None and ending.code != 0:
+        message = f"the job was not taken up again (code {ending.code}): see what was told above."
+        return result, Failure("JobError", message)
     return result, None if told is None else Failure.from_dict(told)
 
 

@@ -78,6 +78,7 @@ def main() -> int:
     try:
         part.play()
     except QuorateError as error:
+        print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -314,21 +314,20 @@ def _result_fields(
         "run": run.name,
         "folder": str(run.path),
         "status": ENDINGS[ending],
-        **_state_at_start(plan),
+        **_state_so_far(plan),
         **result,
         "wall_seconds": round(seconds, 3),
         "recoveries": [recovery.to_dict() for recovery in recoveries],
     }
 
 
-def _state_at_start(plan: Plan) -> dict[str, Any]:
-    """What holds for a run that was stopped before a step was done. `from_step`: the steps before are not in its
-    time and speed."""
-    info = plan.checkpoint
-    step = 0 if info is None else info.cursor.step
+def _state_so_far(plan: Plan) -> dict[str, Any]:
+    """What holds for a run whose workers cannot tell any more, by its newest checkpoint. `from_step`: the steps before
+    are not in its time and speed."""
+    begin, info = plan.checkpoint, CheckpointFolder(plan.run.checkpoints).newest_whole() or plan.checkpoint
     return {
-        "from_step": step,
-        "steps": step,
+        "from_step": 0 if begin is None else begin.cursor.step,
+        "steps": 0 if info is None else info.cursor.step,
         "weights_digest": "" if info is None else info.manifest.weights_digest,
         "samples_per_second": 0.0,
         "final_metrics": {} if info is None else info.manifest.metrics,

@@ -77,12 +77,12 @@ def autopsy_of_links(failure: Failure, times: int) -> Failure:
     return failure.at(message=message)
 
 
-def autopsy_of_absence(missing: Sequence[int], here: int, terms: Terms) -> Failure:
+def autopsy_of_absence(missing: Sequence[int], here: int, wanted: int, terms: Terms) -> Failure:
     """Why a job is given up that waits for workers in vain."""
     names = f"worker {missing[0]}" if len(missing) == 1 else f"workers {', '.join(map(str, missing))}"
     needed = f", and min_workers is {terms.min_workers}" if here < terms.min_workers > 1 else ""
     message = (
-        f"{names} did not register within {terms.registration_limit:.0f} s; {here} of {terms.workers} workers are"
+        f"{names} did not register within {terms.registration_limit:.0f} s; {here} of {wanted} workers are"
         f" here{needed}. The logs folder of the run tells how far they came."
     )
     return _lost(message, missing[0], Place())
@@ -92,7 +92,7 @@ def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:
     """What to say of a worker that a new coordinator never heard of."""
     message = (
         f"worker {worker} (pid {pid}) did not come back within {terms.timing.failure_timeout:.1f} s after the"
-        " coordinator was replaced: it hangs, or is cut off"
+        " coordinator was replaced: it hangs, or is cut off."
     )
     return _lost(message, worker, Place())
 

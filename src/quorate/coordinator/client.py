@@ -15,9 +15,6 @@ from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 
-ATTEMPT = 0.5
-"""Seconds that one try takes of what is tried again: meanwhile the caller sees nothing else, a dead coordinator say."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -55,6 +52,8 @@ class SupervisorClient:
     def __init__(self, address: str, token: str, timeout: float = 5.0) -> None:
         self._address = address
         self._timeout = timeout
+        # One try of what is tried again: meanwhile the caller sees nothing else, a dead coordinator say.
+        self._attempt = timeout / 10
         self._metadata = token_metadata(token)
         self._channel = open_channel(address)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
@@ -83,7 +82,7 @@ class SupervisorClient:
         if reading is not None:
             report.lane, report.epoch, report.sample_count = reading.lane, reading.epoch, reading.count
             report.samples.extend(reading.samples)
-        reply = self._call(self._stub.ReportExit, report, min(self._timeout, ATTEMPT))
+        reply = self._call(self._stub.ReportExit, report, self._attempt)
         return Vacancy(reply.after, reply.restore) if reply.refill else None
 
     def report_failure(self, failure: Failure) -> None:
@@ -92,7 +91,7 @@ class SupervisorClient:
 
     def stop(self, reason: str) -> None:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""
-        self._call(self._stub.Stop, pb.StopRequest(reason=reason), min(self._timeout, ATTEMPT))
+        self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._attempt)
 
     def resize(self, workers: int) -> None:
         """Go on with so many workers. Raises RequestError if that cannot be."""

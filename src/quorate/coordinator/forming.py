@@ -97,7 +97,8 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
     """
     crew = state.crew
     if worker not in places(crew):
-        return form_if_ready(state, actions, reason, now)
+        left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
+        return form_if_ready(left, actions, reason, now)
     if crew.stop is None:
         return form_if_ready(state, (*actions, refill(crew, worker)), reason, now)
     left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))

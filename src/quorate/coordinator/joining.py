@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Refuse, Welcome
+from quorate.coordinator.actions import Action, Refuse, Regroup, Welcome
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.comparison import join_difference
 from quorate.coordinator.decision import Decision
@@ -67,7 +67,11 @@ def _return(state: Active, event: Registered, now: float) -> Decision:
         return _refuse(state, event, "nobody waits for it: it was given up, and its place is for another.")
     welcome = Welcome(event.worker, state.crew.terms.timing.lease)
     back = take_back(state, event, now)
-    actions = (welcome, *call_together(back))
+    actions: tuple[Action, ...] = (welcome, *call_together(back))
+    position = event.position
+    if not isinstance(back, Recalling) and position and position.generation and not position.has_left:
+        # The others have gone on without it.
+        actions = (*actions, Regroup(position.generation.id, at_boundary=False))
     return form_if_ready(back, actions, f"worker {event.worker} has come back", now)
 
 

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import RecordLoss
+from quorate.coordinator.actions import Action, RecordLoss
 from quorate.coordinator.autopsy import autopsy_of_exit
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import ExitReported, FailureReported
-from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, vacate
+from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, regroup, vacate
 from quorate.coordinator.places import places
 from quorate.coordinator.poison import with_victim
-from quorate.coordinator.states import Active, Crew, Recalling
+from quorate.coordinator.states import Active, Crew, Recalling, Training
+from quorate.coordinator.succession import without_missing
 from quorate.core.errors import LinkError
 from quorate.core.exit_codes import LEFT
 
@@ -42,19 +43,20 @@ def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     """The supervisor has reaped a process."""
     crew, process = state.crew, (event.worker, event.pid)
     known = crew.find(event.worker, event.pid)
-    failure = autopsy_of_exit(event, known)
+    is_missing = isinstance(state, Recalling) and process in state.missing
+    # The coordinator before may have let it go.
+    is_from_before = event.exit_code == LEFT and crew.is_successor and (known is not None or is_missing)
+    if process in crew.dismissed or is_from_before:
+        return _see_off(state, event, now)
+    failure = autopsy_of_exit(event, known, had_joined=is_missing)
     if known is not None:
         died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known)))
         return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)
-    # An earlier coordinator may have let it go.
-    if process in crew.dismissed or event.exit_code == LEFT:
-        return _see_off(state, event, now)
     if process in crew.reaped | crew.expelled:
         return _reap(state, event, now)
     reaped: Active = replace(state, crew=replace(crew, reaped=crew.reaped | {process}))
-    if isinstance(reaped, Recalling) and process in reaped.missing:
-        reaped = replace(reaped, missing=reaped.missing - {process})
-        failure = autopsy_of_exit(event, None, had_joined=True)
+    if isinstance(reaped, Recalling) and is_missing:
+        reaped = without_missing(reaped, process)
     elif event.worker not in crew.awaited:
         return Decision(
             reaped, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member"
@@ -78,12 +80,24 @@ def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
     crew, process = state.crew, (event.worker, event.pid)
     is_wanted = event.worker in places(crew)
     awaited = crew.awaited | ({event.worker} if is_wanted else set())
-    crew = replace(crew, dismissed=crew.dismissed - {process}, reaped=crew.reaped | {process}, awaited=awaited)
+    known = crew.find(event.worker, event.pid)
+    crew = replace(
+        crew,
+        enrolled=tuple(other for other in crew.enrolled if other is not known),
+        dismissed=crew.dismissed - {process},
+        reaped=crew.reaped | {process},
+        awaited=awaited,
+    )
     reason = f"worker {event.worker} (pid {event.pid}) has left"
     left: Active = replace(state, crew=crew)
+    actions: tuple[Action, ...] = ()
     if isinstance(left, Recalling):
-        left = replace(left, missing=left.missing - {process})
-    return vacate(left, event.worker, (), reason, now) if is_wanted else form_if_ready(left, (), reason, now)
+        left = without_missing(left, process)
+    elif known is not None and isinstance(left, Training) and known.within == left.generation.id:
+        left, actions = regroup(left, now)
+    if is_wanted:
+        return vacate(left, event.worker, actions, reason, now)
+    return form_if_ready(left, actions, reason, now)
 
 
 def _since_first_sign(crew: Crew, now: float) -> float:

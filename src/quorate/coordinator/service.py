@@ -49,7 +49,7 @@ from quorate.coordinator.events import (
     Tick,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, State, Training
+from quorate.coordinator.states import Ended, Recalling, State, Training
 from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -169,6 +169,9 @@ class CoordinatorService(CoordinatorServicer):
         self.apply(Completed(request.worker, request.weights_digest, result, request.pid, generation))
         while not self.ended.is_set():
             news = self._news
+            if isinstance(self._state, Recalling):
+                # Its generation may go on: it is asked again once that is known.
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not everybody has come back yet")
             if not isinstance(self._state, Training):
                 return pb.CompleteReply(regroup=True)
             await news.wait()

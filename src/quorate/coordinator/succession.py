@@ -22,12 +22,13 @@ def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
     """The state of a coordinator that has just taken over."""
     generations = 1 if roster.has_begun else 0
     # The one before may have left a place empty for a number of workers that nobody else has heard of.
-    empty = frozenset(range(terms.workers + terms.spares)) - {worker for worker, _ in roster.present}
+    everything = frozenset(range(terms.workers + terms.spares))
+    empty = everything - {worker for worker, _ in roster.present}
     crew = Crew(
         terms,
         ticked=now,
         wanted=terms.workers,
-        awaited=roster.awaited | empty,
+        awaited=(roster.awaited & everything) | empty,
         generations=generations,
         is_successor=True,
     )
@@ -65,8 +66,15 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
         return replace(state, crew=crew)
     newest = state.newest
     if generation is not None and (newest is None or generation.id > newest.id):
-        newest = generation
+        # Who stands before the cursor of a generation has not gone on from it.
+        newest, crew = generation, replace(crew, cursor=max(crew.cursor, generation.cursor))
     return replace(state, crew=crew, newest=newest, missing=state.missing - {(event.worker, event.pid)})
+
+
+def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
+    """One that will not come back, which explains every link to it that broke."""
+    crew = replace(state.crew, is_explained=True, suspicion=None)
+    return replace(state, crew=crew, missing=state.missing - {process})
 
 
 def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:

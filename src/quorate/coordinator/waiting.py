@@ -8,6 +8,7 @@ from quorate.coordinator.decision import Decision
 from quorate.coordinator.forming import end, fill_place, lose
 from quorate.coordinator.stall import Stall, find_stall
 from quorate.coordinator.states import Active, Forming, Recalling, Training
+from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 
 
@@ -37,7 +38,10 @@ def _forgive_silence(state: Active, now: float) -> Decision:
     heard = tuple(replace(known, heard=now, moved=now) for known in crew.enrolled)
     suspicion = crew.suspicion and replace(crew.suspicion, since=now)
     reason = f"the coordinator was held up for {now - crew.ticked:.1f} s; silence counts from now"
-    return Decision(replace(state, crew=replace(crew, ticked=now, enrolled=heard, suspicion=suspicion)), (), reason)
+    forgiven: Active = replace(state, crew=replace(crew, ticked=now, enrolled=heard, suspicion=suspicion))
+    if not isinstance(forgiven, Training):
+        forgiven = replace(forgiven, since=forgiven.since + now - crew.ticked)
+    return Decision(forgiven, (), reason)
 
 
 def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
@@ -58,8 +62,8 @@ def _give_up_missing(state: Recalling, now: float) -> Decision:
         return Decision(state, (), "nothing is overdue")
     worker, pid = process = min(state.missing)
     failure = autopsy_of_no_return(worker, pid, state.crew.terms)
-    crew = replace(state.crew, expelled=state.crew.expelled | {process})
-    left = replace(state, crew=crew, missing=state.missing - {process})
+    gone = without_missing(state, process)
+    left = replace(gone, crew=replace(gone.crew, expelled=gone.crew.expelled | {process}))
     actions = (RecordLoss(failure, now - state.since), Expel(worker, pid))
     return fill_place(left, worker, failure, actions, now, is_vacant=False)
 
@@ -84,5 +88,5 @@ def _give_up_forming(state: Forming, now: float) -> Decision:
     terms = crew.terms
     is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
     if crew.awaited and is_short and now - state.since >= terms.registration_limit:
-        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), terms))
+        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), crew.wanted, terms))
     return Decision(state, (), "nothing is overdue")

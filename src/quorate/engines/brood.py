@@ -1,8 +1,6 @@
 """The workers' processes as their supervisor knows them: one for each place, and another when it is gone."""
 
-import contextlib
 import logging
-import os
 import signal
 import time
 from collections import deque
@@ -13,11 +11,11 @@ from typing import Any
 
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.events import Reading
-from quorate.core.errors import JobError, LinkError
+from quorate.core.errors import LinkError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.log_keeper import LogKeeper
 from quorate.engines.messages import EXITED, FAILED, STARTED
-from quorate.engines.nursery_process import NurseryProcess
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import Status, read_status, status_file
@@ -99,7 +97,7 @@ class Brood:
         try:
             for message in self._nursery.poll(seconds):
                 self._note(message)
-        except JobError as error:
+        except NurseryLost as error:
             self._lose_nursery(error.message)
 
     def report(self, client: SupervisorClient) -> None:
@@ -141,8 +139,7 @@ class Brood:
         if self.running.get(slot) == pid and self._killed.get(slot) != pid:
             self._killed[slot] = pid
             log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(pid, signal.SIGKILL)
+            self._nursery.kill(pid)
 
     def roster(self) -> dict[str, Any]:
         """Who is there, and where somebody is on the way, as the next coordinator is told."""
@@ -198,7 +195,7 @@ class Brood:
         """Its workers have gone with it; another starts those who take their places."""
         self._deaths += 1
         if self._deaths > MOST_NURSERIES:
-            raise JobError(why)
+            raise NurseryLost(why)
         log.warning("%s; another takes its place", why)
         self._nursery.close()
         for slot, pid in self.running.items():

@@ -88,7 +88,7 @@ class CoordinatorKeeper:
         self._began = time.monotonic()
         self._process = CoordinatorProcess(self._log_file, self._appointment | {"port": port, **changes})
         try:
-            self._process.address()
+            self._process.address(self._timing.failure_timeout)
             log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
         except QuorateError as error:
             # The port may not be free yet, say. It is dead, which the next round sees and counts.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -30,9 +31,11 @@ class CoordinatorProcess:
             self._process.stdin.write(json.dumps(appointment).encode() + b"\n")
             self._process.stdin.flush()
 
-    def address(self) -> str:
-        """Where it listens; waits until it does."""
+    def address(self, limit: float | None = None) -> str:
+        """Where it listens; waits until it does, for so many seconds at most."""
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            self.kill()
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

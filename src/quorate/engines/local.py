@@ -1,6 +1,7 @@
 """The local engine: one coordinator, one nursery and the workers that it forks, all on this machine."""
 
 import contextlib
+import functools
 import logging
 import secrets
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
-from quorate.core.errors import JobError, LinkError, QuorateError
+from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.timing import Timing
@@ -22,7 +23,7 @@ from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
 from quorate.engines.islands import COORDINATOR, Islands
 from quorate.engines.mishaps import Mishaps
-from quorate.engines.nursery_process import NurseryProcess, Preparation
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
 from quorate.engines.sleepers import Sleepers
@@ -160,14 +161,14 @@ class LocalEngine:
     def _look_after(self, brood: Brood, client: SupervisorClient, watch: OutcomeWatch) -> None:
         try:
             brood.look(TICK)
-        except JobError as error:
+        except NurseryLost as error:
             raise JobFailed(self._lost(error.message)) from None
         brood.report(client)
         with contextlib.suppress(Empty):
             while True:
                 brood.heed(watch.news.get_nowait())
         self._sleepers.wake_those_due(brood.running, time.monotonic())
-        brood.refill(self._newest)
+        brood.refill(functools.cache(self._newest))  # to find it takes reading it through
 
     def _keep(self, coordinator: CoordinatorKeeper, brood: Brood, watch: OutcomeWatch) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
@@ -207,7 +208,7 @@ class LocalEngine:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
         is_complete = outcome.failure is None and outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
-        with contextlib.suppress(JobError):  # a nursery that dies now takes with it only who is to leave
+        with contextlib.suppress(NurseryLost):  # one that dies now takes with it only who is to leave
             brood.let_leave(patience, lambda: self._signals.at_once)
 
     def _show_events(self) -> bool:

@@ -71,6 +71,7 @@ class Surroundings:
 
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
+    check_commit: Callable[[], None]
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
@@ -155,7 +156,7 @@ def assemble(
             _plain(spec),
             ground.environment,
             publish=publish,
-            check_lease=outside.check_lease,
+            check_lease=outside.check_commit,
         ),
         activity=outside.activity,
         progress=progress,

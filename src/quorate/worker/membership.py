@@ -79,19 +79,26 @@ class Membership:
     def register(self, registration: Registration) -> int:
         """Ask for a place; the worker id. Raises DivergedError, FrameError or JobEnded when it is refused."""
         self._standing.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
-        self._enrol(registration.request())
+        self._enrol(registration.request(), self._timing.connect)
         self._registration = registration
         self._start_thread("heartbeat", self._heartbeats.keep_beating)
         self._start_thread("follow", self._keep_following)
         return registration.slot
 
-    def _enrol(self, request: pb.RegisterRequest) -> None:
+    def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
+        """Register, however often that has to be asked for in so many seconds; the incarnation that has answered."""
         sent = self._clock()
-        reply = self._calls.ask(self._calls.stub.Register, request, self._timing.connect)
+        register = self._calls.stub.Register
+        reply = self._calls.ask_until_answered(register, request, lambda: self._clock() < sent + within)
+        if reply is None:
+            raise LinkError(
+                f"the coordinator at {self._calls.address} does not answer: nothing came within {within:.1f} s"
+            )
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise _refused(refusal)
         self._lease.renew(sent, reply.lease)
+        return int(reply.incarnation)
 
     def _present_again(self, incarnation: int) -> None:
         """Come back to a coordinator that was started again: it learns from its workers how far the job is."""
@@ -99,7 +106,9 @@ class Membership:
         position = self._standing.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
-            self._enrol(self._registration.request(position))
+            answered = self._enrol(self._registration.request(position), self._timing.lease / 2)
+            if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
+                self._standing.present(answered)
         except (LinkError, JobError) as error:
             # Whoever is not wanted any more has no lease, and is told why when it reports its state.
             log.info("the coordinator did not take it up: %s", error)
@@ -152,6 +161,12 @@ class Membership:
         self._standing.check()
         if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self._calls.address))
+
+    def check_commit(self) -> None:
+        """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
+        generation, and what all had agreed on before stays true."""
+        if not self.ended:
+            self.check_lease()
 
     def hold_state(self) -> None:
         """This worker holds the state of the job from now on, and not just a beginning."""
@@ -304,6 +319,10 @@ class Membership:
                 self._follow()
             except (grpc.RpcError, ValueError) as error:
                 log.debug("the coordinator's directives broke off: %r", error)
+                self._calls.closing.wait(self._timing.heartbeat_every)
+            except Exception:
+                # Whoever hears nothing any more, and sends heartbeats all the same, would be waited for for ever.
+                log.exception("a directive of the coordinator could not be followed")
                 self._calls.closing.wait(self._timing.heartbeat_every)
 
     def _follow(self) -> None:

@@ -67,6 +67,7 @@ class Passage:
             symptom, is_saved = None, False
             try:
                 with contextlib.ExitStack() as stack:
+                    self._check_place(generation)
                     loop = self._begin(generation, stack)
                     if is_new:  # what it has copied is not its own work, and does not count for its speed
                         pace = _Pace(self.progress)
@@ -82,6 +83,13 @@ class Passage:
                 log.info("generation %s is over for this worker: %s", generation.id, error)
                 symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
             self._leave(generation, symptom, is_saved)
+
+    def _check_place(self, generation: Generation) -> None:
+        """Refuse a generation that takes us to be elsewhere: it was formed by an earlier word of ours."""
+        told = generation.members[generation.position(self.worker)].cursor
+        step = self.progress.cursor.step
+        if told != self.progress.cursor:
+            raise GenerationOver(f"generation {generation.id} takes this worker to be at step {told.step}, not {step}")
 
     def _begin(self, generation: Generation, stack: contextlib.ExitStack) -> Loop:
         """Meet the others, and have the state that they have; what is closed at its end goes on the stack."""
@@ -156,6 +164,7 @@ class Passage:
         return Surroundings(
             publish=self.narration.tell,
             check_lease=membership.check_lease,
+            check_commit=membership.check_commit,
             stop_requested=lambda: membership.stop_requested,
             activity=self.activity,
             break_requested=lambda: membership.break_requested,

@@ -104,7 +104,7 @@ class Standing:
         if self.ended:
             raise JobEnded(self.failure)
         if self._generation is not None and self._over == self._generation.id:
-            raise GenerationOver(f"generation {self._over} is over: it has lost a member")
+            raise GenerationOver(f"generation {self._over} is over")
 
     def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
         """Have `close` called when this generation, or the job, is over: by whoever hears of it, or now if it is."""
