@@ -76,6 +76,7 @@ def test_everybody_killed_at_once_goes_on_from_the_newest_checkpoint(place: Work
     assert 16 in [generation["from_step"] for generation in generations(place, document)]
 
 
+@pytest.mark.long
 def test_a_worker_stopped_for_a_moment_goes_on_as_if_nothing_had_been(place: Workplace) -> None:
     document = chaos(place, "stop worker 0 at step 5 in forward for 300ms")
     assert (document["same"], document["faults"][0]["fired"], document["recoveries"]) == (True, True, [])

@@ -90,7 +90,7 @@ def keeper(workplace: Workplace, running: Running, module: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_a_coordinator_that_is_gone_or_hangs_is_replaced_and_nobody_is_lost(
     workplace: Workplace, undisturbed: str, number: int
 ) -> None:

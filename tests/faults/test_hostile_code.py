@@ -225,7 +225,8 @@ def test_threads_that_a_task_leaves_behind_hold_nothing_up(troubled: Workplace) 
     assert (done.code, done.document["steps"]) == (0, STEPS)
 
 
-@pytest.mark.parametrize("loaders", [pytest.param("0", marks=pytest.mark.long), "1"])
+@pytest.mark.long
+@pytest.mark.parametrize("loaders", ["0", "1"])
 def test_what_a_task_turns_upside_down_changes_no_bit(troubled: Workplace, loaders: str) -> None:
     """Generators, the working directory, signal handlers and the number of threads: each lane begins with its own."""
     settings = ("--json", "--set", f"loader_workers={loaders}")

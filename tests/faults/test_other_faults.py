@@ -37,7 +37,7 @@ def assert_same(place: Workplace, document: dict[str, Any]) -> None:
     "phase",
     [
         "exchange",
-        "checkpoint",
+        pytest.param("checkpoint", marks=pytest.mark.long),
         pytest.param("data", marks=pytest.mark.long),
         pytest.param("forward", marks=pytest.mark.long),
         pytest.param("apply", marks=pytest.mark.long),

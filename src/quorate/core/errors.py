@@ -23,6 +23,7 @@
         ├── CheckpointError     a checkpoint that cannot be written or read
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
+        ├── NurseryLost         the process that starts the workers is gone, and they with it
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place
