@@ -1,10 +1,12 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 SEEDS ?= 10000
+N ?= 20
+MINUTES ?= 30
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-long simulate check format proto setup-all bench-setup clean help
+.PHONY: demo setup test test-long test-faults soak simulate check format proto setup-all bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -21,6 +23,12 @@ test: .venv/.stamp-dev        ## run the tests
 
 test-long: .venv/.stamp-dev   ## run the tests that take minutes
 	$(BIN)/pytest -m long
+
+test-faults: .venv/.stamp-dev ## run the fault tests N times in a row on a busy machine
+	$(BIN)/python scripts/fault_rounds.py --rounds $(N)
+
+soak: .venv/.stamp-dev        ## random faults upon several jobs for MINUTES, with the same bits and nothing left behind
+	$(BIN)/python scripts/soak.py --minutes $(MINUTES)
 
 simulate: .venv/.stamp-dev    ## simulate SEEDS jobs under faults, and check what must hold
 	$(BIN)/python -m quorate.testing --seeds $(SEEDS)

@@ -17,6 +17,7 @@ import quorate
 
 TROUBLE = os.environ.get("TROUBLE", "")
 PAUSE = float(os.environ.get("PAUSE", "0"))
+SLOW = float(os.environ.get("SLOW", "0"))
 HOLD = int(os.environ.get("HOLD", "0"))
 CALLS_BEFORE_TROUBLE = 9
 
@@ -42,6 +43,12 @@ def hold(calls: int) -> None:
     """From the call on that the environment names, if it does, wait in each for the file `go`."""
     while 0 < HOLD <= calls and not Path("go").exists():
         time.sleep(0.01)
+
+
+def dawdle() -> None:
+    """Take the time that the environment names, as long as there is no file `go`."""
+    if SLOW and not Path("go").exists():
+        time.sleep(SLOW)
 
 
 take_long("import")
@@ -88,6 +95,7 @@ class Tiny(quorate.Task):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         inputs, targets = batch
         time.sleep(PAUSE)
+        dawdle()
         calls = self.__dict__["_calls"] = self.__dict__.get("_calls", 0) + 1
         hold(calls)
         loss = F.mse_loss(model(inputs).squeeze(-1), targets)

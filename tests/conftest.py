@@ -18,6 +18,27 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-namespaces",
+        action="store_true",
+        help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
+    )
+
+
+@pytest.fixture(scope="session")
+def namespaces(request: pytest.FixtureRequest) -> None:
+    """For tests that need network namespaces: skipped where none can be made, unless that must not be."""
+    from quorate.engines.islands import why_impossible
+
+    reason = why_impossible()
+    if reason is None:
+        return
+    if os.geteuid() == 0 and (request.config.getoption("--require-namespaces") or os.environ.get("CI")):
+        pytest.fail(f"as root there must be network namespaces: {reason}")
+    pytest.skip(reason)
+
+
 @pytest.fixture
 def unmeasured(no_cover: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that run lines of ours which others run too: measuring doubles what their many processes cost."""

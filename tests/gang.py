@@ -198,6 +198,7 @@ def _work(
     surroundings = Surroundings(
         publish=events.append,
         check_lease=lambda: None,
+        check_commit=lambda: None,
         stop_requested=lambda: "interrupted" if asks and stop_at == activity.step else None,
         activity=activity,
     )

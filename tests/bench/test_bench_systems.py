@@ -10,7 +10,6 @@ from quorate.bench.interpreters import Interpreters, installed_version
 from quorate.bench.machine import Machine, processor_name
 from quorate.bench.mpirun import mpirun, shared_memory_layer
 from quorate.bench.overlap import OVERLAP
-from quorate.bench.programs import find_program
 from quorate.bench.rights import effective_rights, rights_in
 from quorate.bench.step import FABRIC, HAND_WRITTEN, QUORATE
 from quorate.bench.system import Installed, absence_of
@@ -60,14 +59,6 @@ def test_whoever_is_not_root_is_told_what_to_type() -> None:
 def test_rights_are_those_that_are_in_effect(status: str, rights: set[str]) -> None:
     assert rights_in(status) == rights
     assert effective_rights() <= {"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}
-
-
-def test_programs_for_root_are_found_without_a_path_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "only-for-root").touch(mode=0o755)
-    monkeypatch.setattr("quorate.bench.programs.SYSTEM_FOLDERS", str(tmp_path))
-    monkeypatch.setenv("PATH", "/no/such/folder")
-    assert find_program("only-for-root") == str(tmp_path / "only-for-root")
-    assert find_program("no-such-program") is None
 
 
 def test_missing_packages_are_told_with_what_installs_them() -> None:

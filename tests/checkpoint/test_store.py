@@ -13,7 +13,7 @@ import torch
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
 from quorate.checkpoint.store import CheckpointFolder, Saved
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, LeaseExpired
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -91,6 +91,18 @@ class TestSave:
         save(folder, 1)
         assert_is_whole(folder, Cursor(1))
         assert entries(folder) == ["step-00000001"]
+
+    def test_whoever_may_not_act_any_more_commits_nothing_and_removes_nothing(self, folder: CheckpointFolder) -> None:
+        def refuse() -> None:
+            raise LeaseExpired("over")
+
+        save(folder, 1)
+        save(folder, 2)
+        with pytest.raises(LeaseExpired):
+            save(folder, 3, check=refuse)
+        with pytest.raises(LeaseExpired):
+            folder.prune(keep=1, check=refuse)
+        assert entries(folder) == ["step-00000001", "step-00000002"]
 
     def test_leftovers_are_no_checkpoints_and_are_removed(self, folder: CheckpointFolder) -> None:
         whole = save(folder, 1).path

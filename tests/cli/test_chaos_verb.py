@@ -4,13 +4,15 @@ import json
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import Workplace
 from schemas import validate
+from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 KEYS: dict[str, Any] = {
     "steps": 24,
@@ -19,49 +21,24 @@ KEYS: dict[str, Any] = {
     "evaluate": {"every": 6},
     "checkpoint": {"every": 8, "keep": 3},
 }
-REFERENCE = "tiny-0001"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """A folder in which the job has run undisturbed, once for all tests here; their runs are added to it."""
-    shared = Workplace(tmp_path_factory.mktemp("chaos"))
-    shared.write_job(**KEYS)
-    done = shared.train("--json")
-    assert done.code == 0, done.stderr
-    yield shared
-    shared.clean_up()
-    shared.assert_nobody_left()
+    with undisturbed_in(tmp_path_factory.mktemp("chaos"), **KEYS) as place:
+        yield place
 
 
-def generations(place: Workplace, run: str) -> list[dict[str, Any]]:
-    return [event for event in place.events(place.folder / "runs" / run) if event["kind"] == "generation"]
-
-
-def chaos(place: Workplace, *faults: str, code: int = 0) -> dict[str, Any]:
-    """Run the job under faults; the document, which has to fit its schema."""
-    given = [word for fault in faults for word in ("--fault", fault)]
-    done = place.run("chaos", "job.yaml", "--against", REFERENCE, "--quiet", "--json", *given)
-    assert done.code == code, f"{done.stdout}\n{done.stderr}"
-    validate("chaos", done.document)
-    return done.document
-
-
-def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
-    """Every fault came about, there was something to recover from, and it has not changed a bit."""
-    assert [fault["fired"] for fault in document["faults"]] == [True] * len(document["faults"])
-    assert len(generations(place, document["run"])) > 1
-    assert document["same"]
-    assert document["digest"] == document["undisturbed_digest"]
-    assert document["steps"] == KEYS["steps"]
-    assert document["recoveries"]
+def generations(place: Workplace, document: dict[str, Any]) -> list[dict[str, Any]]:
+    return told(place, document, "generation")
 
 
 @pytest.mark.parametrize(
     ("phase", "step"),
     [
-        ("exchange", 10),
-        ("apply", 10),
+        pytest.param("exchange", 10, marks=pytest.mark.long),
+        pytest.param("apply", 10, marks=pytest.mark.long),
         pytest.param("data", 10, marks=pytest.mark.long),
         pytest.param("forward", 10, marks=pytest.mark.long),
         pytest.param("evaluation", 12, marks=pytest.mark.long),
@@ -75,6 +52,7 @@ def test_a_worker_killed_in_a_phase(place: Workplace, phase: str, step: int, wor
     assert_recovered(place, document)
     ((firing,),) = [fault["firings"] for fault in document["faults"]]
     assert (firing["worker"], firing["step"], firing["phase"]) == (worker, step, phase)
+    assert [recovery["steps_lost"] for recovery in document["recoveries"]] == [0]
 
 
 @pytest.mark.long
@@ -87,7 +65,7 @@ def test_a_worker_killed_while_a_newcomer_takes_up_the_state(place: Workplace, p
     assert_recovered(place, document)
     second = document["faults"][1]["firings"][0]
     assert (second["worker"], second["phase"]) == (worker, phase)
-    assert len(generations(place, document["run"])) >= 3
+    assert len(generations(place, document)) >= 3
 
 
 @pytest.mark.long
@@ -95,21 +73,14 @@ def test_everybody_killed_at_once_goes_on_from_the_newest_checkpoint(place: Work
     document = chaos(place, "kill all at step 18")
     assert_recovered(place, document)
     assert [firing["worker"] for firing in document["faults"][0]["firings"]] == [0, 1]
-    assert 16 in [generation["from_step"] for generation in generations(place, document["run"])]
+    assert 16 in [generation["from_step"] for generation in generations(place, document)]
 
 
 @pytest.mark.long
-def test_a_worker_stopped_for_longer_than_the_timeout_is_replaced(place: Workplace) -> None:
-    document = chaos(place, "stop worker 1 at step 10 in exchange for 60s")
-    assert_recovered(place, document)
-    stopped = document["faults"][0]["firings"][0]["pid"]
-    assert not Path(f"/proc/{stopped}").exists()
-
-
 def test_a_worker_stopped_for_a_moment_goes_on_as_if_nothing_had_been(place: Workplace) -> None:
     document = chaos(place, "stop worker 0 at step 5 in forward for 300ms")
     assert (document["same"], document["faults"][0]["fired"], document["recoveries"]) == (True, True, [])
-    assert len(generations(place, document["run"])) == 1
+    assert len(generations(place, document)) == 1
 
 
 @pytest.mark.long

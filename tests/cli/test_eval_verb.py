@@ -30,7 +30,7 @@ def test_what_a_killed_evaluation_has_left_is_removed_by_the_next(used_workplace
     used_workplace.assert_nobody_left()
     assert left[0].exists()
     assert used_workplace.run("eval", "last").code == 0
-    assert list(used_workplace.temporary.glob("*quorate*")) == []
+    assert list(used_workplace.temporary.glob("quorate-aside-*")) == []
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -11,13 +11,13 @@ def test_faults_of_the_command_line_come_before_those_of_a_file(tmp_path: Path) 
     script = tmp_path / "faults.txt"
     script.write_text("# written\nkill all at step 4  # all of them\n")
     wish = wish_for(["kill worker 1 at step 20"], script, random=False, mtbf=None, seed=None)
-    assert wish.script(workers=2, steps=None) == (Fault(Act.KILL, 1, 20), Fault(Act.KILL, None, 4))
+    assert wish.script(workers=2, steps=None, lanes=4) == (Fault(Act.KILL, 1, 20), Fault(Act.KILL, None, 4))
 
 
 def test_random_faults_need_the_number_of_steps() -> None:
     wish = wish_for(None, None, random=True, mtbf="10 steps", seed=7)
-    assert wish.script(workers=2, steps=None) == ()
-    assert wish.script(workers=2, steps=200) == FaultWish((), 10.0, 7).script(2, 200) != ()
+    assert wish.script(workers=2, steps=None, lanes=4) == ()
+    assert wish.script(workers=2, steps=200, lanes=4) == FaultWish((), 10.0, 7).script(2, 200, 4) != ()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,9 @@ def test_a_wrong_wish_is_refused_with_the_remedy(
     texts: list[str] | None, script: str | None, random: bool, mtbf: str | None, seed: int | None, why: str
 ) -> None:
     with pytest.raises(RequestError) as refusal:
-        wish_for(texts, None if script is None else Path(script), random, mtbf, seed).script(workers=2, steps=24)
+        wish_for(texts, None if script is None else Path(script), random, mtbf, seed).script(
+            workers=2, steps=24, lanes=4
+        )
     assert why in refusal.value.message
 
 

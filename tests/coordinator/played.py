@@ -3,26 +3,21 @@
 import signal
 from dataclasses import replace
 
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Action,
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import (
     Completed,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
     ExitReported,
-    Forming,
     HeartbeatReceived,
     MembershipEvent,
     Place,
     Registered,
-    State,
     StateReported,
-    Terms,
     Tick,
-    Training,
 )
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, Forming, State, Training
+from quorate.coordinator.terms import Terms
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId

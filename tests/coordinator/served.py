@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.records import Terms
 from quorate.coordinator.server import CoordinatorServer
 from quorate.coordinator.service import CoordinatorService
+from quorate.coordinator.terms import Terms
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
 

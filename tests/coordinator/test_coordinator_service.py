@@ -11,7 +11,7 @@ import pytest
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.server import TokenGuard, explain_refusal
-from quorate.core.errors import LinkError
+from quorate.core.errors import LinkError, RequestError
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
@@ -36,6 +36,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "Complete": lambda stub, token: stub.Complete(pb.CompleteRequest(), metadata=token, timeout=5),
     "ReportExit": lambda stub, token: stub.ReportExit(pb.ExitReport(), metadata=token, timeout=5),
     "Stop": lambda stub, token: stub.Stop(pb.StopRequest(), metadata=token, timeout=5),
+    "Resize": lambda stub, token: stub.Resize(pb.ResizeRequest(workers=1), metadata=token, timeout=5),
     "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
 }
 
@@ -96,7 +97,7 @@ def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path
 def test_an_exit_that_is_reported_is_answered_with_a_vacancy_until_too_many_have_died(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         client = SupervisorClient(served.address, TOKEN)
-        assert client.news(0.01) == News(None)
+        assert client.news(0.01, seen_to=[0, 1]) == News(None, workers=2)
         assert client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a") == Vacancy(0.0, restore=True)
         assert client.report_exit(1, 4712, exit_code=1) == Vacancy(0.0, restore=True)
         assert client.report_exit(1, 4713, exit_code=1) == Vacancy(1.0, restore=True)
@@ -120,12 +121,25 @@ def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> Non
         stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         stub.Register(pb.RegisterRequest(pid=4710), metadata=token_metadata(TOKEN), timeout=5)
         client = SupervisorClient(served.address, TOKEN)
-        assert client.news(5.0) == client.news(5.0) == News(None, ((0, 4710),))
+        assert client.news(5.0) == client.news(5.0) == News(None, ((0, 4710),), workers=1)
         assert client.report_exit(0, 4710, signal=signal.SIGKILL) == Vacancy(0.0, restore=True)
-        assert client.news(0.01) == News(None)
+        # Whoever loses the answer is told of the empty place again.
+        assert client.news(0.01) == News(None, vacant={0: Vacancy(0.0, restore=True)}, workers=1)
+        assert client.news(0.01, seen_to=[0]) == News(None, workers=1)
         client.close()
         channel.close()
         assert served.kinds() == ["generation", "lost"]
+
+
+def test_a_job_is_resized_or_refuses_with_the_reason(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, lanes=2) as served:
+        client = SupervisorClient(served.address, TOKEN)
+        client.resize(2)
+        assert client.news(5.0, seen_to=[0]) == News(None, vacant={1: Vacancy(0.0, restore=True)}, workers=2)
+        with pytest.raises(RequestError, match="it has 2 lanes, so 1 to 2 are possible"):
+            client.resize(3)
+        client.close()
+        assert served.kinds() == ["resize"]
 
 
 def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path) -> None:

@@ -26,30 +26,24 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Decision,
-    Ended,
+from quorate.coordinator.actions import (
     EndJob,
-    ExitReported,
     Expel,
-    FailureReported,
-    Forming,
     GrantLease,
-    MembershipEvent,
-    Place,
     RecordLoss,
     Refill,
     Refuse,
     Regroup,
     RelayStop,
-    State,
-    StopRequested,
-    Training,
     Welcome,
 )
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, Place, StopRequested
+from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
+from quorate.core.exit_codes import LEFT
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 
@@ -583,3 +577,8 @@ def test_a_difference_in_weights_still_ends_the_job_in_a_later_generation() -> N
 def test_a_user_error_ends_the_job_while_it_regroups() -> None:
     message = message_of((2.0, FailureReported(0, Failure("UserCodeError", "no"))), state=forming((1.0, killed(1))))
     assert message == "no"
+
+
+def test_a_task_that_ends_with_the_code_of_one_that_leaves_is_given_up_like_any_other() -> None:
+    events: list[Timed] = [(0.1, exited(0, LEFT, life=life)) for life in range(4)]
+    assert isinstance(last_of(start(TERMS, 0.0), *events).state, Ended)

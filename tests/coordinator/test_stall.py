@@ -4,23 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from quorate.coordinator.actions import Action, Expel, RecordLoss, Regroup, Warn
+from quorate.coordinator.events import HeartbeatReceived, MembershipEvent, Place, Registered, Tick
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
-    Action,
-    Expel,
-    Forming,
-    HeartbeatReceived,
-    MembershipEvent,
-    Place,
-    RecordLoss,
-    Registered,
-    Regroup,
-    State,
-    Terms,
-    Tick,
-    Training,
-    Warn,
-)
+from quorate.coordinator.states import Forming, State, Training
+from quorate.coordinator.terms import Terms
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 

@@ -108,3 +108,8 @@ def test_a_lost_peer_is_trouble_between_processes_and_names_the_peer() -> None:
     error = PeerLost("worker 2", "it closed the connection")
     assert isinstance(error, LinkError)
     assert str(error) == "worker 2 is gone: it closed the connection"
+    assert error.worker == 2
+    assert PeerLost("worker 12 (10.0.0.2:4000)", "end of file").worker == 12
+    # Neither is a link between two workers that has failed.
+    assert PeerLost("worker 2", PeerLost.CLOSED_HERE).worker is None
+    assert PeerLost("the coordinator", "end of file").worker is None

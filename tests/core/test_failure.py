@@ -1,4 +1,5 @@
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ numbers = st.none() | st.integers(0, 2**40)
         phase=st.text(),
         traceback=st.text(),
         exit_code=st.integers(0, 255),
+        peer=numbers,
     )
 )
 def test_a_failure_survives_json(failure: Failure) -> None:
@@ -88,3 +90,13 @@ def test_nothing_is_a_mere_refusal_once_a_step_has_begun() -> None:
 @pytest.mark.parametrize("code", [1, 2, 130, 143])
 def test_a_failed_job_has_the_exit_code_of_its_failure(code: int) -> None:
     assert JobFailed(Failure("Interrupted", "stopped at once", exit_code=code)).exit_code == code
+
+
+def test_the_samples_that_it_is_about_travel_with_a_failure() -> None:
+    error = pickle.loads(pickle.dumps(LossError("the loss is nan", [17, 3])))
+    failure = Failure.of(error)
+    assert failure.samples == (17, 3)
+    fields = json.loads(json.dumps(failure.to_dict()))
+    assert fields["samples"] == [17, 3]
+    assert Failure.from_dict(fields) == failure
+    assert "samples" not in Failure("LossError", "nan").to_dict()

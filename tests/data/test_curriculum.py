@@ -51,6 +51,7 @@ def test_each_epoch_reads_every_sample_once_over_steps_lanes_and_micro_batches(
         assert set(counts.values()) == {1}
         assert len(counts) == samples - left_out
         assert set(counts) <= set(range(samples))
+        assert sorted([*counts, *given.dropped(epoch).tolist()]) == list(range(samples))
         assert {given.epoch_of(step) for step in steps} == {epoch}
         assert [given.ends_epoch(step) for step in steps] == [False] * (per_epoch - 1) + [True]
 
@@ -123,6 +124,12 @@ class TestOrderOfOnesOwn:
         given = curriculum(5, lambda epoch, generator: [4, 4, epoch, 0], **self.keys)
         assert given.steps_per_epoch == 2
         assert [given.batch(step).tolist() for step in (1, 2, 5, 6)] == [[4, 4], [0, 0], [4, 4], [2, 0]]
+        assert given.order(2).tolist() == [4, 4, 2, 0]
+
+    def test_each_epoch_is_known_to_be_its_own_or_shuffled(self) -> None:
+        given = curriculum(5, lambda epoch, generator: [4, 4, 1, 0, 2] if epoch % 2 else None, **self.keys)
+        assert [given.is_own(epoch) for epoch in (2, 1, 0)] == [False, True, False]
+        assert given.dropped(1).tolist() == [2]
 
     @pytest.mark.parametrize("kind", [torch.tensor, tuple, list])
     def test_tensors_and_tuples_will_do(self, kind: Any) -> None:

@@ -1,8 +1,10 @@
 import contextlib
 import threading
+import time
+from collections.abc import Collection
 
 from command import await_condition
-from quorate.coordinator.client import News, Outcome
+from quorate.coordinator.client import News, Outcome, Vacancy
 from quorate.core.errors import LinkError
 from quorate.engines.outcome_watch import OutcomeWatch
 
@@ -15,7 +17,7 @@ class Coordinator:
         self.asked = 0
         self.silent = threading.Event()
 
-    def news(self, timeout: float) -> News:
+    def news(self, timeout: float, seen_to: Collection[int] = (), workers: int = 0) -> News:
         self.asked += 1
         if not self._answers:
             self.silent.wait(5)
@@ -34,11 +36,25 @@ def test_a_call_without_answer_does_not_lose_the_outcome() -> None:
     assert coordinator.asked == 4
 
 
-def test_who_is_to_be_killed_is_passed_on_in_order_while_the_job_goes_on() -> None:
-    coordinator = Coordinator(News(None, ((1, 4711), (2, 4712))), News(None, ((2, 4712),)))
+def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> None:
+    first = News(None, ((1, 4711), (2, 4712)), {3: Vacancy(0.0, restore=False)}, workers=4)
+    second = News(None, ((2, 4712),), workers=4)
+    coordinator = Coordinator(first, second)
     with contextlib.closing(OutcomeWatch(coordinator)) as watch:
-        expelled = [watch.expelled.get(timeout=10) for _ in range(3)]
-        assert (expelled, watch.outcome) == ([(1, 4711), (2, 4712), (2, 4712)], None)
+        assert [watch.news.get(timeout=10) for _ in range(2)] == [first, second]
+        assert watch.outcome is None
+    coordinator.silent.set()
+
+
+def test_when_it_was_last_answered_is_known() -> None:
+    begun = time.monotonic()
+    coordinator = Coordinator(LinkError("DEADLINE_EXCEEDED"), News(None, workers=3))
+    with contextlib.closing(OutcomeWatch(coordinator)) as watch:
+        await_condition("an answer", lambda: watch.workers == 3)
+        assert watch.answered > begun
+        last = watch.answered
+        await_condition("another question", lambda: coordinator.asked == 3)
+        assert watch.answered == last
     coordinator.silent.set()
 
 

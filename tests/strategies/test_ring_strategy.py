@@ -14,6 +14,7 @@ from bits import bit_tasks
 from plain_gradients import plain_gradients
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.data.ledger import Tally
 from quorate.reduce.ring import Ring
 from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
 from quorate.strategies.notes import note_of
@@ -68,14 +69,15 @@ def test_gradients_are_summed_and_notes_put_together() -> None:
     for number in range(3):
         alone.gradients.lanes[number].buckets[0].fill_(10.0**number)
     agreed = alone.exchange(
-        lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": 1.0}),
-        lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": 4.0, "y": 5.0}),
+        lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": 1.0}, tally=Tally.of(0, (7, 3))),
+        lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": 4.0, "y": 5.0}, tally=Tally.of(0, (5,))),
         lane(2, 1, LossSum(5.0, 1), present=0b10, log={"x": 2.0}),
         stop="terminated",
     )
     assert alone.strategy.hosted == range(3)
     assert alone.gradients.total.buckets[0].tolist() == [111.0] * 3
     assert (agreed.samples, agreed.present, agreed.stop) == (4, 0b11, "terminated")
+    assert agreed.tally == Tally.of(0, (3, 5, 7))
     assert agreed.losses[""].mean == 3.0
     assert agreed.log == {"x": 2.0, "y": 5.0}
     assert alone.strategy.share(4, b"word") == (b"word",)

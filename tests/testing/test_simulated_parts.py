@@ -8,9 +8,10 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.testing.clock import Process, VirtualClock
+from quorate.testing.clock import HostClock, Process, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
 from quorate.testing.network import Network, Weather
+from quorate.testing.simulated_memory import SimulatedMemory
 from quorate.testing.task import BEGINNING, Course, Holding, apply_step, contribute, undisturbed
 
 COURSE = Course(steps=4, lanes=3, evaluate_every=2, save_every=4)
@@ -28,6 +29,14 @@ def test_deeds_are_done_in_the_order_of_their_times_and_then_of_their_planning()
         clock.after(seconds, lambda name=name: done.append(f"{name} at {clock.now}"))  # type: ignore[misc]
     run(clock)
     assert done == ["first at 1.0", "second at 1.0", "late at 2.0"]
+
+
+def test_a_clock_that_runs_fast_wakes_early_and_has_its_own_beginning() -> None:
+    true, woken = VirtualClock(), list[float]()
+    fast = HostClock(true, rate=1.25, offset=100.0)
+    fast.after(1.0, lambda: woken.append(fast.time()))
+    run(true)
+    assert (true.now, fast.now, woken) == (0.8, 101.0, [101.0])
 
 
 def test_a_stopped_process_catches_up_and_a_dead_one_does_not() -> None:
@@ -96,6 +105,15 @@ def test_a_cut_lets_nothing_pass_in_either_direction_until_it_is_mended() -> Non
     assert send_all() == ["ac", "bc"]
     mend()
     assert send_all() == ["ab", "ac", "ba", "bc"]
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_segment_belongs_to_its_generation_unless_it_is_used_again(is_fresh: bool) -> None:
+    memory = SimulatedMemory(is_fresh=is_fresh)
+    held = memory.segment(FIRST)
+    assert memory.segment(FIRST) is held
+    held[0] = (0, "of an older step")
+    assert memory.segment(GenerationId(1, 2)) == ({} if is_fresh else held)
 
 
 def test_every_mistake_in_a_step_gives_another_digest() -> None:
@@ -216,11 +234,33 @@ def test_the_referee_sees_an_end_that_should_not_be() -> None:
     watching.ended(Failure("WorkerLost", "… so the job is given up; …"), "", "failure")
     watching.ended(None, "", "interrupted")
     watching.ended(None, undisturbed(COURSE)[max(undisturbed(COURSE))], "complete")
+    with pytest.raises(InvariantBroken, match=r"invariant 4.* the job ends with PeerLost"):
+        watching.ended(Failure("PeerLost", "… and no process was found dead: …"), "", "failure")
     with pytest.raises(InvariantBroken, match=r"invariant 4.* the job ends with DivergedError"):
         watching.ended(Failure("DivergedError", "no"), "", "failure")
     with pytest.raises(InvariantBroken, match=r"invariant 2.* the job is complete with other bits"):
         watching.ended(None, "other bits", "complete")
     assert not issubclass(InvariantBroken, QuorateError), "nobody but the simulation may catch it"
+
+
+def test_the_referee_sees_somebody_let_go_with_what_nobody_else_holds() -> None:
+    leaving, other = Witness(4), Witness(0)
+    watching = referee()
+    watching.declared(generation(1, step=4), {0: leaving})
+    with pytest.raises(InvariantBroken, match=r"invariant 2.* worker 0 is let go with step 4 .* nobody else holds"):
+        watching.dismissed(leaving, [leaving, other])
+    watching.dismissed(leaving, [leaving, Witness(3)])
+    watching.commits_checkpoint(leaving, generation(1, step=4))
+    watching.dismissed(leaving, [leaving, other])
+
+
+def test_after_a_succession_what_was_not_answered_may_be_told_again() -> None:
+    watching = referee()
+    watching.recorded(["a"])
+    watching.succeeded()
+    watching.recorded(["a"])
+    with pytest.raises(InvariantBroken, match="an event is recorded twice: a"):
+        watching.recorded(["a"])
 
 
 def test_the_referee_sees_a_place_that_stays_empty() -> None:

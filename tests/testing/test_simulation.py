@@ -1,5 +1,7 @@
 """Whole jobs under virtual time: no invariant breaks, whatever befalls them, and every mistake is shown."""
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -7,17 +9,42 @@ from collections import Counter
 
 import pytest
 
-from quorate.testing.mishaps import scenario
+from quorate.core.timing import Timing
+from quorate.testing.mishaps import FAILURE_TIMEOUT, MOST_DRIFT, Mishap, Scenario, scenario
 from quorate.testing.mutants import MUTANTS, Mutant
+from quorate.testing.simulated_membership import Habits
 from quorate.testing.simulation import Simulation, Verdict, shrink
 
 SEEDS = range(300)
-ENOUGH = 2500
-"""Within so many seeds every mistake is shown; most are within the first fifty."""
+ENOUGH = 400
+"""Of the seeds with what a mistake needs, it takes no more to show it; most are shown within the first fifty."""
+
+
+def has_crash(whole: Scenario) -> bool:
+    return any(mishap.kind == "crash" for mishap in whole.mishaps)
+
+
+def has_leave(whole: Scenario) -> bool:
+    return any(mishap.kind in ("term", "resize") for mishap in whole.mishaps)
+
+
+def has_late_writer(whole: Scenario) -> bool:
+    return whole.shares_memory and any(map(_outlasts, whole.mishaps))
+
+
+NEEDS = {
+    "a shared segment reused without reaping its old writer": has_late_writer,
+    "a rebuild from the first worker to report": has_crash,
+    "an incarnation used again": has_crash,
+    "a late word of an earlier coordinator heeded": has_crash,
+    "a worker deaf to the coordinator that it has come back to": has_crash,
+    "the only holder of the state let go": has_leave,
+}
 
 
 def first_broken(mutant: Mutant) -> Verdict:
-    for seed in range(ENOUGH):
+    needs = NEEDS.get(mutant.name, lambda _: True)
+    for seed in itertools.islice((seed for seed in itertools.count() if needs(scenario(seed))), ENOUGH):
         verdict = Simulation(seed, mutant).run()
         if verdict.broken is not None:
             return verdict
@@ -25,7 +52,7 @@ def first_broken(mutant: Mutant) -> Verdict:
 
 
 def test_no_invariant_breaks() -> None:
-    verdicts = [Simulation(seed).run() for seed in SEEDS]
+    verdicts = [traced(seed) for seed in SEEDS]
     assert [verdict for verdict in verdicts if verdict.broken] == []
     # What was simulated is not just calm weather.
     endings = Counter(verdict.ending for verdict in verdicts)
@@ -33,16 +60,75 @@ def test_no_invariant_breaks() -> None:
     assert endings["interrupted"] > 0
     assert sum(verdict.generations for verdict in verdicts) > 1.5 * len(SEEDS)
     assert sum(verdict.copies for verdict in verdicts) > 0.2 * len(SEEDS)
+    assert sum(verdict.successions for verdict in verdicts) > 0.3 * len(SEEDS)
 
 
 def test_every_kind_of_mishap_befalls_somebody() -> None:
     told = [line.split("mishap: ")[1] for seed in SEEDS for line in traced(seed).trace if "mishap: " in line]
     kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
-    assert set(kinds) == {"kill", "stop", "cut", "storm", "coordinator", "job"}
+    assert set(kinds) == {
+        *("kill", "stop", "cut", "link", "storm", "coordinator", "job"),
+        *("crash", "term", "resize"),
+    }
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
+    decisions = {line.split(";")[0].split()[-1] for line in told if line.startswith("crash") and " at the " in line}
+    assert {"DeclareGeneration", "Regroup", "EndJob", "RecordLoss", "Welcome", "Recall"} <= decisions
 
 
+def test_a_coordinator_that_has_decided_the_end_and_dies_is_followed_by_one_that_tells_it() -> None:
+    crashed = [
+        verdict
+        for seed in range(1000)
+        if any(mishap.phase == "EndJob" and mishap.nth == 1 for mishap in scenario(seed).mishaps)
+        and (verdict := traced(seed))
+        and verdict.successions
+    ]
+    assert any("[EndJob]" in line for verdict in crashed for line in verdict.trace)
+    assert {verdict.broken for verdict in crashed} == {None}
+    assert {verdict.ending for verdict in crashed} <= {"complete", "interrupted", "failure"}
+
+
+def test_clocks_drift_apart_and_a_lease_still_ends_before_the_failure_timeout() -> None:
+    drifting = [seed for seed in SEEDS if scenario(seed).drift == MOST_DRIFT]
+    assert len(drifting) > 0.2 * len(SEEDS)
+    timing = Timing(FAILURE_TIMEOUT)
+    assert timing.lease * (1 + MOST_DRIFT) / (1 - MOST_DRIFT) < timing.failure_timeout
+
+
+def test_a_link_that_stays_cut_is_avoided_and_the_job_finishes() -> None:
+    told = set()
+    for seed in (seed for seed in SEEDS if any(mishap.kind == "link" for mishap in scenario(seed).mishaps)):
+        verdict = traced(seed)
+        assert verdict.broken is None, seed
+        decided = [line for line in verdict.trace if "coordinator: " in line and "although both are alive" in line]
+        told |= {what for what in MEASURES for line in decided if what in line}
+    assert told == MEASURES
+
+
+MEASURES = {
+    "hosting is re-ordered so that they are not neighbours",
+    "they cannot but be neighbours",
+    "it fails also where they are not neighbours",
+    "is let in again as a trial",
+}
+"""What is done about bad links: on a ring, on a small one, in shared memory, and after a while."""
+
+
+def test_who_wakes_up_writes_where_nobody_reads() -> None:
+    """New memory in every generation is enough: the one that counts as lost need not even be killed."""
+    lenient = Mutant("nobody is killed", Habits(kills_the_expelled=False))
+    stops = [seed for seed in SEEDS if scenario(seed).shares_memory and any(map(_outlasts, scenario(seed).mishaps))]
+    verdicts = [Simulation(seed, lenient, traces=True).run() for seed in stops]
+    assert [verdict.broken for verdict in verdicts if verdict.broken] == []
+    assert any("which counted as lost, is gone" in line for verdict in verdicts for line in verdict.trace)
+
+
+def _outlasts(mishap: Mishap) -> bool:
+    return mishap.kind == "stop" and mishap.phase == "compute" and mishap.seconds > FAILURE_TIMEOUT
+
+
+@functools.cache
 def traced(seed: int) -> Verdict:
     return Simulation(seed, traces=True).run()
 

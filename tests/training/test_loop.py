@@ -9,6 +9,7 @@ import torch
 
 import gang
 from bits import bit_tasks
+from quorate.data.ledger import Tally, total
 from quorate.training.task import Task
 from training import loop_tasks as tasks
 from training.recorded import on_one_and_on_three, run
@@ -141,6 +142,31 @@ def test_a_step_tells_loss_rate_norm_samples_and_epoch(tmp_path: Path) -> None:
     assert all(norm > 0 for norm in ran.fields("step", "gradient_norm").values())
     (began,) = [event for event in ran.events if event.kind == "run"]
     assert (began.fields["from_step"], began.fields["total_steps"], began.fields["steps_per_epoch"]) == (0, 10, 5)
+    assert (began.fields["epoch_length"], began.fields["dataset_samples"]) == (50, 50)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_steps_of_an_epoch_tell_each_sample_once_or_as_dropped(accumulate: int, tmp_path: Path) -> None:
+    ran = on_one_and_on_three(bit_tasks.Regression, tmp_path, epochs=2, accumulate=accumulate)
+    ledgers = [Tally.from_hex(text) for text in ran.fields("step", "ledger").values()]
+    dropped = ran.fields("step", "dropped")
+    assert {step for step, listed in dropped.items() if listed} == {4, 8}
+    for epoch, last in ((0, 4), (1, 8)):
+        assert len(dropped[last]) == 2
+        assert total(ledgers[last - 4 : last]) + Tally.of(epoch, dropped[last]) == Tally.of_all(epoch, 50)
+    assert set(ran.fields("step", "own_order").values()) == set(ran.fields("step", "planned").values()) == {None}
+
+
+def test_an_order_of_ones_own_is_told_with_what_it_gives(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(tasks.Ordered, tmp_path, epochs=2)
+    assert set(ran.fields("step", "own_order").values()) == {True}
+    ledgers = [Tally.from_hex(text) for text in ran.fields("step", "ledger").values()]
+    planned, dropped = ran.fields("step", "planned"), ran.fields("step", "dropped")
+    for epoch, last in ((0, 2), (1, 4)):
+        order = tasks.Ordered().order(epoch, torch.Generator())
+        assert dropped[last] == sorted(order[24:])
+        assert planned[last] == str(Tally.of(epoch, order))
+        assert planned[last] == str(total(ledgers[last - 2 : last]) + Tally.of(epoch, dropped[last]))
 
 
 def test_two_optimizers_are_told_by_name(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from quorate.engines.sleepers import Sleepers
 from quorate.testing.faults import parse_fault
 from quorate.worker.faults import FaultWatch, firings, marker_of
 
+pytestmark = pytest.mark.faults
+
 LIFE = """
 import sys
 from pathlib import Path
@@ -24,8 +26,10 @@ logs, worker, script, moments = sys.argv[1:]
 tell = lambda *moment: print(*moment, flush=True)
 watch = FaultWatch([parse_fault(line) for line in script.split(";")], int(worker), 2, Path(logs), tell)
 for moment in moments.split(";"):
-    step, phase = moment.split()
+    step, phase, *stays = moment.split()
     watch.tell(int(step), phase)
+    if stays:
+        sys.stdin.read()
 """
 STEPS = "1 data;1 compute;1 exchange;1 apply;2 data;2 compute;2 exchange;2 apply"
 
@@ -33,6 +37,7 @@ STEPS = "1 data;1 compute;1 exchange;1 apply;2 data;2 compute;2 exchange;2 apply
 def begin(logs: Path, worker: int, script: str, moments: str = STEPS) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", LIFE, str(logs), str(worker), script, moments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -40,10 +45,16 @@ def begin(logs: Path, worker: int, script: str, moments: str = STEPS) -> subproc
 
 
 def live(logs: Path, worker: int, script: str, moments: str = STEPS) -> tuple[int, str]:
-    """The exit code of a worker with this script and these moments, and the last that it told."""
-    process = begin(logs, worker, script, moments)
-    told, _ = process.communicate(timeout=60)
-    return process.returncode, told.strip().split("\n")[-1]
+    """The exit code of a worker with this script and these moments, and the last that it told.
+
+    It stays for ever in a moment that says so: `2 apply stays`.
+    """
+    with begin(logs, worker, script, moments) as process:
+        try:
+            assert process.stdout is not None
+            return process.wait(timeout=60), process.stdout.read().strip().split("\n")[-1]
+        finally:
+            process.kill()
 
 
 def test_a_worker_dies_at_the_named_moment_and_its_successor_passes_it(tmp_path: Path) -> None:
@@ -55,6 +66,65 @@ def test_a_worker_dies_at_the_named_moment_and_its_successor_passes_it(tmp_path:
     assert (firing.fault, firing.worker, firing.step, firing.phase) == (0, 1, 2, "exchange")
     assert live(tmp_path, 1, script) == (0, "2 apply None")
     assert firings(tmp_path) == [firing]
+
+
+@pytest.mark.parametrize("phase", ["exchange", "apply"])
+def test_after_a_delay_a_worker_dies_whatever_it_is_doing_then(tmp_path: Path, phase: str) -> None:
+    script = "kill worker 1 at step 2 in exchange after 300ms"
+    moments = f"1 data;2 exchange;2 {phase} stays;3 data"
+    assert live(tmp_path, 1, script, moments) == (-signal.SIGKILL, f"2 {phase} None")
+    (firing,) = firings(tmp_path)
+    assert (firing.fault, firing.worker, firing.step, firing.phase) == (0, 1, 2, phase)
+    assert live(tmp_path, 1, script) == (0, "2 apply None")
+
+
+def test_who_is_done_before_the_delay_is_over_has_not_met_the_fault(tmp_path: Path) -> None:
+    assert live(tmp_path, 1, "kill worker 1 at step 2 in exchange after 1min") == (0, "2 apply None")
+    assert firings(tmp_path) == []
+
+
+def test_after_a_delay_a_worker_stops_and_can_be_woken(tmp_path: Path) -> None:
+    script = "stop worker 0 at step 2 in exchange after 100ms for 1s"
+    with begin(tmp_path, 0, script, "2 exchange stays;2 apply") as sleeper:
+        try:
+            await_condition("a stopped process", lambda: _state(sleeper.pid) == "T")
+            sleepers = Sleepers([parse_fault(script)], tmp_path)
+            sleepers.wake_those_due({0: sleeper.pid}, now=10.0)
+            sleepers.wake_those_due({0: sleeper.pid}, now=11.0)
+            told, _ = sleeper.communicate(timeout=60)  # which also ends its stay
+            assert (sleeper.returncode, told) == (0, "2 exchange None\n2 apply None\n")
+        finally:
+            sleeper.kill()
+    (firing,) = firings(tmp_path)
+    assert (firing.step, firing.phase) == (2, "exchange")
+
+
+def test_of_those_who_are_to_die_after_a_delay_nobody_is_given_time_once_somebody_has(tmp_path: Path) -> None:
+    script = "kill all at step 2 in apply after 100ms"
+    late = FaultWatch([parse_fault(script)], 1, 2, tmp_path, lambda *_: None)
+    late.tell(1, "apply")
+    assert live(tmp_path, 0, script, "2 apply stays")[0] == -signal.SIGKILL
+    killed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", lambda *sent: killed.append(sent))
+        late.tell(1, "regroup")
+        assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_whoever_waits_for_somebody_who_is_away_says_so(tmp_path: Path) -> None:
+    told: list[tuple[int, str]] = []
+    watch = FaultWatch(
+        [parse_fault("kill worker 1 at step 1")], 0, 2, tmp_path, lambda step, phase, _: told.append((step, phase))
+    )
+    looks = iter([False, False, True])
+    watch.enter({0}, lambda: next(looks))
+    watch.tell(2, "data")
+    assert next(looks, None) is None, "it has waited until it was called"
+    # Not a phase of a step: nobody counts as hung, or as slow, who waits on purpose.
+    assert told == [(2, "data"), (2, "wait"), (2, "data")]
+    watch.enter({0, 1}, lambda: False)
+    watch.tell(3, "data")
+    assert told[3:] == [(3, "data")]
 
 
 def test_faults_that_are_alike_come_one_after_the_other(tmp_path: Path) -> None:
@@ -104,7 +174,7 @@ def test_a_stopped_worker_sleeps_for_its_time_and_goes_on(tmp_path: Path) -> Non
 def test_a_fault_that_cannot_be_noted_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = FaultWatch([Fault(Act.KILL, 0, 1)], 0, 1, tmp_path / "gone", lambda *_: None)
     watch.tell(1, "data")
-    assert "`kill worker 0 at step 1` is left out, since it cannot be noted" in caplog.text
+    assert "fault 0 is left out, since it cannot be noted" in caplog.text
 
 
 def test_a_marker_that_is_half_written_is_not_counted(tmp_path: Path) -> None:
@@ -114,3 +184,23 @@ def test_a_marker_that_is_half_written_is_not_counted(tmp_path: Path) -> None:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_slow_worker_lingers_in_its_lanes_from_its_step_on_and_its_successor_does_not(tmp_path: Path) -> None:
+    script = [parse_fault("slow worker 1 4x from step 2")]
+    watch = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    watch.tell(1, "data")
+    assert watch.linger("compute", 0.01) == 0.0
+    watch.tell(2, "data")
+    (firing,) = firings(tmp_path)
+    assert (firing.fault, firing.worker, firing.step) == (0, 1, 2)
+    assert watch.linger("compute", 0.01) >= 0.03
+    assert watch.linger("data", 0.01) == 0.0
+    watch.tell(3, "data")
+    assert watch.linger("compute", 0.01) >= 0.03
+    successor = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    successor.tell(3, "data")
+    assert successor.linger("compute", 0.01) == 0.0
+    other = FaultWatch(script, 0, 2, tmp_path, lambda *_: None)
+    other.tell(3, "data")
+    assert other.linger("compute", 0.01) == 0.0

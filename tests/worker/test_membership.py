@@ -25,8 +25,10 @@ from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.worker.lease import Lease
-from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.outbox import Outbox
+from quorate.worker.registration import Registration
+from quorate.worker.standing import JobEnded
 
 
 def registration(slot: int, **facts: str) -> Registration:
@@ -405,7 +407,8 @@ def test_importing_starts_no_thread_so_that_a_worker_may_be_forked_afterwards() 
 FORKING = """
 import os, sys
 from quorate.core.timing import Timing
-from quorate.worker.membership import Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.registration import Registration
 
 address, token = sys.argv[1:]
 children = []
@@ -464,7 +467,7 @@ def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(t
         try:
             with worker_process(served, 0.5, member) as pid:
                 os.kill(pid, signal.SIGSTOP)
-                assert supervisor.news(5.0) == News(None, ((1, pid),))
+                assert supervisor.news(5.0, seen_to=[0, 1]) == News(None, ((1, pid),), workers=2)
                 wait_until(lambda: is_over(member))
                 (lost,) = [event for event in served.events() if event["kind"] == "lost"]
             assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")

@@ -1,14 +1,16 @@
 """A job under faults beside the same job undisturbed."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api import session
+from quorate.api.part import Part, play_apart
 from quorate.api.result import Result, open_run
 from quorate.core.cores import usable_cores
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.fault import Fault
+from quorate.core.fault import Fault, Whom
 from quorate.spec.change import changes
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
@@ -64,20 +66,8 @@ def reference(run: str, resolved: ResolvedJob) -> Result:
 
 def try_under(faults: tuple[Fault, ...], resolved: ResolvedJob, undisturbed: Result, watch: session.Watch) -> Trial:
     """Run a job under faults in a run folder of its own. Raises what stops it, but not what the faults have led to."""
-    failure = None
-    begun: list[RunFolder] = []
-
-    def look(beginning: session.Begun) -> session.Show:
-        begun.append(beginning.run)
-        return watch(beginning)
-
-    try:
-        disturbed = session.start(resolved, look, faults)
-    except JobFailed as error:
-        if error.exit_code != JobFailed.exit_code or not begun:
-            raise
-        failure = error.failure
-        disturbed = open_run(begun[0].path)
+    run_under = _run_apart if any(fault.whom is Whom.LAUNCHER for fault in faults) else _run
+    disturbed, failure = run_under(faults, resolved, watch)
     run = RunFolder(disturbed.folder)
     return Trial(
         undisturbed=undisturbed,
@@ -87,6 +77,37 @@ def try_under(faults: tuple[Fault, ...], resolved: ResolvedJob, undisturbed: Res
         firings=tuple(firings(run.logs)),
         differing_facts=_differing_facts(undisturbed.folder, run),
     )
+
+
+def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
+    begun: list[RunFolder] = []
+
+    def look(beginning: session.Begun) -> session.Show:
+        begun.append(beginning.run)
+        return watch(beginning)
+
+    try:
+        return session.start(resolved, look, faults), None
+    except JobFailed as error:
+        if error.exit_code != JobFailed.exit_code or not begun:
+            raise
+        return open_run(begun[0].path), error.failure
+
+
+def _run_apart(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
+    """With launchers that are killed: each time the run is taken up again, as somebody would who finds it dead."""
+    ending = play_apart(Part(resolved, faults, watch))
+    for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
+        if ending.run is not None and ending.code == -signal.SIGKILL:
+            ending = play_apart(Part(resolved, faults, watch, ending.run.path))
+    if ending.run is None:
+        raise RunError("the job could not be started; what is wrong was told above.")
+    result = open_run(ending.run.path)
+    told = result.fields.get("failure")
+    if told is None and ending.code != 0:
+        message = f"the job was not taken up again (code {ending.code}): see what was told above."
+        return result, Failure("JobError", message)
+    return result, None if told is None else Failure.from_dict(told)
 
 
 def _differing_facts(undisturbed: Path, run: RunFolder) -> tuple[str, ...]:

@@ -24,13 +24,16 @@ class JobKeys(TypedDict, total=False):
     last_batch: Literal["drop", "keep"]
     evaluate: Section
     early_stop: Section | None
+    on_poison: Literal["fail", "skip"]
     deterministic: bool
     bucket_mb: float
     strategy: str | Section
     workers: int | Literal["auto"]
     min_workers: int
+    spares: int
     failure_timeout: float
     step_timeout: float | None
+    balance: Literal["even", "speed"]
     runs: str
     checkpoint: Section
     loader_workers: int

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from quorate.core.cores import usable_cores
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
+from quorate.engines.islands import islands_for
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
@@ -135,6 +136,7 @@ def resume(
     *,
     watch: Watch,
     branch: bool = False,
+    faults: tuple[Fault, ...] = (),
 ) -> Result:
     """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning."""
     refuse_in_worker()
@@ -153,7 +155,7 @@ def resume(
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         checkpoint = newest_checkpoint(run)
         refuse_edited_job(run, checkpoint, resolved)
-        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint)
+        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
         with _as_it_was(run):
             return _train(plan, watch, signals)
 
@@ -233,7 +235,8 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
     started = time.perf_counter()
     try:
-        outcome = LocalEngine(launch, narrator.handle, plan.accept_facts, signals).run()
+        with islands_for(plan.faults, workers + spec.spares) as islands:
+            outcome = LocalEngine(replace(launch, islands=islands), narrator.handle, plan.accept_facts, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise
@@ -241,7 +244,8 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     finally:
         show.close()
     if outcome.failure is not None:
-        raise _failed(plan, _late(outcome.failure) if narrator.has_trained else outcome.failure)
+        failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
+        raise _failed(plan, failure, narrator.recoveries)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
     if narrator.has_trained and not narrator.has_finished:
         log.warning("the last events could not be written: %s ends too early", near(run.events_file))
@@ -283,14 +287,20 @@ def _late(failure: Failure) -> Failure:
     return failure.at(exit_code=JobError.exit_code) if failure.exit_code == RequestError.exit_code else failure
 
 
-def _failed(plan: Plan, failure: Failure) -> QuorateError:
+def _failed(plan: Plan, failure: Failure, recoveries: Sequence[Recovery]) -> QuorateError:
     """The error for a failure that stands in the run folder as well, unless it is a refusal, which changes nothing."""
     run = plan.run
     if failure.is_refusal:
         return failure.error()
-    status = STOPPED.get(failure.exit_code, "failed")
+    fields = {
+        "run": run.name,
+        "folder": str(run.path),
+        "status": STOPPED.get(failure.exit_code, "failed"),
+        "failure": failure.to_dict(),
+        "recoveries": [recovery.to_dict() for recovery in recoveries],
+    }
     try:
-        run.write_result({"run": run.name, "folder": str(run.path), "status": status, "failure": failure.to_dict()})
+        run.write_result(fields)
     except QuorateError as error:
         log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
     return JobFailed(failure, remains_of(run, plan.resolved.spec, failure))
@@ -304,21 +314,20 @@ def _result_fields(
         "run": run.name,
         "folder": str(run.path),
         "status": ENDINGS[ending],
-        **_state_at_start(plan),
+        **_state_so_far(plan),
         **result,
         "wall_seconds": round(seconds, 3),
         "recoveries": [recovery.to_dict() for recovery in recoveries],
     }
 
 
-def _state_at_start(plan: Plan) -> dict[str, Any]:
-    """What holds for a run that was stopped before a step was done. `from_step`: the steps before are not in its
-    time and speed."""
-    info = plan.checkpoint
-    step = 0 if info is None else info.cursor.step
+def _state_so_far(plan: Plan) -> dict[str, Any]:
+    """What holds for a run whose workers cannot tell any more, by its newest checkpoint. `from_step`: the steps before
+    are not in its time and speed."""
+    begin, info = plan.checkpoint, CheckpointFolder(plan.run.checkpoints).newest_whole() or plan.checkpoint
     return {
-        "from_step": step,
-        "steps": step,
+        "from_step": 0 if begin is None else begin.cursor.step,
+        "steps": 0 if info is None else info.cursor.step,
         "weights_digest": "" if info is None else info.manifest.weights_digest,
         "samples_per_second": 0.0,
         "final_metrics": {} if info is None else info.manifest.metrics,

@@ -9,7 +9,7 @@ import os
 import subprocess
 
 from quorate.bench.gang import Seat
-from quorate.bench.programs import find_program
+from quorate.core.programs import find_program
 
 PROGRAMS = ("ip", "tc")
 RIGHTS = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN")

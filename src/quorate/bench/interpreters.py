@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from quorate.bench.programs import find_program
 from quorate.bench.rights import effective_rights
 from quorate.bench.system import Installed, System
 from quorate.core.errors import RequestError
+from quorate.core.programs import find_program
 
 ENVIRONMENT_OF_PEERS = ".venv-bench"
 PATIENCE = 60.0

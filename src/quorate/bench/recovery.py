@@ -12,6 +12,7 @@ TORCHRUN = System("torchrun", "quorate.bench.own.recovery")
 SYSTEMS = (QUORATE, TORCHRUN)
 
 STEP_MS = 50
+FAULT_EVERY_S = 30
 KILLS = {QUORATE.name: 7, TORCHRUN.name: 1}
 
 
@@ -24,7 +25,8 @@ class Recovery:
     name: str = "recovery"
     headline: str = (
         "From `kill -9` of a worker, at a moment anywhere in a step of 50 ms, to the first step that is completed "
-        "without it. Redo is what that step takes with the lanes taken over; back is when the worker is replaced."
+        "without it. Redo is what that step takes with the lanes taken over; back is when the worker is replaced. Lost "
+        f"is the time without progress for each kill, available what that leaves with one every {FAULT_EVERY_S} s."
     )
 
     def turns(self) -> list[Turn]:
@@ -44,8 +46,14 @@ class Recovery:
         return row.case
 
     def explained(self, rows: Sequence[Row]) -> list[Row]:
-        """With what is left when the redone step is taken off."""
-        return [row.with_details(beyond_redo_ms=row.ms - row.details["redo_ms"]) for row in rows]
+        """With what is left when the redone step is taken off, and what that amounts to over a longer time."""
+        return [
+            row.with_details(
+                beyond_redo_ms=row.ms - row.details["redo_ms"],
+                available_percent=100 * (1 - row.details["lost_ms"] / (1000 * FAULT_EVERY_S)),
+            )
+            for row in rows
+        ]
 
     def remarks(self, row: Row) -> dict[str, str]:
         """The redone step, what comes on top of it, the replacement, and how the peers compare."""
@@ -54,5 +62,7 @@ class Recovery:
             "redo": f"{row.details['redo_ms']:,.0f} ms",
             "beyond": f"{row.details['beyond_redo_ms']:,.0f} ms",
             **back,
+            "lost": f"{row.details['lost_ms']:,.0f} ms",
+            "available": f"{row.details['available_percent']:.1f} %",
             **ratios_in_words(row),
         }

@@ -113,6 +113,12 @@ TARGETS = (
         is_lowest=False,
     ),
     Target(
+        "recovery",
+        "3 workers: % of the time with progress, a kill every 30 s",
+        _detail("available_percent", system="quorate", processes=3),
+        99.0,
+    ),
+    Target(
         "scaling",
         "4 × 2 threads on 2 cores: time ÷ that of 2 workers",
         _times(_scaling(4, 2), _scaling(2)),

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,10 +65,12 @@ class CheckpointFolder:
         job: dict[str, Any],
         environment: dict[str, Any],
         metrics: dict[str, Any],
+        check: Callable[[], None] = lambda: None,
     ) -> Saved:
         """Write a checkpoint; when this returns it is on the disk, under its final name.
 
-        The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
+        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
+        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
         # Here, because a launcher that only lists and verifies must not wait for torch.
         from quorate.checkpoint.tensor_file import TensorFile
@@ -85,7 +87,7 @@ class CheckpointFolder:
         created = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(step, phase, created, (), encoded.skeleton, weights_digest, job, environment, metrics)
         with self._explaining(final, content.size):
-            size = self._write(final, manifest, content.chunks())
+            size = self._write(final, manifest, content.chunks(), check)
         self._written.add(final)
         return Saved(final, size, time.perf_counter() - started)
 
@@ -124,12 +126,18 @@ class CheckpointFolder:
             tensors |= read_tensors(info.path / part.file)
         return Loaded(manifest, decode(manifest.skeleton, tensors))
 
-    def prune(self, keep: int, best: int | None = None) -> tuple[CheckpointInfo, ...]:
-        """Remove all but the last `keep` and those of step `best`, never the only whole one; returns the removed."""
+    def prune(
+        self, keep: int, best: int | None = None, check: Callable[[], None] = lambda: None
+    ) -> tuple[CheckpointInfo, ...]:
+        """Remove all but the last `keep` and those of step `best`, never the only whole one; returns the removed.
+
+        `check` raises if nothing may be removed any more.
+        """
         infos = {info.cursor: info for info in self.list()}
         whole = next((cursor for cursor in sorted(infos, reverse=True) if self._is_whole(infos[cursor])), None)
         removed = []
         for cursor in surplus(list(infos), keep, best, whole):
+            check()
             try:
                 self.remove(infos[cursor])
                 removed.append(infos[cursor])
@@ -163,7 +171,7 @@ class CheckpointFolder:
         found = self._checked(look_at(final))
         return found if isinstance(found, CheckpointInfo) else None
 
-    def _write(self, final: Path, manifest: Manifest, chunks: Iterator[Buffer]) -> int:
+    def _write(self, final: Path, manifest: Manifest, chunks: Iterator[Buffer], check: Callable[[], None]) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
         temporary = self._temporary(WRITING, final)
@@ -173,6 +181,7 @@ class CheckpointFolder:
             text = replace(manifest, parts=(part,)).to_json()
             write_new_file(temporary / MANIFEST, [text.encode()])
             sync_folder(temporary)
+            check()
             if final.exists():
                 self._set_aside(final)
             move_into_place(temporary, final)

@@ -10,6 +10,7 @@ from quorate.cli.diff import diff
 from quorate.cli.doctor import doctor
 from quorate.cli.eval import evaluate
 from quorate.cli.init import init
+from quorate.cli.resize import resize
 from quorate.cli.resume import resume
 from quorate.cli.runs import runs
 from quorate.cli.show import show
@@ -35,6 +36,7 @@ app.command("eval")(evaluate)
 app.command()(runs)
 app.command()(show)
 app.command()(diff)
+app.command()(resize)
 app.command()(chaos)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

@@ -54,26 +54,38 @@ def chaos(
 ) -> None:
     """Train a job under faults, and compare the bits with the undisturbed run.
 
-    A fault kills or stops a worker when it begins a step, or in a phase of it: data, forward, exchange, apply,
-    evaluation, checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If
-    the worker is away or the phase does not come then, it is done at the next such moment. The exit code is 0 if every
-    fault came about and both runs end with the same weights, otherwise 1.
+    A fault comes when a worker begins a step, or in a phase of it: data, forward, exchange, apply, evaluation,
+    checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If the worker is
+    away or the phase does not come then, it is done at the next such moment; with `after 5ms` so much later.
+
+    Workers are killed, stopped, made slow, asked to leave (term), cut off from the network (as root), added and
+    removed; coordinator and launcher are killed. The exit code is 0 if every fault came about, both runs end with the
+    same weights, and every sample was used exactly once an epoch, otherwise 1.
 
     \b
     Examples:
       quorate chaos job.yaml --fault "kill worker 1 at step 20"
       quorate chaos job.yaml --fault "stop worker 0 at step 15 for 3s"
       quorate chaos job.yaml --fault "kill worker 1 at step 9 in exchange"
+      quorate chaos job.yaml --fault "kill worker 1 at step 9 after 5ms"
+      quorate chaos job.yaml --fault "slow worker 1 4x from step 10"
       quorate chaos job.yaml --fault "kill all at step 40" --against last
+      quorate chaos job.yaml --fault "kill coordinator at step 30"
+      quorate chaos job.yaml --fault "kill launcher at step 40 in checkpoint"
+      quorate chaos job.yaml --fault "term worker 1 at step 5"
+      quorate chaos job.yaml --fault "add worker at step 12"
+      quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
     from quorate.api import session
     from quorate.api.chaos import reference, try_under, worker_count
     from quorate.api.show import show_on_stderr, show_quietly
-    from quorate.cli.chaos_view import print_trial, to_document
+    from quorate.cli.chaos_view import print_trial, succeeded, to_document
     from quorate.cli.fault_options import wish_for
     from quorate.cli.overrides import overrides
+    from quorate.history.ledger import read_ledger
     from quorate.spec.load import load_job
+    from quorate.storage.run_folder import RunFolder
 
     wish = wish_for(fault, script, at_random, mtbf, seed)
     layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
@@ -82,17 +94,19 @@ def chaos(
     crowd = worker_count(resolved)
     undisturbed = None if against is None else reference(against, resolved)
     # What is wrong is told before anything is trained, as far as the number of steps is known.
-    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps)
+    lanes = resolved.spec.lanes
+    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes)
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)
         _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
-    trial = try_under(wish.script(crowd, undisturbed.steps), resolved, undisturbed, watch)
+    trial = try_under(wish.script(crowd, undisturbed.steps, lanes), resolved, undisturbed, watch)
     _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
+    ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:
-        print_document(to_document(trial))
+        print_document(to_document(trial, ledger))
     else:
-        print_trial(trial, sys.stdout, is_terminal=sys.stdout.isatty())
-    raise typer.Exit(0 if trial.is_same and trial.have_all_fired else 1)
+        print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
+    raise typer.Exit(0 if succeeded(trial, ledger) else 1)
 
 
 def _leave_if_stopped(status: str, code: int, as_json: bool) -> None:

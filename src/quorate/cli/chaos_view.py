@@ -8,6 +8,7 @@ from quorate.api.chaos import Trial
 from quorate.api.remains import near
 from quorate.api.result import Result
 from quorate.core.fault import PHASES
+from quorate.history.ledger import Ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
 from quorate.worker.faults import Firing
@@ -22,7 +23,7 @@ _SPANS = {
 }
 
 
-def to_document(trial: Trial) -> dict[str, Any]:
+def to_document(trial: Trial, ledger: Ledger) -> dict[str, Any]:
     """All of it."""
     return {
         "undisturbed_run": trial.undisturbed.run,
@@ -35,6 +36,7 @@ def to_document(trial: Trial) -> dict[str, Any]:
         "same": trial.is_same,
         "failure": None if trial.failure is None else trial.failure.to_dict(),
         "differing_facts": list(trial.differing_facts),
+        "ledger_whole": ledger.is_whole,
         "faults": [_fault_document(trial, number) for number in range(len(trial.faults))],
         "recoveries": recoveries_of(trial.disturbed),
     }
@@ -46,8 +48,8 @@ def recoveries_of(result: Result) -> list[dict[str, Any]]:
     return recoveries
 
 
-def print_trial(trial: Trial, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
-    """Each fault, each recovery, and the verdict."""
+def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    """Each fault, each recovery, the samples, and the verdict."""
     screen = Screen(stream, is_terminal, width)
 
     def say(text: str, style: str = "") -> None:
@@ -67,9 +69,16 @@ def print_trial(trial: Trial, stream: TextIO, is_terminal: bool, width: int | No
     say(f"  {trial.undisturbed.weights_digest}  {trial.undisturbed.run}, undisturbed")
     if trial.failure is None:
         say(f"  {trial.disturbed.weights_digest}  {trial.disturbed.run}, under faults")
-    say(_verdict(trial), "bold green" if trial.is_same and trial.have_all_fired else "bold red")
+    say("samples", "bold")
+    say(f"  {ledger.verdict}", "" if ledger.is_whole else "red")
+    say(_verdict(trial, ledger), "bold green" if succeeded(trial, ledger) else "bold red")
     if trial.failure is not None:
         say(f"logs: {near(trial.disturbed.folder / 'logs')}")
+
+
+def succeeded(trial: Trial, ledger: Ledger) -> bool:
+    """Whether the trial has shown what it is for: every fault came about, and neither bits nor samples are others."""
+    return trial.is_same and trial.have_all_fired and ledger.is_whole
 
 
 def _met(trial: Trial, number: int) -> list[Firing]:
@@ -79,7 +88,11 @@ def _met(trial: Trial, number: int) -> list[Firing]:
 def _fate(met: list[Firing]) -> str:
     if not met:
         return "not fired"
-    return "fired: " + ", ".join(f"worker {one.worker} at step {one.step} in {_phase(one)}" for one in met)
+    return "fired: " + ", ".join(f"{_who(one)}at step {one.step} in {_phase(one)}" for one in met)
+
+
+def _who(firing: Firing) -> str:
+    return "" if firing.worker is None else f"worker {firing.worker} "
 
 
 def _phase(firing: Firing) -> str:
@@ -95,7 +108,7 @@ def _recovery(recovery: dict[str, Any]) -> str:
     return f"step {recovery.get('step')}, worker {recovery.get('worker')}: {', '.join(spans) or recovery.get('cause')}"
 
 
-def _verdict(trial: Trial) -> str:
+def _verdict(trial: Trial, ledger: Ledger) -> str:
     if trial.failure is not None:
         return f"failed: {trial.failure.message}"
     if not trial.is_same:
@@ -104,6 +117,8 @@ def _verdict(trial: Trial) -> str:
         )
         compare = f"quorate diff {trial.undisturbed.run} {trial.disturbed.run}"
         return f"DIFFERENT: the faults have changed the weights{facts}. See where: {compare}"
+    if not ledger.is_whole:
+        return f"same weights, but the ledger is broken. See where: quorate show {trial.disturbed.run} --ledger"
     missing = sum(not _met(trial, number) for number in range(len(trial.faults)))
     if missing:
         count = "one of the faults" if missing == 1 else f"{missing} of the faults"

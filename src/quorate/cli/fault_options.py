@@ -5,6 +5,7 @@ from pathlib import Path
 
 from quorate.core.errors import RequestError
 from quorate.core.fault import Fault
+from quorate.core.networks import can_make_networks
 from quorate.testing.faults import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
 
 
@@ -16,12 +17,16 @@ class FaultWish:
     mean: float | None = None
     seed: int = 0
 
-    def script(self, workers: int, steps: int | None) -> tuple[Fault, ...]:
-        """The faults for a job of so many workers and steps. Random ones need to know how many steps there are."""
+    def script(self, workers: int, steps: int | None, lanes: int) -> tuple[Fault, ...]:
+        """The faults for a job of so many workers, steps and lanes. Random ones need to know how many steps there are.
+
+        They cut workers off where this process can make networks for that.
+        """
         if self.mean is None:
-            check_script(self.written, workers, steps)
+            check_script(self.written, workers, steps, lanes)
             return self.written
-        faults = () if steps is None else random_script(self.seed, steps, workers, self.mean)
+        can_cut = can_make_networks()
+        faults = () if steps is None else random_script(self.seed, steps, workers, self.mean, lanes, can_cut=can_cut)
         if steps is not None and not faults:
             raise RequestError(
                 f"--mtbf is {self.mean:g} steps and the job has {steps}: with --seed {self.seed} it ends before the "

@@ -36,7 +36,8 @@ STEEP = 30.0
 CHECKPOINTS_SHOWN = 8
 STORY_SHOWN = 12
 MEMBERS_SHOWN = 8
-NOUNS = {"lost": "lost worker", "copied": "copied state"}
+NOUNS = {"lost": "lost worker", "copied": "copied state", "coordinator": "replaced coordinator"}
+STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
@@ -192,14 +193,14 @@ def _print_events(page: Page, timeline: Timeline) -> None:
         page.row("", f"{_plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
     if timeline.unreadable_lines:
         page.row("unreadable", f"{_plural(timeline.unreadable_lines, 'line')} of events.jsonl")
-    story = [event for event in timeline.others if event.kind in ("generation", "lost")]
+    story = [event for event in timeline.others if event.kind in STORY]
     if len(story) > STORY_SHOWN:
         page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
     for event in story[-STORY_SHOWN:]:
-        if event.kind == "lost":
-            page.row("lost", _loss(event, timeline))
-        else:
+        if event.kind == "generation":
             page.items("generation", _members(event, timeline))
+        else:
+            page.row(event.kind, _told_in_words(event, timeline))
     if timeline.recoveries:
         page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
     for event in timeline.of_kind("stop")[-1:]:
@@ -212,9 +213,17 @@ def _told(timeline: Timeline) -> list[tuple[str, int]]:
     return [(kind, timeline.counts[kind]) for kind in (*usual, *rest) if kind in timeline.counts]
 
 
-def _loss(event: Event, timeline: Timeline) -> str:
+def _told_in_words(event: Event, timeline: Timeline) -> str:
     when = _when(event, timeline)
-    return f"{brief(event.fields.get('message', 'a worker is lost'))}{f' ({when})' if when else ''}"
+    fields = event.fields
+    match event.kind:
+        case "resize":
+            what = f"{fields.get('before')} to {fields.get('workers')} workers"
+        case "coordinator":
+            what = f"another took over; {fields.get('present')} workers came back to it"
+        case _:
+            what = brief(fields.get("message", "a worker is lost"))
+    return f"{what}{f' ({when})' if when else ''}"
 
 
 def _when(event: Event, timeline: Timeline) -> str:

@@ -4,19 +4,29 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Run, Runs
 
+WithLedger = Annotated[
+    bool, typer.Option("--ledger", help="Check that every sample was used exactly once an epoch; exit code 1 if not.")
+]
 
-def show(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
+
+def show(run: Run, with_ledger: WithLedger = False, runs: Runs = RUNS, as_json: Json = False) -> None:
     """Show everything about a run: how it stands, its curves, its checkpoints, its job, and what to type next.
 
-    Every value of the job is told with where it came from, and whether it changes the bits.
+    Every value of the job is told with where it came from, and whether it changes the bits. With --ledger the samples
+    that its steps have used are added up instead, epoch by epoch.
 
     Examples:
 
       quorate show last
+
+      quorate show last --ledger
 
       quorate show digits-0001 --json
     """
@@ -27,14 +37,41 @@ def show(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     from quorate.history.run_detail import RunDetail
     from quorate.storage.run_folder import RunFolder
 
-    detail = RunDetail.read(RunFolder.find(runs, run))
+    folder = RunFolder.find(runs, run)
+    if with_ledger and not as_json:
+        _show_ledger(folder.path)
+        return
+    detail = RunDetail.read(folder)
     spec = None if detail.job is None else detail.job.spec
     advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
     now = datetime.now(UTC)
-    if as_json:
-        print_document(detail_document(detail, advice, now))
-    else:
+    if not as_json:
         print_run(Page(sys.stdout, is_terminal=sys.stdout.isatty()), detail, advice, now)
+    elif with_ledger:
+        _print_with_ledger(detail_document(detail, advice, now), folder.path)
+    else:
+        print_document(detail_document(detail, advice, now))
+
+
+def _show_ledger(path: Path) -> None:
+    from quorate.cli.ledger_view import print_ledger
+    from quorate.cli.page import Page
+    from quorate.history.ledger import read_ledger
+    from quorate.storage.run_folder import RunFolder
+
+    ledger = read_ledger(RunFolder(path))
+    print_ledger(Page(sys.stdout, is_terminal=sys.stdout.isatty()), path.name, ledger)
+    raise typer.Exit(0 if ledger.is_whole else 1)
+
+
+def _print_with_ledger(document: dict[str, Any], path: Path) -> None:
+    from quorate.cli.ledger_view import ledger_document
+    from quorate.history.ledger import read_ledger
+    from quorate.storage.run_folder import RunFolder
+
+    ledger = read_ledger(RunFolder(path))
+    print_document(document | {"ledger": ledger_document(ledger)})
+    raise typer.Exit(0 if ledger.is_whole else 1)
 
 
 def as_typed(path: Path) -> str:

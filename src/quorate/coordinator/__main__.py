@@ -13,15 +13,20 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.records import Terms
+from quorate.coordinator.membership import start
 from quorate.coordinator.server import CoordinatorServer
 from quorate.coordinator.service import CoordinatorService
+from quorate.coordinator.states import State
+from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.terms import Roster, Terms
 from quorate.core.errors import QuorateError, RequestError
+from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
@@ -43,6 +48,12 @@ class Appointment:
     log_level: str = "info"
     min_workers: int = 1
     step_timeout: float | None = None
+    spares: int = 0
+    balance: str = "even"
+    # For one that takes the place of another: who is there.
+    roster: dict[str, Any] | None = None
+    # The namespace that it lives in, if it is another than that of its launcher.
+    network: str = ""
 
     @classmethod
     def from_json(cls, line: bytes) -> "Appointment":
@@ -66,6 +77,8 @@ def main() -> int:
             stream=sys.stderr,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
+        if appointment.network:
+            enter_network(appointment.network)
         asyncio.run(_serve(appointment))
     except QuorateError as error:
         _answer({"error": error.message, "exit_code": error.exit_code})
@@ -84,9 +97,11 @@ async def _serve(appointment: Appointment) -> None:
         timing,
         min_workers=appointment.min_workers,
         step_timeout=appointment.step_timeout,
+        spares=appointment.spares,
+        balance=appointment.balance,
     )
     with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
-        service = CoordinatorService(terms, chronicle)
+        service = CoordinatorService(terms, chronicle, _begin(terms, chronicle, appointment.roster))
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(server.address, appointment.token)
@@ -96,6 +111,20 @@ async def _serve(appointment: Appointment) -> None:
         finally:
             run.remove_address()
             await server.stop(grace=timing.heartbeat_every)
+
+
+def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) -> State:
+    """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
+    if roster is None:
+        return start(terms, time.monotonic())
+    recalled = chronicle.recall(roster["events_from"])
+    if recalled.end is not None:
+        return ended_as_told(recalled.end)
+    if recalled.workers is not None:
+        terms = replace(terms, workers=recalled.workers)
+    present = frozenset((slot, pid) for slot, pid in roster["present"])
+    chronicle.coordinator_replaced(terms.incarnation, len(present))
+    return succeed(terms, Roster(present, frozenset(roster["awaited"]), roster["has_begun"]), time.monotonic())
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:

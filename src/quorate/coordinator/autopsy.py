@@ -3,7 +3,9 @@
 import signal
 from collections.abc import Sequence
 
-from quorate.coordinator.records import Enrolled, ExitReported, Place, Terms
+from quorate.coordinator.events import ExitReported, Place
+from quorate.coordinator.states import Enrolled
+from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
 
 WORKER_LOST = "WorkerLost"
@@ -33,13 +35,13 @@ def most_advanced(left: Place, right: Place) -> Place:
     return max(right, left, key=_progress)
 
 
-def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None) -> Failure:
-    """Why a process that is gone counts as a failure."""
+def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None, *, had_joined: bool = False) -> Failure:
+    """Why a process that is gone counts as a failure. Who is not known may have joined an earlier coordinator."""
     place = most_advanced(known.place, exit_report.place) if known else exit_report.place
     host = exit_report.host or (known.registration.host if known else "")
     who = name_worker(exit_report.worker, exit_report.pid, host)
-    where = _where(place) if known else f"{_where(place)} before it had joined the job"
-    what, hint = _what_happened(exit_report)
+    where = _where(place) if known or had_joined else f"{_where(place)} before it had joined the job"
+    what, hint = what_happened(exit_report)
     if known and known.last_words:
         hint = f" Its last words: {known.last_words}"
     return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, place)
@@ -56,11 +58,12 @@ def autopsy_of_silence(known: Enrolled, now: float, terms: Terms) -> Failure:
     return _lost(message, known.worker, known.place)
 
 
-def autopsy_of_futility(failure: Failure, deaths: int) -> Failure:
+def autopsy_of_futility(failure: Failure, deaths: int, here: int, terms: Terms) -> Failure:
     """What to say when workers die again and again and nothing comes of it."""
+    needed = f" ({here} are left, and min_workers is {terms.min_workers})" if here < terms.min_workers > 1 else ""
     message = (
         f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
-        " between, so the job is given up; `quorate resume` goes on from the newest checkpoint."
+        f" between{needed}, so the job is given up; `quorate resume` goes on from the newest checkpoint."
     )
     return failure.at(message=message)
 
@@ -74,14 +77,24 @@ def autopsy_of_links(failure: Failure, times: int) -> Failure:
     return failure.at(message=message)
 
 
-def autopsy_of_absence(missing: Sequence[int], terms: Terms) -> Failure:
-    """Why a job that never formed is given up."""
+def autopsy_of_absence(missing: Sequence[int], here: int, wanted: int, terms: Terms) -> Failure:
+    """Why a job is given up that waits for workers in vain."""
     names = f"worker {missing[0]}" if len(missing) == 1 else f"workers {', '.join(map(str, missing))}"
+    needed = f", and min_workers is {terms.min_workers}" if here < terms.min_workers > 1 else ""
     message = (
-        f"{names} did not register within {terms.registration_limit:.0f} s of the start"
-        f" ({terms.workers - len(missing)} of {terms.workers} did); the logs folder of the run tells how far they came."
+        f"{names} did not register within {terms.registration_limit:.0f} s; {here} of {wanted} workers are"
+        f" here{needed}. The logs folder of the run tells how far they came."
     )
     return _lost(message, missing[0], Place())
+
+
+def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:
+    """What to say of a worker that a new coordinator never heard of."""
+    message = (
+        f"worker {worker} (pid {pid}) did not come back within {terms.timing.failure_timeout:.1f} s after the"
+        " coordinator was replaced: it hangs, or is cut off."
+    )
+    return _lost(message, worker, Place())
 
 
 def autopsy_of_launcher() -> Failure:
@@ -100,7 +113,8 @@ def _lost(message: str, worker: int, place: Place) -> Failure:
     return Failure(WORKER_LOST, message, worker=worker, step=place.step, phase=place.phase)
 
 
-def _what_happened(exit_report: ExitReported) -> tuple[str, str]:
+def what_happened(exit_report: ExitReported) -> tuple[str, str]:
+    """How a process has ended, and what may have been the cause."""
     if exit_report.signal is not None:
         return f"was killed by {_signal_name(exit_report.signal)}", _likely_cause(exit_report.signal)
     if exit_report.exit_code == 0:

@@ -1,18 +1,31 @@
 """The job's events, each written once."""
 
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
 
 log = logging.getLogger(__name__)
 
 # Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
 _TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint"})
+_ENDS = frozenset({"finished", "failure"})
 _PAGE = 4096
+_RECALLED = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """How a job has ended, if it has; and how many workers it was to have, if that was changed."""
+
+    end: Event | None
+    workers: int | None
 
 
 class Chronicle:
@@ -22,6 +35,21 @@ class Chronicle:
         self._sink = sink
         # One bit a step: a set of ten million steps would take a gigabyte.
         self._told: dict[tuple[str, int], int] = {}
+
+    def recall(self, since: int) -> Recollection:
+        """Know what a predecessor has written after this place of the file.
+
+        What workers may tell again is no older than a lease, so the last part of a long file is enough.
+        """
+        tail = EventTail(self._sink.path)
+        tail.offset = max(since, _size(self._sink.path) - _RECALLED)
+        events = tail.read_new()
+        for event in events:
+            if event.kind in _TOLD_ONCE:
+                self._is_new(event)
+        end = next((event for event in reversed(events) if event.kind in _ENDS), None)
+        resize = next((event for event in reversed(events) if event.kind == "resize"), None)
+        return Recollection(end, None if resize is None else resize.fields["workers"])
 
     def record(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""
@@ -60,6 +88,14 @@ class Chronicle:
         """Something that somebody may want to look at."""
         self.write(Event("log", step, {"level": "warning", "message": message}))
 
+    def notice(self, message: str, step: int | None = None) -> None:
+        """Something that is good to know."""
+        self.write(Event("log", step, {"level": "info", "message": message}))
+
+    def resized(self, before: int, workers: int) -> None:
+        """Somebody wants another number of workers."""
+        self.write(Event("resize", fields={"before": before, "workers": workers}))
+
     def stop_requested(self, reason: str) -> None:
         """Somebody stopped the job."""
         self.write(Event("stop", fields={"reason": reason}))
@@ -74,6 +110,10 @@ class Chronicle:
         """The job is complete."""
         self.write(Event("finished", fields={"weights_digest": digest, "result": result}))
 
+    def coordinator_replaced(self, incarnation: int, present: int) -> None:
+        """Another coordinator has taken over, and waits for those who are there to come back to it."""
+        self.write(Event("coordinator", fields={"incarnation": incarnation, "present": present}))
+
     def close(self) -> None:
         """Write no more."""
         self._sink.close()
@@ -83,3 +123,10 @@ class Chronicle:
         told = self._told.get((event.kind, page), 0)
         self._told[event.kind, page] = told | 1 << bit
         return not told >> bit & 1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,12 +1,14 @@
 """The supervisor's and the command line's end of the coordinator's service."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from quorate.core.errors import LinkError
+from quorate.coordinator.events import Reading
+from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
@@ -23,19 +25,22 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class News:
-    """What the supervisor has to know: how the job ended, if it has, and which processes count as lost."""
-
-    outcome: Outcome | None
-    expelled: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
 class Vacancy:
     """A place to be filled after so many seconds; by one that restores the newest checkpoint, if nobody has state."""
 
     after: float
     restore: bool
+
+
+@dataclass(frozen=True)
+class News:
+    """What the supervisor has to know: how the job ended, if it has; which processes count as lost, which places are
+    to be filled, and how many workers the job has now."""
+
+    outcome: Outcome | None
+    expelled: tuple[tuple[int, int], ...] = ()
+    vacant: Mapping[int, Vacancy] = field(default_factory=dict)
+    workers: int = 0
 
 
 class SupervisorClient:
@@ -47,6 +52,8 @@ class SupervisorClient:
     def __init__(self, address: str, token: str, timeout: float = 5.0) -> None:
         self._address = address
         self._timeout = timeout
+        # One try of what is tried again: meanwhile the caller sees nothing else, a dead coordinator say.
+        self._attempt = timeout / 10
         self._metadata = token_metadata(token)
         self._channel = open_channel(address)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
@@ -61,6 +68,7 @@ class SupervisorClient:
         step: int | None = None,
         phase: str = "",
         host: str = "",
+        reading: Reading | None = None,
     ) -> Vacancy | None:
         """A worker's process is gone: with an exit code or by a signal, and how far it was last known to be.
 
@@ -71,7 +79,10 @@ class SupervisorClient:
             report.signal = signal
         else:
             report.exit_code = exit_code or 0
-        reply = self._call(self._stub.ReportExit, report, self._timeout)
+        if reading is not None:
+            report.lane, report.epoch, report.sample_count = reading.lane, reading.epoch, reading.count
+            report.samples.extend(reading.samples)
+        reply = self._call(self._stub.ReportExit, report, self._attempt)
         return Vacancy(reply.after, reply.restore) if reply.refill else None
 
     def report_failure(self, failure: Failure) -> None:
@@ -80,13 +91,26 @@ class SupervisorClient:
 
     def stop(self, reason: str) -> None:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""
-        self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._timeout)
+        self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._attempt)
 
-    def news(self, timeout: float) -> News:
-        """What there is to know; nothing if nothing happens within `timeout` seconds."""
-        reply = self._call(self._stub.Outcome, pb.OutcomeRequest(timeout=timeout), timeout + self._timeout)
+    def resize(self, workers: int) -> None:
+        """Go on with so many workers. Raises RequestError if that cannot be."""
+        reply = self._call(self._stub.Resize, pb.ResizeRequest(workers=workers), self._timeout)
+        refusal = decode_failure(reply.refusal)
+        if refusal is not None:
+            raise RequestError(refusal.message)
+
+    def news(self, timeout: float, seen_to: Collection[int] = (), workers: int = 0) -> News:
+        """What there is to know; nothing if nothing happens within `timeout` seconds.
+
+        `seen_to` are the places that have a process, or will have one: of those it is not told that they are vacant.
+        `workers` is how many the job has as far as the caller knows.
+        """
+        request = pb.OutcomeRequest(timeout=timeout, seen_to=sorted(seen_to), workers=workers)
+        reply = self._call(self._stub.Outcome, request, timeout + self._timeout / 2)
         outcome = Outcome(decode_failure(reply.failure), json.loads(reply.result)) if reply.ended else None
-        return News(outcome, tuple((one.slot, one.pid) for one in reply.expelled))
+        expelled = tuple((one.slot, one.pid) for one in reply.expelled)
+        return News(outcome, expelled, {slot: Vacancy(0.0, reply.restore) for slot in reply.vacant}, reply.workers)
 
     def close(self) -> None:
         """Call no more; a call under way ends with a LinkError."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quorate.coordinator.records import Completed, Registered
+from quorate.coordinator.events import Completed, Registered
 from quorate.core.digests import first_difference
 from quorate.core.errors import DivergedError, RequestError
 from quorate.core.failure import Failure

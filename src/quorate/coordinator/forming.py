@@ -2,26 +2,27 @@
 
 from dataclasses import replace
 
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordLoss, Refill, Regroup, Warn
 from quorate.coordinator.autopsy import autopsy_of_futility, autopsy_of_links
-from quorate.coordinator.records import (
-    Action,
-    Active,
-    Crew,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
-    Enrolled,
-    Expel,
-    Forming,
-    RecordLoss,
-    Refill,
-    Regroup,
-    Training,
+from quorate.coordinator.balance import share_lanes
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.places import call_to_save, dismiss, is_behind_checkpoint, let_go, places, taking_part
+from quorate.coordinator.poison import find_poison, not_survived
+from quorate.coordinator.ring_order import are_neighbours
+from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Suspicion, Training, WeakLink
+from quorate.coordinator.succession import settled
+from quorate.coordinator.weak_links import (
+    LineUp,
+    blame_link,
+    explain_line_up,
+    explain_stuck,
+    is_bad,
+    line_up,
+    without,
 )
+from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.lanes.hosting import host_lanes
 
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
@@ -34,7 +35,7 @@ def deaths_allowed(crew: Crew) -> int:
 
     Few before the first generation: what keeps them from starting once will do so again.
     """
-    return 2 * crew.terms.workers + 3 if crew.generations else 3
+    return 2 * crew.wanted + 3 if crew.generations else 3
 
 
 def end(failure: Failure, *before: Action) -> Decision:
@@ -54,20 +55,24 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         expelled=state.crew.expelled | ({(worker, pid)} if expel else set()),
         reaped=state.crew.reaped | (set() if expel else {(worker, pid)}),
         futile=0,
+        # Who is expelled has not died of what it was doing.
+        victims=() if expel else state.crew.victims,
         suspicion=None,
+        links=without(state.crew.links, worker),
+        is_explained=isinstance(state, Forming) or not known.is_ready,
     )
     actions: tuple[Action, ...] = (RecordLoss(failure, detect),)
     if expel:
         actions = (*actions, Expel(worker, pid))
     left: Active = replace(state, crew=crew)
-    if not known.is_ready:
+    if isinstance(state, Training) and known.within == state.generation.id:
         left, regrouping = regroup(left, now)
         actions = (*actions, *regrouping)
-    return fill_place(left, worker, failure, actions, is_vacant=not expel)
+    return fill_place(left, worker, failure, actions, now, is_vacant=not expel)
 
 
 def fill_place(
-    state: Active, worker: int, failure: Failure, actions: tuple[Action, ...], *, is_vacant: bool
+    state: Active, worker: int, failure: Failure, actions: tuple[Action, ...], now: float, *, is_vacant: bool
 ) -> Decision:
     """Have another process take a place, unless the job is stopping, or too many have died for nothing."""
     crew = state.crew
@@ -75,23 +80,31 @@ def fill_place(
         crew = replace(crew, stillborn=crew.stillborn + 1)
     else:
         crew = replace(crew, deaths=crew.deaths + 1)
+    if crew.stop is None and (poison := find_poison(crew.victims)):
+        return end(poison, *actions)
     if crew.deaths > deaths_allowed(crew) and crew.stop is None:
-        return end(autopsy_of_futility(failure, crew.deaths), *actions)
-    crew = replace(crew, awaited=crew.awaited | {worker})
+        return end(autopsy_of_futility(failure, crew.deaths, len(crew.enrolled), crew.terms), *actions)
+    crew = replace(crew, awaited=crew.awaited | ({worker} & set(places(crew))))
     if not is_vacant:
-        return form_if_ready(replace(state, crew=crew), actions, failure.message)
-    return vacate(replace(state, crew=crew), worker, actions, failure.message)
+        return form_if_ready(replace(state, crew=crew), actions, failure.message, now)
+    return vacate(replace(state, crew=crew), worker, actions, failure.message, now)
 
 
-def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str) -> Decision:
-    """The process that had a place is gone for sure: another is started, unless the job is stopping."""
+def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
+    """The process that had a place is gone for sure: another is started.
+
+    Not where there is no such place any more, nor where the job is stopping.
+    """
     crew = state.crew
+    if worker not in places(crew):
+        left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
+        return form_if_ready(left, actions, reason, now)
     if crew.stop is None:
-        return form_if_ready(state, (*actions, refill(crew, worker)), reason)
+        return form_if_ready(state, (*actions, refill(crew, worker)), reason, now)
     left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
     if isinstance(left, Forming) and _holds_nothing(left.crew):
         return _stopped(crew.stop, actions, reason)
-    return form_if_ready(left, actions, reason)
+    return form_if_ready(left, actions, reason, now)
 
 
 def _stopped(why: str, actions: tuple[Action, ...], reason: str) -> Decision:
@@ -107,60 +120,121 @@ def _holds_nothing(crew: Crew) -> bool:
 def refill(crew: Crew, worker: int) -> Refill:
     """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
     timing = crew.terms.timing
-    excess = min(crew.deaths + crew.stillborn - crew.terms.workers, _MOST_DOUBLINGS)
+    excess = min(crew.deaths + crew.stillborn - crew.wanted, _MOST_DOUBLINGS)
     after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
     return Refill(worker, after, restore=not crew.has_state)
 
 
-def regroup(state: Active, now: float) -> tuple[Forming, tuple[Action, ...]]:
+def regroup(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
     """End the generation that is at work, if there is one: its members report where they stand."""
-    if isinstance(state, Forming):
+    if not isinstance(state, Training):
         return state, ()
     return Forming(state.crew, since=now), (Regroup(state.generation.id, at_boundary=False),)
 
 
-def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str) -> Decision:
+def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Begin the next generation if everybody who is to take part stands ready."""
+    state, recalled = settled(state, now)
+    actions = (*actions, *recalled)
+    if isinstance(state, Recalling):
+        return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
+    crew, dismissals = dismiss(state.crew, is_training=isinstance(state, Training))
+    state, actions = replace(state, crew=crew), (*actions, *dismissals)
     if isinstance(state, Training):
         return Decision(state, actions, reason)
-    crew = state.crew
-    if crew.stop is not None and crew.generations and _holds_nothing(crew):
+    is_deserted = not crew.enrolled and not crew.awaited
+    if crew.stop is not None and (crew.generations or is_deserted) and _holds_nothing(crew):
         # There is nothing to save that is not saved: to begin once more would only take the job back.
         return _stopped(crew.stop, actions, reason)
     waiting = _waits_for(crew)
     if waiting:
         return Decision(state, actions, f"{reason}; {waiting}")
-    generation = form_generation(crew)
-    advanced = generation.cursor > crew.cursor or crew.generations == 0
-    futile = 0 if advanced else crew.futile + (1 if crew.suspicion else 0)
+    form = _begin_from_checkpoint if is_behind_checkpoint(crew) else _form
+    return form(state, actions, reason, now)
+
+
+def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
+    """Begin the next generation with those who are here."""
+    crew, blamed = blame_link(state.crew)
+    chosen = line_up(crew, now)
+    generation = form_generation(crew, chosen)
+    is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
+    # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
+    advanced = generation.cursor > crew.furthest or crew.generations == 0
+    futile = 0 if advanced or is_treated else crew.futile + (1 if crew.suspicion else 0)
     if futile > MOST_FUTILE and crew.suspicion is not None:
-        return end(autopsy_of_links(crew.suspicion.failure, futile), *actions)
+        return end(autopsy_of_links(_last_symptom(crew, crew.suspicion, blamed), futile), *actions)
+    told = explain_line_up(crew, blamed, chosen)
     crew = replace(
         crew,
         enrolled=tuple(_at_work(known, generation) for known in crew.enrolled),
         generations=generation.id.number,
         cursor=generation.cursor,
+        formed=now,
+        furthest=max(crew.furthest, generation.cursor),
+        ring=chosen.ring,
         deaths=0 if advanced else crew.deaths,
         stillborn=0,
+        victims=not_survived(crew.victims, generation.cursor),
         futile=futile,
         suspicion=None,
+        is_explained=False,
     )
-    count = f"{len(generation.members)} of {crew.terms.workers} workers"
+    count = f"{len(generation.members)} of {crew.wanted} workers"
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
-    return Decision(Training(crew, generation), (*actions, DeclareGeneration(generation)), f"{reason}; {begins}")
+    warnings = (Warn(sentence, generation.cursor.step) for sentence in told)
+    begun = Training(crew, generation)
+    return Decision(
+        begun,
+        (*actions, *warnings, DeclareGeneration(generation), *call_to_save(begun)),
+        "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
+    )
+
+
+def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
+    """Have one process make room for another that begins from the newest checkpoint; the rest copy from that.
+
+    Once: if the checkpoint turns out to be unreadable, an older one has to do.
+    """
+    first = min(state.crew.enrolled, key=lambda known: known.worker)
+    crew, dismissals = let_go(replace(state.crew, saved=Cursor()), [first])
+    left = replace(state, crew=crew, since=now)
+    return Decision(
+        left, (*actions, *dismissals), f"{reason}; worker {first.worker} begins from the checkpoint instead"
+    )
+
+
+def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:
+    """Whether the next generation has a bad link just like the last."""
+    both_take_part = set(link.pair) <= set(chosen.ring)
+    return both_take_part and (not link.apart_helps or are_neighbours(link.pair, chosen.ring))
+
+
+def _last_symptom(crew: Crew, suspicion: Suspicion, blamed: WeakLink | None) -> Failure:
+    """Without its peer: that is for us, and what ends a job tells it in words."""
+    failure = suspicion.failure.at(peer=None)
+    if blamed is None or not is_bad(blamed):
+        return failure
+    return failure.at(message=f"{failure.message.rstrip('.')}; {explain_stuck(crew)}.")
 
 
 def _at_work(known: Enrolled, generation: Generation) -> Enrolled:
-    """Who is behind has the state only when it has copied it, which its next report tells."""
-    return replace(known, is_ready=False, has_trained=known.has_trained or known.cursor == generation.cursor)
+    """Who is behind has the state only when it has copied it, which its next report tells.
+
+    Who is left out goes on waiting, while the others leave behind what it holds.
+    """
+    if known.worker not in (member.worker for member in generation.members):
+        return replace(known, has_trained=False)
+    has_trained = known.has_trained or known.cursor == generation.cursor
+    return replace(known, within=generation.id, has_trained=has_trained, is_saved=False)
 
 
-def form_generation(crew: Crew) -> Generation:
-    """Everyone that is enrolled, in the order of their ids, with the lanes shared as evenly as can be."""
-    enrolled = sorted(crew.enrolled, key=lambda known: known.worker)
+def form_generation(crew: Crew, chosen: LineUp) -> Generation:
+    """Those who take part, in their order, with the lanes that each hosts."""
+    taking_part = [known for worker in chosen.ring if (known := crew.find(worker)) is not None]
     members = (
         Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
-        for known, lanes in zip(enrolled, host_lanes(crew.terms.lanes, len(enrolled)), strict=True)
+        for known, lanes in zip(taking_part, share_lanes(crew, taking_part), strict=True)
     )
     return Generation(GenerationId(crew.terms.incarnation, crew.generations + 1), tuple(members))
 
@@ -170,11 +244,14 @@ def _waits_for(crew: Crew) -> str:
     busy = [str(known.worker) for known in crew.enrolled if not known.is_ready]
     if busy:
         return f"worker{'s' if len(busy) > 1 else ''} {', '.join(busy)} must leave the last generation first"
-    # Without anybody who holds the state, all begin together; otherwise those who can go on do.
-    if crew.awaited and not crew.has_state:
-        return f"{len(crew.enrolled)} of {crew.terms.workers} workers are here"
+    here = len(taking_part(crew))
+    # Without anybody who holds the state, all begin together; otherwise those who can go on do. Once there was a state,
+    # those who are on their way bring it back from a checkpoint: a spare that is here holds just a beginning.
+    coming = crew.awaited | ({worker for worker, _ in crew.dismissed} & set(places(crew)))
+    if coming and not crew.has_state and (here < crew.wanted or crew.generations):
+        return f"{here} of {crew.wanted} workers are here"
     # To stop, those who are left suffice: nobody else will come.
-    wanted = crew.terms.min_workers if crew.stop is None else 1
-    if len(crew.enrolled) < max(1, wanted):
-        return f"{len(crew.enrolled)} workers are here, and min_workers is {crew.terms.min_workers}"
+    needed = crew.terms.min_workers if crew.stop is None else 1
+    if here < max(1, needed):
+        return f"{here} workers are here, and min_workers is {crew.terms.min_workers}"
     return ""

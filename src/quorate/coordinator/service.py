@@ -13,47 +13,53 @@ from typing import Any
 
 import grpc
 
-from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.membership import decide, start
-from quorate.coordinator.records import (
+from quorate.coordinator.actions import (
     Action,
-    Completed,
-    Decision,
     DeclareGeneration,
-    Ended,
     EndJob,
-    ExitReported,
     Expel,
-    FailureReported,
     GrantLease,
+    Inform,
+    Recall,
+    RecordEvents,
+    RecordLoss,
+    RecordResize,
+    Refill,
+    Refuse,
+    RelayStop,
+    Warn,
+    Welcome,
+)
+from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.directives import Directives, directive_of
+from quorate.coordinator.events import (
+    Completed,
+    ExitReported,
+    FailureReported,
     HeartbeatReceived,
     LauncherGone,
     MembershipEvent,
     Place,
-    RecordEvents,
-    RecordLoss,
-    Refill,
-    Refuse,
+    Reading,
     Registered,
-    Regroup,
-    RelayStop,
-    State,
+    ResizeRequested,
     StateReported,
     StopRequested,
-    Terms,
     Tick,
-    Training,
-    Warn,
-    Welcome,
 )
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Ended, Recalling, State, Training
+from quorate.coordinator.terms import Terms
+from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (
     decode_cursor,
     decode_failure,
     decode_id,
+    decode_pace,
+    decode_position,
     encode_failure,
-    encode_generation,
-    encode_id,
 )
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
 
@@ -65,22 +71,30 @@ _TICKS_PER_TIMEOUT = 20
 class CoordinatorService(CoordinatorServicer):
     """One job's coordinator. Made and used on one asyncio loop."""
 
-    def __init__(self, terms: Terms, chronicle: Chronicle, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        chronicle: Chronicle,
+        state: State | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._terms = terms
         self._chronicle = chronicle
         self._clock = clock
-        self._state: State = start(terms, clock())
-        self._directives: list[pb.Directive] = []
+        self._state = start(terms, clock()) if state is None else state
+        self._directives = Directives()
         self._news = asyncio.Event()
         self.ended = asyncio.Event()
         self.outcome_fetched = asyncio.Event()
+        if isinstance(self._state, Ended):
+            self._tell_end(self._state.failure)
 
     # --- the calls, in the order of the .proto file
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:  # noqa: N802, ARG002
         """Give a worker its place, or say why not."""
         decision = self.apply(_registered(request))
-        reply = pb.RegisterReply(worker=request.slot)
+        reply = pb.RegisterReply(worker=request.slot, incarnation=self._terms.incarnation)
         for action in decision.actions:
             if isinstance(action, Welcome):
                 reply.lease = action.lease
@@ -98,10 +112,12 @@ class CoordinatorService(CoordinatorServicer):
                 place=Place(request.step, request.phase),
                 events=tuple(request.events),
                 pid=request.pid,
+                is_leaving=request.leaving,
+                pace=decode_pace(request.pace) if request.HasField("pace") else None,
             )
         )
         granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
-        return pb.HeartbeatReply(lease=granted)
+        return pb.HeartbeatReply(lease=granted, unknown=_is_recalled(decision), incarnation=self._terms.incarnation)
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""
@@ -109,13 +125,12 @@ class CoordinatorService(CoordinatorServicer):
         while True:
             # Taken before looking: what is declared between looking and waiting must not be missed.
             news = self._news
-            for directive in self._directives[told:]:
-                told += 1
+            for number, directive in self._directives.after(told):
+                told = number
                 yield directive
                 if directive.HasField("end"):
                     return
-            if told == len(self._directives):
-                await news.wait()
+            await news.wait()
 
     async def ReportState(self, request: pb.StateReport, context: Any) -> pb.StateReply:  # noqa: N802, ARG002
         """Hear where a worker stands that has left its generation."""
@@ -126,10 +141,13 @@ class CoordinatorService(CoordinatorServicer):
                 generation=decode_id(request.generation),
                 cursor=decode_cursor(request.cursor),
                 symptom=decode_failure(request.symptom),
+                is_saved=request.saved,
             )
         )
         refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
-        return pb.StateReply(refusal=encode_failure(refusal))
+        return pb.StateReply(
+            refusal=encode_failure(refusal), unknown=_is_recalled(decision), incarnation=self._terms.incarnation
+        )
 
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
         """Hear why a worker stops."""
@@ -151,6 +169,9 @@ class CoordinatorService(CoordinatorServicer):
         self.apply(Completed(request.worker, request.weights_digest, result, request.pid, generation))
         while not self.ended.is_set():
             news = self._news
+            if isinstance(self._state, Recalling):
+                # Its generation may go on: it is asked again once that is known.
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not everybody has come back yet")
             if not isinstance(self._state, Training):
                 return pb.CompleteReply(regroup=True)
             await news.wait()
@@ -167,6 +188,7 @@ class CoordinatorService(CoordinatorServicer):
                 exit_code=None if by_signal else request.exit_code,
                 signal=request.signal if by_signal else None,
                 place=Place(request.step if request.HasField("step") else None, request.phase),
+                reading=_reading(request),
             )
         )
         for action in decision.actions:
@@ -179,14 +201,33 @@ class CoordinatorService(CoordinatorServicer):
         self.apply(StopRequested(request.reason))
         return pb.Ack()
 
+    async def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply:  # noqa: N802, ARG002
+        """Hear how many workers the job shall have."""
+        if isinstance(self._state, Ended):
+            return pb.ResizeReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
+        decision = self.apply(ResizeRequested(request.workers))
+        refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
+        return pb.ResizeReply(refusal=encode_failure(refusal))
+
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
-        """Tell how the job ended; or whom to expel; or, after the given time, that there is nothing to tell."""
+        """Tell how the job ended; or what there is to do; or, after the given time, that there is nothing to tell."""
+        seen_to = frozenset(request.seen_to)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
-                while not self.ended.is_set() and not self._expelled():
+                while not self._has_news(seen_to, request.workers):
                     await self._news.wait()
-        if not self.ended.is_set():
-            return pb.OutcomeReply(ended=False, expelled=self._expelled())
+        if isinstance(self._state, Ended):
+            return self._told_outcome()
+        crew = self._state.crew
+        return pb.OutcomeReply(
+            ended=False,
+            expelled=self._expelled(),
+            vacant=self._vacant(seen_to),
+            restore=not crew.has_state,
+            workers=crew.wanted,
+        )
+
+    def _told_outcome(self) -> pb.OutcomeReply:
         outcome = self._outcome()
         self.outcome_fetched.set()
         return pb.OutcomeReply(
@@ -216,39 +257,43 @@ class CoordinatorService(CoordinatorServicer):
         self.apply(LauncherGone())
 
     def _carry_out(self, action: Action) -> None:
+        """What is for one caller alone, its call answers."""
+        self._write_down(action)
+        directive = directive_of(action, self._terms.incarnation)
+        if directive is not None:
+            self._declare(directive)
+        elif isinstance(action, EndJob):
+            self._tell_end(action.failure)
+        elif isinstance(action, Expel | RecordResize):
+            self._tell_news()
+
+    def _write_down(self, action: Action) -> None:
         match action:
             case DeclareGeneration(generation):
                 self._chronicle.generation_formed(generation)
-                self._declare(pb.Directive(formed=encode_generation(generation)))
             case RelayStop(reason):
                 self._chronicle.stop_requested(reason)
-                self._declare(pb.Directive(stop=pb.StopDirective(reason=reason)))
-            case Regroup(generation, at_boundary):
-                directive = pb.RegroupDirective(generation=encode_id(generation), at_boundary=at_boundary)
-                self._declare(pb.Directive(regroup=directive))
             case RecordLoss(failure, detect):
                 self._chronicle.worker_lost(failure, detect)
+            case RecordResize(before, workers):
+                self._chronicle.resized(before, workers)
             case Warn(message, step):
                 self._chronicle.warning(message, step)
-            case Expel():
-                self._tell_news()
+            case Inform(message, step):
+                self._chronicle.notice(message, step)
             case RecordEvents(lines):
                 self._chronicle.record(lines)
-            case EndJob():
-                self._end(action)
-            case Welcome() | Refuse() | GrantLease() | Refill():
-                pass  # the call that asked for it answers it
+            case EndJob(None, digest, result):
+                self._chronicle.job_finished(digest, dict(result))
+            case EndJob(Failure() as failure):
+                self._chronicle.job_failed(failure)
 
-    def _end(self, action: EndJob) -> None:
-        if action.failure is None:
-            self._chronicle.job_finished(action.digest, dict(action.result))
-        else:
-            self._chronicle.job_failed(action.failure)
+    def _tell_end(self, failure: Failure | None) -> None:
         self.ended.set()
-        self._declare(pb.Directive(end=pb.EndDirective(failure=encode_failure(action.failure))))
+        self._declare(pb.Directive(end=pb.EndDirective(failure=encode_failure(failure))))
 
     def _declare(self, directive: pb.Directive) -> None:
-        self._directives.append(directive)
+        self._directives.add(directive)
         self._tell_news()
 
     def _tell_news(self) -> None:
@@ -260,9 +305,33 @@ class CoordinatorService(CoordinatorServicer):
         lost = () if isinstance(self._state, Ended) else sorted(self._state.crew.expelled)
         return [pb.Expelled(slot=worker, pid=pid) for worker, pid in lost]
 
+    def _has_news(self, seen_to: frozenset[int], workers: int) -> bool:
+        """Whether there is something that the supervisor does not know."""
+        if isinstance(self._state, Ended):
+            return True
+        is_resized = workers not in (0, self._state.crew.wanted)
+        return is_resized or bool(self._expelled()) or bool(self._vacant(seen_to))
+
+    def _vacant(self, seen_to: frozenset[int]) -> list[int]:
+        """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty."""
+        if isinstance(self._state, Ended) or self._state.crew.stop is not None:
+            return []
+        crew = self._state.crew
+        return sorted(crew.awaited - seen_to - {worker for worker, _ in crew.expelled})
+
     def _outcome(self) -> Ended:
         assert isinstance(self._state, Ended)
         return self._state
+
+
+def _is_recalled(decision: Decision) -> bool:
+    return any(isinstance(action, Recall) for action in decision.actions)
+
+
+def _reading(request: pb.ExitReport) -> Reading | None:
+    if not request.HasField("lane"):
+        return None
+    return Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
 
 
 def _registered(request: pb.RegisterRequest) -> Registered:
@@ -275,4 +344,5 @@ def _registered(request: pb.RegisterRequest) -> Registered:
         facts=dict(request.facts),
         tensors={tensor.name: tensor.digest for tensor in request.tensors},
         cursor=decode_cursor(request.cursor),
+        position=decode_position(request.position) if request.HasField("position") else None,
     )

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled
-from quorate.coordinator.records import Crew, Enrolled, Place, Terms
+from quorate.coordinator.events import Place
+from quorate.coordinator.states import Crew, Enrolled
+from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
 
 PATIENCE = 30.0

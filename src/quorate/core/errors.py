@@ -22,6 +22,8 @@
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
         ├── JobEnded            what a worker learns when its coordinator has ended the job
+        ├── Dismissed           what a worker learns when it may leave
+        ├── NurseryLost         the process that starts the workers is gone, and they with it
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place
@@ -29,6 +31,7 @@
             └── GenerationOver  the coordinator has ended the generation that a worker is in
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,7 +117,14 @@ class UserCodeError(JobError):
 
 
 class LossError(JobError):
-    """A loss that is not finite, not a scalar, or not a loss."""
+    """A loss that is not finite, not a scalar, or not a loss; of one that is not finite, the samples it was of."""
+
+    def __init__(self, message: str, samples: Sequence[int] = ()) -> None:
+        self.samples = tuple(samples)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.samples)
 
 
 class MetricError(JobError):
@@ -138,12 +148,20 @@ class LinkError(JobError):
 
 
 class PeerLost(LinkError):  # noqa: N818 (a happening, not a mistake)
-    """The other end is gone."""
+    """The other end is gone. A worker is named as such, with whatever else helps to find it: "worker 2 (this host)"."""
+
+    CLOSED_HERE = "the link was closed on this side"
 
     def __init__(self, peer: str, detail: str) -> None:
         self.peer = peer
         self.detail = detail
         super().__init__(f"{peer} is gone: {detail}")
+
+    @property
+    def worker(self) -> int | None:
+        """The worker at the other end of the link that failed; None where this side has closed it itself."""
+        named = re.match(r"worker (\d+)\b", self.peer)
+        return int(named[1]) if named and self.detail != self.CLOSED_HERE else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.peer, self.detail)

@@ -7,18 +7,26 @@ from quorate.core.errors import (
     JobError,
     LossError,
     MetricError,
+    PeerLost,
     QuorateError,
     RequestError,
     UnsupportedModelError,
     UserCodeError,
 )
 
+POISON_BATCH = "PoisonBatch"
+"""The kind of a job's end by a step that kills every worker that takes it."""
+
 _REPEATABLE = {error.__name__ for error in (UserCodeError, LossError, MetricError, UnsupportedModelError)}
+_REPEATABLE |= {POISON_BATCH}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One sentence that says what happened, and the place where it did."""
+    """One sentence that says what happened, and the place where it did.
+
+    `peer` is the worker at the other end, where it is a link that failed; `samples` are those that it is about.
+    """
 
     kind: str
     message: str
@@ -28,6 +36,8 @@ class Failure:
     phase: str = ""
     traceback: str = ""
     exit_code: int = 1
+    peer: int | None = None
+    samples: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -39,6 +49,8 @@ class Failure:
             message=str(error),
             traceback=error.traceback if isinstance(error, UserCodeError) else "",
             exit_code=error.exit_code if isinstance(error, QuorateError) else 1,
+            peer=error.worker if isinstance(error, PeerLost) else None,
+            samples=error.samples if isinstance(error, LossError) else (),
         )
 
     def at(self, **place: Any) -> "Failure":
@@ -46,13 +58,18 @@ class Failure:
         return replace(self, **place)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON. Few failures are about a link or about samples, so these are told only where there are any."""
+        fields = asdict(self)
+        if self.peer is None:
+            del fields["peer"]
+        if not self.samples:
+            del fields["samples"]
+        return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Failure":
         """From JSON."""
-        return cls(**fields)
+        return cls(**fields | {"samples": tuple(fields.get("samples", ()))})
 
     @property
     def is_refusal(self) -> bool:

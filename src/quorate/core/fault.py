@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 PHASES = {
     "data": "data",
@@ -20,17 +21,37 @@ BETWEEN_STEPS = frozenset({"copy", "join"})
 
 
 class Act(StrEnum):
-    """What happens to a worker."""
+    """What happens."""
 
     KILL = "kill"
     STOP = "stop"
+    TERM = "term"
+    SLOW = "slow"
+    CUT = "cut"
+    ADD = "add"
+    REMOVE = "remove"
+
+
+class Whom(StrEnum):
+    """To whom it happens, if not to workers."""
+
+    COORDINATOR = "coordinator"
+    LAUNCHER = "launcher"
+
+
+RESIZES = {Act.ADD: 1, Act.REMOVE: -1}
+"""By how much these change the number of workers; which worker it is, nobody says."""
+LASTING = frozenset({Act.STOP, Act.CUT})
+"""Acts that last for a time."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. Without a worker it is for all of them; without a phase it comes when the step begins.
+    """One fault. Without a worker it is for all of them, or for none; without a phase it comes when the step begins.
 
-    `seconds` is how long a worker stays stopped.
+    `seconds` is how long a worker stays stopped or cut off. With `after` it comes so many seconds later than that,
+    whatever the worker is doing then. `factor` is how many times as long a worker that is made slow takes for its
+    lanes, from that step on; whoever takes its place is as fast as the others.
     """
 
     act: Act
@@ -38,16 +59,35 @@ class Fault:
     step: int
     phase: str | None = None
     seconds: float | None = None
+    after: float | None = None
+    factor: float | None = None
+    whom: Whom | None = None
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it comes from outside of the workers, by the launcher."""
+        return self.act is Act.CUT or self.act in RESIZES or self.whom is not None
 
     def __str__(self) -> str:
-        whom = "all" if self.worker is None else f"worker {self.worker}"
+        whom = self.whom or ("worker" if self.act in RESIZES else "all")
+        if self.worker is not None:
+            whom = f"worker {self.worker}"
+        if self.factor is not None:
+            return f"{self.act} {whom} {_number(self.factor)}x from step {self.step}"
         within = f" in {self.phase}" if self.phase else ""
-        time = f" for {_plain(self.seconds)}s" if self.seconds is not None else ""
-        return f"{self.act} {whom} at step {self.step}{within}{time}"
+        delay = f" after {_plain(self.after)}" if self.after is not None else ""
+        time = f" for {_plain(self.seconds)}" if self.seconds is not None else ""
+        return f"{self.act} {whom} at step {self.step}{within}{delay}{time}"
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Fault":
+        """From its fields in JSON."""
+        whom = None if fields["whom"] is None else Whom(fields["whom"])
+        return cls(**fields | {"act": Act(fields["act"]), "whom": whom})
 
     def concerns(self, worker: int) -> bool:
-        """Whether it is for this worker."""
-        return self.worker is None or self.worker == worker
+        """Whether this worker brings it upon itself."""
+        return not self.is_outside and (self.worker is None or self.worker == worker)
 
     def is_due(self, step: int, phase: str) -> bool:
         """Whether its moment has come for a worker that tells this step and phase.
@@ -60,5 +100,10 @@ class Fault:
 
 
 def _plain(seconds: float) -> str:
-    """Without an exponent, and whole where it is."""
-    return f"{seconds:f}".rstrip("0").rstrip(".")
+    """A time with its unit: without an exponent, and whole where it is."""
+    number, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    return _number(number) + unit
+
+
+def _number(number: float) -> str:
+    return f"{number:f}".rstrip("0").rstrip(".")

@@ -27,6 +27,7 @@ class Curriculum:
         self._spec = spec
         self._samples = samples
         self._order = order
+        self._own: dict[int, bool] = {}
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
         self._batch = lru_cache(maxsize=2)(self._batch_of)
         self.epoch_length = len(self._epoch(0))
@@ -42,6 +43,11 @@ class Curriculum:
             f"`last_batch: drop` leaves out what does not fill a batch. Use a batch_size of at most "
             f"{self.epoch_length}, or `last_batch: keep`."
         )
+
+    @property
+    def samples(self) -> int:
+        """Samples in the training set."""
+        return self._samples
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,6 +70,20 @@ class Curriculum:
         """Whether an epoch is complete after this step."""
         return step % self.steps_per_epoch == 0
 
+    def is_own(self, epoch: int) -> bool:
+        """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
+        if epoch not in self._own:
+            self._epoch(epoch)
+        return self._own[epoch]
+
+    def order(self, epoch: int) -> Indices:
+        """Indices of a whole epoch, in order, also of those that no step reads."""
+        return self._epoch(epoch)
+
+    def dropped(self, epoch: int) -> Indices:
+        """What `last_batch: drop` leaves out of an epoch, in order."""
+        return self._epoch(epoch)[self.steps_per_epoch * self._spec.batch_size :]
+
     def batch(self, step: int) -> Indices:
         """Indices of the whole batch of a step, in order."""
         return self._batch(step)
@@ -72,10 +92,14 @@ class Curriculum:
         start = (step - 1) % self.steps_per_epoch * self._spec.batch_size
         return self._epoch(self.epoch_of(step))[start : start + self._spec.batch_size]
 
+    def share(self, step: int, lane: int) -> Indices:
+        """Indices of a lane's part of a batch, in order."""
+        batch = self.batch(step)
+        return batch[cut(len(batch), self._spec.lanes)[lane]]
+
     def micro_batches(self, step: int, lane: int) -> tuple[tuple[int, ...], ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
-        batch = self.batch(step)
-        share = batch[cut(len(batch), self._spec.lanes)[lane]]
+        share = self.share(step, lane)
         parts = (tuple(share[part].tolist()) for part in cut(len(share), self._spec.accumulate))
         return tuple(part for part in parts if part)
 
@@ -86,6 +110,7 @@ class Curriculum:
         seed_generators(seed)
         with user_code("order()", exit_code=self._trouble(epoch).exit_code):
             chosen = self._order(epoch, generator)
+            self._own[epoch] = chosen is not None
             if chosen is None:
                 return torch.randperm(self._samples, generator=generator).numpy()
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)

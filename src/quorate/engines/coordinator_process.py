@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -30,9 +31,11 @@ class CoordinatorProcess:
             self._process.stdin.write(json.dumps(appointment).encode() + b"\n")
             self._process.stdin.flush()
 
-    def address(self) -> str:
-        """Where it listens; waits until it does."""
+    def address(self, limit: float | None = None) -> str:
+        """Where it listens; waits until it does, for so many seconds at most."""
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            self.kill()
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
@@ -43,14 +46,24 @@ class CoordinatorProcess:
         return str(answer["address"])
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._process.poll() is None
 
     @property
     def departure(self) -> str:
-        """How it has ended."""
+        """How it has ended, once it has."""
         return f"the coordinator (pid {self._process.pid}) {describe_departure(self._process.returncode)}"
+
+    def kill(self) -> None:
+        """End it at once, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self, patience: float) -> None:
         """Let it go: it ends by itself when its standard input does."""

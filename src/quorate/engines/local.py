@@ -1,13 +1,11 @@
 """The local engine: one coordinator, one nursery and the workers that it forks, all on this machine."""
 
 import contextlib
+import functools
 import logging
-import os
 import secrets
-import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +14,16 @@ from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
-from quorate.coordinator.client import Outcome, SupervisorClient, Vacancy
-from quorate.core.errors import JobError, LinkError, QuorateError
+from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.timing import Timing
-from quorate.engines.coordinator_process import CoordinatorProcess
-from quorate.engines.messages import EXITED, STARTED
-from quorate.engines.nursery_process import NurseryProcess, Preparation
+from quorate.engines.brood import TICK, Brood
+from quorate.engines.coordinator_keeper import CoordinatorKeeper
+from quorate.engines.islands import COORDINATOR, Islands
+from quorate.engines.mishaps import Mishaps
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
 from quorate.engines.sleepers import Sleepers
@@ -34,11 +34,9 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.errand import Errand
 from quorate.worker.assignment import Assignment
-from quorate.worker.status import Status, read_status, status_file
+from quorate.worker.status import read_status, status_file
 
 log = logging.getLogger(__name__)
-
-TICK = 0.05
 
 
 @dataclass(frozen=True)
@@ -53,26 +51,8 @@ class Launch:
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
-
-
-@dataclass(frozen=True)
-class _Exit:
-    """A worker's process that is gone, and its last word."""
-
-    slot: int
-    pid: int
-    code: int
-    status: Status | None
-
-    def report_to(self, client: SupervisorClient) -> Vacancy | None:
-        return client.report_exit(
-            self.slot,
-            self.pid,
-            exit_code=self.code if self.code >= 0 else None,
-            signal=-self.code if self.code < 0 else None,
-            step=self.status.step if self.status else None,
-            phase=self.status.phase if self.status else "",
-        )
+    # Where its processes live, if not all in the launcher's network.
+    islands: Islands | None = None
 
 
 class LocalEngine:
@@ -93,11 +73,9 @@ class LocalEngine:
         self._token = secrets.token_urlsafe(32)
         self._tail = EventTail(launch.run.events_file)
         self._tail.read_new()  # what an earlier part of the run has told is not news
-        self._running: dict[int, int] = {}
-        self._exits: deque[_Exit] = deque()
-        self._refills: dict[int, tuple[float, Vacancy]] = {}
-        self._deserted_since: float | None = None
+        self._events_from = self._tail.offset
         self._has_formed = False
+        self._spares = launch.spec.spares if launch.errand.is_training else 0
         self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
     def run(self) -> Outcome:
@@ -107,35 +85,39 @@ class LocalEngine:
             with contextlib.ExitStack() as stack:
                 # It does so itself, unless it was killed.
                 stack.callback(self._launch.run.remove_address)
-                coordinator = CoordinatorProcess(logs / "coordinator.log", self._appointment())
-                stack.callback(coordinator.close, patience=self._timing.failure_timeout)
-                nursery = NurseryProcess(logs / "nursery.log", self._preparation())
-                stack.callback(nursery.close)
+                coordinator = CoordinatorKeeper(
+                    logs / "coordinator.log", self._appointment(), self._token, self._timing
+                )
+                stack.callback(coordinator.close)
+                brood = Brood(
+                    self._launch.run,
+                    open_nursery=lambda: NurseryProcess(logs / "nursery.log", self._preparation()),
+                    assign=lambda slot, checkpoint, is_replacement: self._assignment(
+                        slot, coordinator.address, checkpoint, is_replacement=is_replacement
+                    ),
+                )
+                stack.callback(brood.close)
                 # Asked first, while torch is being imported: a port in use is told at once.
-                address = coordinator.address()
-                client = SupervisorClient(address, self._token, timeout=self._timing.failure_timeout)
-                stack.callback(client.close)
-                return self._attend(coordinator, nursery, client, address)
+                return self._attend(coordinator, brood, coordinator.open())
         finally:
             self._show_events()
 
-    def _attend(
-        self, coordinator: CoordinatorProcess, nursery: NurseryProcess, client: SupervisorClient, address: str
-    ) -> Outcome:
+    def _attend(self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            facts = nursery.await_ready(give_up=lambda: self._signals.reason is not None)
+            facts = brood.await_ready(give_up=lambda: self._signals.reason is not None)
             if facts is None:
                 client.stop(self._signals.reason or "interrupted")
                 return Outcome(None, {"ending": self._signals.reason})
             self._accept_facts(facts)
-            with contextlib.closing(OutcomeWatch(client)) as watch:
-                return self._supervise(coordinator, nursery, client, watch, address)
+            patience = self._timing.failure_timeout / 4
+            with contextlib.closing(OutcomeWatch(client, patience, brood.seen_to)) as watch:
+                return self._supervise(coordinator, brood, client, watch)
         except QuorateError as error:
             self._write_down(Failure.of(error), coordinator, client)
             raise
 
-    def _write_down(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
+    def _write_down(self, failure: Failure, coordinator: CoordinatorKeeper, client: SupervisorClient) -> None:
         with contextlib.suppress(LinkError):
             if coordinator.is_alive:
                 client.report_failure(failure)
@@ -145,126 +127,97 @@ class LocalEngine:
             chronicle.job_failed(failure)
 
     def _supervise(
-        self,
-        coordinator: CoordinatorProcess,
-        nursery: NurseryProcess,
-        client: SupervisorClient,
-        watch: OutcomeWatch,
-        address: str,
+        self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient, watch: OutcomeWatch
     ) -> Outcome:
-        for slot in range(self._launch.workers):
-            status_file(self._launch.run, slot).unlink(missing_ok=True)  # the last word of an earlier part of the run
-            nursery.start(self._assignment(slot, address, self._launch.checkpoint))
+        for slot in range(self._launch.workers + self._spares):
+            brood.start(slot, self._launch.checkpoint)
         asked = False
+        mishaps = Mishaps(
+            self._launch.faults,
+            self._launch.run.logs,
+            coordinator,
+            client,
+            workers=lambda: watch.workers or self._launch.workers,
+            islands=self._launch.islands,
+        )
         while watch.outcome is None:
-            self._look_after(nursery, client)
-            self._report_exits(client)
-            self._expel(watch)
-            self._sleepers.wake_those_due(self._running, time.monotonic())
-            self._refill(nursery, address)
-            self._show_events()
+            # First of all: whoever reports to a coordinator that is gone waits for nothing.
+            if self._keep(coordinator, brood, watch):
+                asked = False  # the next one has not heard of it
+            self._look_after(brood, client, watch)
+            mishaps.bring_about(time.monotonic())
+            if self._show_events():
+                coordinator.note_step()
+                brood.note_step()
             if self._is_ordered_to_end():
                 raise JobFailed(_stopped_at_once(self._signals, self._launch.errand))
-            if not coordinator.is_alive:
-                raise JobFailed(self._lost(coordinator.departure))
-            if self._is_deserted():
-                raise JobFailed(self._lost("the coordinator has kept silent about the end of every worker"))
             if self._signals.reason and not asked:
-                asked = True
-                with contextlib.suppress(LinkError):  # a coordinator that is gone is seen in the next round
-                    client.stop(self._signals.reason)
+                asked = self._ask_to_stop(client)
                 if not self._has_formed:  # nothing is trained yet that would have to be saved
                     return Outcome(None, {"ending": self._signals.reason})
-        self._let_workers_leave(nursery, watch.outcome)
+        self._let_leave(brood, watch.outcome)
         return watch.outcome
 
-    def _look_after(self, nursery: NurseryProcess, client: SupervisorClient) -> None:
+    def _look_after(self, brood: Brood, client: SupervisorClient, watch: OutcomeWatch) -> None:
         try:
-            for message in nursery.poll(TICK):
-                self._note(message, client)
-        except JobError as error:
+            brood.look(TICK)
+        except NurseryLost as error:
             raise JobFailed(self._lost(error.message)) from None
+        brood.report(client)
+        with contextlib.suppress(Empty):
+            while True:
+                brood.heed(watch.news.get_nowait())
+        self._sleepers.wake_those_due(brood.running, time.monotonic())
+        brood.refill(functools.cache(self._newest))  # to find it takes reading it through
+
+    def _keep(self, coordinator: CoordinatorKeeper, brood: Brood, watch: OutcomeWatch) -> bool:
+        """See to it that there is a coordinator that answers; whether it is another one now."""
+        coordinator.kill_if_silent(watch.answered)
+        if coordinator.is_alive or watch.outcome is not None:
+            return False
+        roster = brood.roster() | {"events_from": self._events_from, "has_begun": self._has_formed}
+        workers = watch.workers or self._launch.workers
+        if not coordinator.replace({"workers": workers, "roster": roster}):
+            raise JobFailed(self._lost(coordinator.last_words))
+        return True
+
+    def _ask_to_stop(self, client: SupervisorClient) -> bool:
+        with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
+            client.stop(self._signals.reason or "interrupted")
+            return True
+        return False
 
     def _is_ordered_to_end(self) -> bool:
         """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
         asked = self._signals.reason is not None
         return self._signals.at_once or (asked and not self._launch.errand.is_training)
 
-    def _is_deserted(self) -> bool:
-        """Whether a coordinator that hangs has kept silent about the end of all its workers."""
-        since = self._deserted_since
-        return since is not None and time.monotonic() - since > 2 * self._timing.failure_timeout
-
     def _lost(self, what: str) -> Failure:
-        """Why a job ends that has lost a process which is no worker."""
+        """Why a job ends that has lost, again and again, a process which is no worker."""
         pages = [read_status(status_file(self._launch.run, slot)) for slot in range(self._launch.workers)]
         step = max((page.step for page in pages if page is not None), default=0) or None
         where = f" at step {step}" if step else " before the first step"
-        message = f"{what}{where}; the job cannot go on without it. Its log is in {self._launch.run.logs}."
+        message = f"{what}{where}, as those before it; the job is given up. Its log is in {self._launch.run.logs}."
         return Failure("ProcessLost", message, step=step)
-
-    def _note(self, message: dict[str, Any], client: SupervisorClient | None) -> None:
-        slot, pid = message["slot"], message["pid"]
-        if message["what"] == STARTED:
-            self._running[slot] = pid
-            self._deserted_since = None
-            reason = f" ({message['reason']})" if message["reason"] else ""
-            log.info("worker %d is process %d, %s%s", slot, pid, message["how"], reason)
-        elif message["what"] == EXITED:
-            self._running.pop(slot, None)
-            self._deserted_since = None if self._running else time.monotonic()
-            if client is not None:
-                self._exits.append(_Exit(slot, pid, message["code"], read_status(status_file(self._launch.run, slot))))
-                self._report_exits(client)
-
-    def _report_exits(self, client: SupervisorClient) -> None:
-        """Tell the coordinator of every process that is gone, again if it did not answer: it says who is replaced."""
-        while self._exits:
-            exited = self._exits[0]
-            try:
-                vacancy = exited.report_to(client)
-            except LinkError as error:
-                log.info("the exit of worker %d could not be reported: %s", exited.slot, error)
-                return
-            self._exits.popleft()
-            if vacancy is not None:
-                self._refills[exited.slot] = time.monotonic() + vacancy.after, vacancy
-                self._deserted_since = None
-
-    def _refill(self, nursery: NurseryProcess, address: str) -> None:
-        """Start those whose time has come."""
-        for slot, (due, vacancy) in list(self._refills.items()):
-            if time.monotonic() >= due:
-                del self._refills[slot]
-                log.info("worker %d is started again", slot)
-                nursery.start(self._assignment(slot, address, self._newest() if vacancy.restore else None))
 
     def _newest(self) -> Path | None:
         newest = CheckpointFolder(self._launch.run.checkpoints).newest_whole()
         return self._launch.checkpoint if newest is None else newest.path
 
-    def _expel(self, watch: OutcomeWatch) -> None:
-        """Kill what counts as lost: a process that was only stopped must not wake up and go on."""
-        with contextlib.suppress(Empty):
-            while True:
-                slot, pid = watch.expelled.get_nowait()
-                if self._running.get(slot) == pid:
-                    log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
-                    os.kill(pid, signal.SIGKILL)
-
-    def _let_workers_leave(self, nursery: NurseryProcess, outcome: Outcome) -> None:
+    def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
         is_complete = outcome.failure is None and outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
-        over = time.monotonic() + patience
-        while self._running and time.monotonic() < over and not self._signals.at_once:
-            for message in nursery.poll(TICK):
-                self._note(message, None)
+        with contextlib.suppress(NurseryLost):  # one that dies now takes with it only who is to leave
+            brood.let_leave(patience, lambda: self._signals.at_once)
 
-    def _show_events(self) -> None:
-        for event in self._tail.read_new():
+    def _show_events(self) -> bool:
+        """Show what is new; whether a step is among it."""
+        events = self._tail.read_new()
+        for event in events:
             self._has_formed = self._has_formed or event.kind == "generation"
             self._show(event)
+        return any(event.kind == "step" for event in events)
 
     def _appointment(self) -> dict[str, Any]:
         spec = self._launch.spec
@@ -272,13 +225,16 @@ class LocalEngine:
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
             "workers": self._launch.workers,
+            "spares": self._spares,
             # An errand aside may have fewer workers than the job.
             "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,
             "step_timeout": spec.step_timeout,
+            "balance": spec.balance,
             "token": self._token,
             "port": spec.port,
             "log_level": spec.log_level,
+            **self._home(COORDINATOR),
         }
 
     def _preparation(self) -> Preparation:
@@ -293,7 +249,7 @@ class LocalEngine:
             deterministic=spec.deterministic,
         )
 
-    def _assignment(self, slot: int, address: str, checkpoint: Path | None) -> Assignment:
+    def _assignment(self, slot: int, address: str, checkpoint: Path | None, *, is_replacement: bool) -> Assignment:
         launch = self._launch
         return Assignment(
             run=str(launch.run.path),
@@ -305,9 +261,15 @@ class LocalEngine:
             coordinator=address,
             token=self._token,
             checkpoint=None if checkpoint is None else str(checkpoint),
+            is_replacement=is_replacement,
             errand=launch.errand,
             faults=launch.faults,
+            **self._home(slot),
         )
+
+    def _home(self, place: int) -> dict[str, str]:
+        islands = self._launch.islands
+        return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
 
 
 def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:

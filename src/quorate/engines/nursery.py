@@ -19,6 +19,7 @@ from typing import Any
 
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
+from quorate.core.networks import enter_network
 from quorate.core.processes import die_with_parent
 from quorate.core.user_code import describe
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
@@ -169,6 +170,8 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
         os.dup2(file.fileno(), 2)
     print_at_once()
     start_log(assignment)
+    if assignment.network:
+        enter_network(assignment.network)  # before anything opens a socket
     return Worker(assignment, task_type).live()
 
 

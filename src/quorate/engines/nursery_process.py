@@ -50,6 +50,10 @@ class Preparation:
     deterministic: bool
 
 
+class NurseryLost(JobError):  # noqa: N818 (a happening, not a mistake)
+    """A nursery has died, and its workers with it."""
+
+
 class NurseryProcess:
     """Starts at once, beside everything else; ends with the launcher, and all workers with it."""
 
@@ -98,7 +102,11 @@ class NurseryProcess:
             return
         yield from self._read()
         if self._messages.closed:
-            raise JobError(f"{self._departure()}, and the workers with it")
+            raise NurseryLost(f"{self._departure()}, and the workers with it")
+
+    def kill(self, pid: int) -> None:
+        """End one of its workers."""
+        self._workers.kill(pid)
 
     def close(self) -> None:
         """End the nursery and whatever it still has, and wait until they are gone."""
@@ -130,6 +138,8 @@ class NurseryProcess:
                 self._workers.add(message["pid"])
             elif message["what"] == EXITED:
                 self._workers.discard(message["pid"])
+            elif message["what"] == READY:
+                self._is_ready = True
             yield message
 
     def _departure(self) -> str:

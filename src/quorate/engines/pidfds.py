@@ -1,7 +1,9 @@
 """Processes that somebody else has started, and whose end is waited for all the same."""
 
+import contextlib
 import os
 import select
+import signal
 import time
 
 
@@ -23,6 +25,13 @@ class Pidfds:
         descriptor = self._descriptors.pop(pid, None)
         if descriptor is not None:
             os.close(descriptor)
+
+    def kill(self, pid: int) -> None:
+        """End a process, and no other that may have its number by now."""
+        descriptor = self._descriptors.get(pid)
+        if descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def await_end(self, seconds: float) -> list[int]:
         """Wait until all have ended, for so many seconds at most; the pids of those that have not."""

@@ -26,7 +26,7 @@ class Sleepers:
             return
         for firing in firings(self._logs):
             fault = self._faults[firing.fault]
-            if fault.act is not Act.STOP or firing in self._done or running.get(firing.worker) != firing.pid:
+            if fault.act is not Act.STOP or firing in self._done or firing.pid not in running.values():
                 continue
             # The marker comes first: a signal before the worker sleeps would be lost, and it would sleep for ever.
             if _is_asleep(firing.pid) and now - self._asleep_since.setdefault(firing, now) >= (fault.seconds or 0.0):

@@ -154,6 +154,8 @@ class _Reading:
     def _begins_part(self, event: Event) -> bool:
         """Whether a launcher takes the run up. It brings a coordinator of its own, whose generations are higher;
         those that follow when workers are lost or come back are of the same part."""
+        if event.kind == "coordinator":  # one that takes the place of another in the same part
+            self._incarnation = str(event.fields.get("incarnation"))
         if event.kind != "generation":
             return event.kind == "run"
         before = self._incarnation

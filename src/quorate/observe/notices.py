@@ -108,7 +108,13 @@ def _why_early(progress: Progress) -> str:
 
 def _log(event: Event, _: Progress) -> Notice | None:
     message = event.fields.get("message")
-    return None if message is None else Notice(str(message), "yellow")
+    style = "bold" if event.fields.get("level") == "info" else "yellow"
+    return None if message is None else Notice(str(message), style)
+
+
+def _resize(event: Event, _: Progress) -> Notice:
+    before, workers = event.fields.get("before"), event.fields.get("workers")
+    return Notice(f"asked to go on with {workers} workers instead of {before}", "bold")
 
 
 def _at(event: Event) -> str:
@@ -119,6 +125,7 @@ _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "run": _run,
     "generation": _generation,
     "lost": _lost,
+    "resize": _resize,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
     "stop": _stop,

@@ -108,6 +108,8 @@ class RecoveryLog:
             self._take_step(event.step, event.time)
         elif event.kind == "run":
             self._position = _whole(event.fields.get("from_step"))
+        elif event.kind == "coordinator":  # one that takes the place of another goes on with what it has begun
+            self._incarnation = str(event.fields.get("incarnation"))
         elif event.kind == "lost":
             self._take_loss(event)
         elif event.kind == "generation":
@@ -150,7 +152,8 @@ class RecoveryLog:
                 self._mended.setdefault(name, []).append(loss)
 
     def _begin_part(self, incarnation: str) -> None:
-        """Another coordinator is another part of the run: it mends nothing that was lost before."""
+        """Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
+        lost before."""
         if self._incarnation not in (None, incarnation):
             self._closed += self._losses
             self._losses = []

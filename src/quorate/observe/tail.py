@@ -15,13 +15,13 @@ class EventTail:
 
     def __init__(self, path: Path, watch: DiskWatch | None = None) -> None:
         self.path = path
-        self._offset = 0
+        self.offset = 0
         self._watch = DiskWatch(path.parent) if watch is None else watch
 
     def read_new(self) -> list[Event]:
         """What was appended since the last call: whole lines only, the rest is read once it is whole."""
         whole, newline, _ = self._new_bytes().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
+        self.offset += len(whole) + len(newline)
         events = [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
         trouble = self._watch.look(has_heard=bool(events))
         return events if trouble is None else [*events, trouble]
@@ -30,9 +30,9 @@ class EventTail:
         try:
             with self.path.open("rb") as file:
                 # A file that has become shorter is another file: begin at its start.
-                if file.seek(0, 2) < self._offset:
-                    self._offset = 0
-                file.seek(self._offset)
+                if file.seek(0, 2) < self.offset:
+                    self.offset = 0
+                file.seek(self.offset)
                 return file.read()
         except FileNotFoundError:
             return b""

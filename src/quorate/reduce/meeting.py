@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from quorate.core.generation import Generation
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory, PlainMemory, SharedMemory, layout_of
-from quorate.reduce.neighbours import meet_neighbours
+from quorate.reduce.neighbours import Neighbour, meet_neighbours
 from quorate.reduce.pool import Pool
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.ring import Ring
+from quorate.reduce.ring import Blame, Ring, as_told
 from quorate.wire.doorbell import Doorbell
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors, share_a_host
 from quorate.wire.segment import Segment
-from quorate.wire.tcp import Listener
+from quorate.wire.silence import Watch
+from quorate.wire.tcp import Listener, TcpLink
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Listeners:
 class Meeting:
     """What a worker brings along: who it is, where it listens, and how long it waits for the others.
 
-    `deadline` is for meeting them, `lease` for every exchange afterwards.
+    `deadline` is for meeting them, `lease` for every exchange afterwards. `silence`: the seconds after which a
+    neighbour elsewhere whose host does not answer is lost, before either is over.
     """
 
     generation: Generation
@@ -59,6 +61,7 @@ class Meeting:
     listeners: Listeners
     deadline: Deadline
     lease: Deadline
+    silence: float | None = None
 
     @property
     def position(self) -> int:
@@ -88,10 +91,20 @@ def meet(
         log.info("gradients go round a ring: %s", _why_not_shared(meeting))
     listeners = meeting.listeners
     previous, following = meet_neighbours(
-        listeners.network, listeners.local, meeting.generation, meeting.credentials, meeting.deadline
+        listeners.network, listeners.local, meeting.generation, meeting.credentials, meeting.deadline, meeting.silence
     )
-    ring = Ring(meeting.generation, meeting.credentials.worker, previous, following, meeting.lease)
+    lease, blame = _watch(meeting, [previous, following])
+    ring = Ring(meeting.generation, meeting.credentials.worker, previous, following, lease, blame)
     return ring, PlainMemory.of(plan, meeting.hosting[meeting.position])
+
+
+def _watch(meeting: Meeting, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
+    """The lease, which also ends for a neighbour elsewhere that is silent; and who is to blame when a link ends."""
+    elsewhere = [link for link in neighbours if isinstance(link, TcpLink)]
+    if meeting.silence is None or not elsewhere:
+        return meeting.lease, as_told
+    watch = Watch(meeting.lease, elsewhere, meeting.silence)
+    return watch, watch.blame
 
 
 def _why_not_shared(meeting: Meeting) -> str:

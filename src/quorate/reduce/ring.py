@@ -1,7 +1,7 @@
 """The ring of workers: sums over lanes whose bits do not depend on who hosts them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -21,6 +21,15 @@ REDUCE_CHANNEL = 1
 GATHER_CHANNEL = 2
 
 
+Blame = Callable[[BaseException], BaseException]
+"""Gives, for the error by which the end of a link was noticed, the one that says why."""
+
+
+def as_told(error: BaseException) -> BaseException:
+    """The error itself is the reason."""
+    return error
+
+
 class Ring:
     """One worker's place on the ring of a generation. It owns its links: any failure closes both.
 
@@ -29,7 +38,13 @@ class Ring:
     """
 
     def __init__(
-        self, generation: Generation, worker: int, previous: Link | None, next: Link | None, deadline: Deadline
+        self,
+        generation: Generation,
+        worker: int,
+        previous: Link | None,
+        next: Link | None,
+        deadline: Deadline,
+        blame: Blame = as_told,
     ) -> None:
         hosting = [member.lanes for member in generation.members]
         if len(hosting) > 1 and (previous is None or next is None):
@@ -45,6 +60,7 @@ class Ring:
         self._links = [link for link in (previous, next) if link is not None]
         self._previous = previous
         self._deadline = deadline
+        self._blame = blame
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
         following = generation.members[(self._position + 1) % len(hosting)]
@@ -144,7 +160,7 @@ class Ring:
         """The first failure is the reason; closing the links makes the other thread fail too, as a consequence."""
         with self._error_lock:
             if self._error is None:
-                self._error = error
+                self._error = self._blame(error)
         self._close_links()
 
     def _raise_failure(self) -> None:

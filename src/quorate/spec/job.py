@@ -113,6 +113,7 @@ class JobSpec(Section):
     last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
+    on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[
@@ -125,8 +126,10 @@ class JobSpec(Section):
         Allowed("a whole number of at least 1, or auto"),
     ] = "auto"
     min_workers: Annotated[Count, Mark.MANNER] = 1
+    spares: Annotated[CountOrZero, Mark.MANNER] = 0
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
+    balance: Annotated[Literal["even", "speed"], Mark.MANNER] = "even"
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0

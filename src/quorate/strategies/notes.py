@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quorate.core.digests import tensor_digest
-from quorate.training.lane import LaneResult, LossSum
+from quorate.data.ledger import Tally
+from quorate.training.lane import LaneResult, LossSum, not_finite
 from quorate.training.tensors import named_bytes
 
 
 @dataclass(frozen=True)
 class LaneNote:
-    """A lane's result without its tensors: of changed buffers only the digests travel."""
+    """A lane's result without its tensors: of changed buffers only the digests travel. `suspects` are the samples of a
+    lane whose loss is not finite."""
 
     lane: int
     samples: int
@@ -19,12 +21,17 @@ class LaneNote:
     losses: dict[str, LossSum]
     log: dict[str, float]
     buffers: dict[str, str]
+    tally: Tally
+    suspects: tuple[int, ...] = ()
 
 
 def note_of(result: LaneResult) -> LaneNote:
     """What to tell about a lane."""
     buffers = {name: tensor_digest(named_bytes(name, value)) for name, value in result.buffers.items()}
-    return LaneNote(result.lane, result.samples, result.present, result.losses, result.log, buffers)
+    suspects = () if not_finite(result.losses) is None else result.read
+    return LaneNote(
+        result.lane, result.samples, result.present, result.losses, result.log, buffers, result.tally, suspects
+    )
 
 
 def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
@@ -37,6 +44,8 @@ def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
             {name: [loss.total, loss.count, loss.per_item] for name, loss in note.losses.items()},
             note.log,
             note.buffers,
+            str(note.tally),
+            note.suspects,
         ]
         for note in notes
     ]
@@ -47,7 +56,16 @@ def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
     """Another worker's notes."""
     told = json.loads(payload)
     notes = [
-        LaneNote(lane, samples, int(present, 16), {name: LossSum(*loss) for name, loss in losses.items()}, log, buffers)
-        for lane, samples, present, losses, log, buffers in told["lanes"]
+        LaneNote(
+            lane,
+            samples,
+            int(present, 16),
+            {name: LossSum(*loss) for name, loss in losses.items()},
+            log,
+            buffers,
+            Tally.from_hex(tally),
+            tuple(suspects),
+        )
+        for lane, samples, present, losses, log, buffers, tally, suspects in told["lanes"]
     ]
     return notes, told["stop"]

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from quorate.core.errors import LossError
 from quorate.core.generation import Generation
+from quorate.core.sample_names import name_samples
+from quorate.data.ledger import total
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange
 from quorate.strategies.courier import Courier
@@ -11,14 +15,26 @@ from quorate.strategies.notes import LaneNote, decode, encode, note_of
 from quorate.training.buffers import Buffers
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
-from quorate.training.strategy import Agreement
+from quorate.training.strategy import Agreement, Skipped, strongest_wish
 
 NOTES_INDEX = 0
 SHARE_INDEX = 2
 
+_REMEDY = (
+    "Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample holds a value that is "
+    "not a number (`on_poison: skip` leaves such steps out)."
+)
+_NOT_THE_SAMPLES = (
+    "It cannot be skipped (on_poison: skip): the weights are not finite any more, so it is not for the samples. An "
+    "earlier step has made them so; often the learning rate is too high (try a lower one, a warm-up, or clip_norm)."
+)
+
 
 class RingStrategy:
-    """Sums the lanes' gradients around the ring, in the order that the job fixes. A courier begins with it earlier."""
+    """Sums the lanes' gradients around the ring, in the order that the job fixes. A courier begins with it earlier.
+
+    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job.
+    """
 
     def __init__(
         self,
@@ -28,12 +44,16 @@ class RingStrategy:
         gradients: Gradients,
         buffers: Buffers,
         courier: Courier | None = None,
+        *,
+        skips: bool = False,
     ) -> None:
         self._reduction = reduction
         self._member = generation.members[generation.position(worker)]
         self._is_alone = len(generation.members) == 1
         self._gradients = gradients
         self._courier = courier
+        self._buffers = buffers
+        self._skips = skips
         self._buffer_exchange = BufferExchange(reduction, generation, buffers, first_index=gradients.sums)
 
     @property
@@ -58,16 +78,49 @@ class RingStrategy:
         everyone = [(own, stop)] if self._is_alone else self._tell_everyone(step, own, stop)
         notes = [note for told, _ in everyone for note in told]
         losses = _total_losses(notes)
-        _check_losses(step, notes)
+        poisoned = [note for note in notes if not_finite(note.losses) is not None]
+        if poisoned:
+            return self._void(step, notes, poisoned, losses, strongest_wish([wish for _, wish in everyone]))
         _check_counts(step, losses)
         return Agreement(
             samples=sum(note.samples for note in notes),
+            tally=total(note.tally for note in notes),
             present=_union(notes),
             losses=losses,
             log=_mean_log(notes),
             buffers=self._buffer_exchange.agree(step, results, notes),
-            stop=next((wish for _, wish in everyone if wish is not None), None),
+            stop=strongest_wish([wish for _, wish in everyone]),
         )
+
+    def _void(
+        self,
+        step: int,
+        notes: Sequence[LaneNote],
+        poisoned: Sequence[LaneNote],
+        losses: dict[str, LossSum],
+        stop: str | None,
+    ) -> Agreement:
+        """A step with a loss that is not finite: skipped if the job wants that and the samples are to blame."""
+        samples = tuple(index for note in poisoned for index in note.suspects)
+        if not self._skips:
+            raise LossError(f"{_not_finite_at(step, poisoned[0])} {_REMEDY}", samples)
+        if not self._state_is_finite():
+            # Every later loss would be like that, and the job would skip its way to the end.
+            raise LossError(f"{_not_finite_at(step, poisoned[0])} {_NOT_THE_SAMPLES}", samples)
+        return Agreement(
+            samples=sum(note.samples for note in notes),
+            tally=total(note.tally for note in notes),
+            present=0,
+            losses=losses,
+            log={},
+            buffers={},
+            stop=stop,
+            skipped=Skipped(tuple(note.lane for note in poisoned), samples),
+        )
+
+    def _state_is_finite(self) -> bool:
+        buffers = (value for _, value in self._buffers.committed())
+        return all(bool(torch.isfinite(value).all()) for value in (*self._gradients.parameters, *buffers))
 
     def _sum_gradients(self, step: int) -> None:
         if self._courier is not None:
@@ -92,15 +145,14 @@ class RingStrategy:
         self._gradients.close()
 
 
-def _check_losses(step: int, notes: Sequence[LaneNote]) -> None:
-    for note in notes:
-        trouble = not_finite(note.losses)
-        if trouble is not None:
-            raise LossError(
-                f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}. "
-                "No weight was changed by this step. Often the learning rate is too high (try a lower one, a warm-up, "
-                "or clip_norm), or a sample holds a value that is not a number."
-            )
+def _not_finite_at(step: int, note: LaneNote) -> str:
+    trouble = not_finite(note.losses)
+    assert trouble is not None
+    of_samples = f", which has read {name_samples(note.suspects)}" if note.suspects else ""
+    return (
+        f"The {trouble[0]} is not finite ({trouble[1]}) at step {step} in lane {note.lane}{of_samples}. "
+        "No weight was changed by this step."
+    )
 
 
 def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:

@@ -25,7 +25,7 @@ def main() -> int:
 def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
     began = time.perf_counter()
     endings: Counter[str] = Counter()
-    steps = copies = generations = deaths = 0
+    steps = copies = generations = successions = deaths = 0
     for seed in range(first, first + seeds):
         verdict = Simulation(seed, mutant).run()
         if verdict.broken is not None:
@@ -37,11 +37,13 @@ def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
         endings[verdict.ending] += 1
         steps, copies = steps + verdict.steps, copies + verdict.copies
         generations, deaths = generations + verdict.generations, deaths + verdict.deaths
+        successions += verdict.successions
     seconds = time.perf_counter() - began
     told = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
     print(
         f"{seeds} seeds without a broken invariant in {seconds:.1f} s ({told}): {steps} steps at"
-        f" {steps / seconds:.0f} a second, {generations} generations, {copies} copies, {deaths} processes ended"
+        f" {steps / seconds:.0f} a second, {generations} generations, {copies} copies, {deaths} workers"
+        f" and {successions} coordinators ended"
     )
     return 0
 

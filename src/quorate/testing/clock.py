@@ -3,8 +3,26 @@
 import heapq
 import itertools
 from collections.abc import Callable
+from typing import Protocol
 
 Deed = Callable[[], None]
+
+
+class Clock(Protocol):
+    """What a process reads, and has itself woken by."""
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        ...
+
+    def time(self) -> float:
+        """The time, for whoever wants a function."""
+        ...
+
+    def after(self, seconds: float, deed: Deed) -> None:
+        """Have something done when so many of its seconds have passed."""
+        ...
 
 
 class VirtualClock:
@@ -32,13 +50,35 @@ class VirtualClock:
         return True
 
 
+class HostClock:
+    """The clock of one host: it began at another time than the true one, and runs a little faster or slower."""
+
+    def __init__(self, true: VirtualClock, rate: float = 1.0, offset: float = 0.0) -> None:
+        self._true = true
+        self._rate = rate
+        self._offset = offset
+
+    @property
+    def now(self) -> float:
+        """The time, as this host has it."""
+        return self._offset + self._rate * self._true.now
+
+    def time(self) -> float:
+        """The time, for whoever wants a function."""
+        return self.now
+
+    def after(self, seconds: float, deed: Deed) -> None:
+        """Have something done when so many of its seconds have passed."""
+        self._true.after(seconds / self._rate, deed)
+
+
 class Process:
     """Something that can be stopped, goes on later with what it has missed, and can die.
 
     `place` is where the network finds it: the place of a worker survives its process.
     """
 
-    def __init__(self, clock: VirtualClock, place: str) -> None:
+    def __init__(self, clock: Clock, place: str) -> None:
         self.clock = clock
         self.place = place
         self.is_alive = True
@@ -55,6 +95,11 @@ class Process:
             self._held.append(deed)
         elif self.is_alive:
             deed()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it lives but does nothing."""
+        return self._is_stopped
 
     def stop(self) -> None:
         """As SIGSTOP does."""

@@ -4,27 +4,49 @@
 
     kill worker 1 at step 20
     stop worker 0 at step 15 for 3s
-    kill worker 1 at step 30 in exchange     # what the worker is doing then
+    kill worker 1 at step 30 in exchange                # what the worker is doing then
+    kill worker 1 at step 30 in exchange after 5ms      # not when it begins with that, but so much later
     kill all at step 40
+    slow worker 1 4x from step 10                       # its lanes take four times as long from then on
+    term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
+    cut worker 2 at step 10 for 8s                      # nobody reaches it, and it reaches nobody
+    kill coordinator at step 30
+    kill launcher at step 30                            # the run is taken up again by `quorate resume`
+    add worker at step 12
+    remove worker at step 20
 """
 
 import math
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quorate.core.errors import RequestError
-from quorate.core.fault import PHASES, Act, Fault
+from quorate.core.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
 from quorate.core.seeds import derive_seed
 from quorate.spec.keys import nearest
 
 EXAMPLE = "kill worker 1 at step 20"
 NOMINAL_STEP = 0.05
 """Seconds that a step counts for where faults are asked for by time: real ones would give other faults each time."""
+MOST_SLOW = 1000
+"""So many times as long may a lane of a slow worker take."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
+_FACTOR = re.compile(r"(\d+(?:\.\d+)?)x")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_MORE = "the end, a phase (`in exchange`), a delay (`after 5ms`) or how long it lasts (`for 3s`)"
+_WORKER, _ALL = "worker", "all"
+_VICTIMS = {
+    Act.KILL: (_WORKER, _ALL, *Whom),
+    Act.STOP: (_WORKER, _ALL),
+    Act.TERM: (_WORKER, _ALL),
+    Act.SLOW: (_WORKER, _ALL),
+    Act.CUT: (_WORKER,),
+    Act.ADD: (_WORKER,),
+    Act.REMOVE: (_WORKER,),
+}
 _IN_EVERY_STEP = (None, "data", "forward", "exchange", "apply")
 
 
@@ -63,27 +85,49 @@ def parse_fault(text: str) -> Fault:
     """One fault. A mistake is told with what was read, what is expected there, and the nearest word."""
     words = _Words(text)
     act = Act(words.take_one_of([act.value for act in Act], "what happens"))
+    victim = words.take_one_of(list(_VICTIMS[act]), "to whom it happens")
+    whom = Whom(victim) if victim not in (_WORKER, _ALL) else None
     worker = None
-    if words.take_one_of(["worker", "all"], "to whom it happens") == "worker":
+    if victim == _WORKER and act not in RESIZES:
         worker = words.take_number("the number of a worker", least=0)
+    if act is Act.SLOW:
+        return _parse_slowness(words, worker)
     words.take_one_of(["at"], "when it happens, such as `at step 20`")
     words.take_one_of(["step"], "when it happens, such as `at step 20`")
     step = words.take_number("the number of a step", least=1)
-    phase, seconds = None, None
+    phase, seconds, after = None, None, None
     while not words.are_over:
-        if words.take_one_of(["in", "for"], "the end, a phase (`in exchange`) or a time (`for 3s`)") == "in":
-            if phase is not None:
-                raise words.mistake("it names two phases")
-            phase = words.take_one_of(list(PHASES), "a phase")
-        else:
-            if seconds is not None:
-                raise words.mistake("it names two times")
-            seconds = parse_duration(words.take("a time, such as 3s"))
-    if act is Act.STOP and seconds is None:
+        match words.take_one_of(["in", "after", "for"], _MORE):
+            case "in":
+                words.refuse_second(phase, "phases")
+                phase = words.take_one_of(list(PHASES), "a phase")
+            case "after":
+                words.refuse_second(after, "delays")
+                after = words.take_time("a delay, such as 5ms")
+            case _:
+                words.refuse_second(seconds, "times")
+                seconds = words.take_time("a time, such as 3s")
+    if act in LASTING and seconds is None:
         raise words.mistake("it does not say for how long: add a time, such as `for 3s`")
     if act is Act.KILL and seconds is not None:
         raise words.mistake("who is killed stays dead: leave out `for`, or write stop instead of kill")
-    return Fault(act, worker, step, phase, seconds)
+    if act not in LASTING and seconds is not None:
+        raise words.mistake(f"{act} does not last: leave out `for`")
+    fault = Fault(act, worker, step, phase, seconds, after, whom=whom)
+    if after is not None and fault.is_outside:
+        raise words.mistake("`after` is for what happens to a worker itself: leave it out")
+    return fault
+
+
+def _parse_slowness(words: "_Words", worker: int | None) -> Fault:
+    """The rest of a fault that makes somebody slow, which lasts."""
+    factor = words.take_factor("how many times as long a lane takes, such as 4x")
+    words.take_one_of(["from"], "from when on, such as `from step 20`")
+    words.take_one_of(["step"], "from when on, such as `from step 20`")
+    step = words.take_number("the number of a step", least=1)
+    if not words.are_over:
+        raise words.mistake("whoever is slow stays slow: nothing follows the step")
+    return Fault(Act.SLOW, worker, step, factor=factor)
 
 
 def parse_duration(text: str) -> float:
@@ -106,20 +150,32 @@ def parse_mean(text: str) -> float:
     return float(steps[1])
 
 
-def check_script(faults: Sequence[Fault], workers: int, steps: int | None) -> None:
-    """Refuse what cannot happen in a job of so many workers and, if that is known, steps."""
+def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int) -> None:
+    """Refuse what cannot happen in a job of so many workers, lanes and, if that is known, steps."""
     mistakes = []
+    in_order = sorted(faults, key=lambda fault: fault.step)
     for fault in faults:
-        if fault.worker is not None and fault.worker >= workers:
-            there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
-            mistakes.append(f"`{fault}`: there is no worker {fault.worker}; the job runs on {there}")
-        if steps is not None and fault.step > steps:
-            mistakes.append(f"`{fault}`: there is no step {fault.step}; the job has {steps} steps")
+        before = in_order[: in_order.index(fault)]
+        there = workers + sum(RESIZES.get(other.act, 0) for other in before)
+        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, there, steps, lanes)]
     if mistakes:
         raise FaultError("\n".join(mistakes))
 
 
-def random_script(seed: int, steps: int, workers: int, mean: float) -> tuple[Fault, ...]:
+def _impossible(fault: Fault, workers: int, steps: int | None, lanes: int) -> Iterator[str]:
+    """What keeps a fault from happening in a job that has so many workers by then."""
+    if fault.worker is not None and fault.worker >= workers:
+        there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
+        yield f"there is no worker {fault.worker}; the job runs on {there}"
+    if not 1 <= workers + RESIZES.get(fault.act, 0) <= lanes:
+        yield f"the job has {workers} workers by then, and can have 1 to {lanes}"
+    if steps is not None and fault.step > steps:
+        yield f"there is no step {fault.step}; the job has {steps} steps"
+
+
+def random_script(
+    seed: int, steps: int, workers: int, mean: float, lanes: int, *, can_cut: bool = False
+) -> tuple[Fault, ...]:
     """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments."""
     chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
     faults: list[Fault] = []
@@ -129,18 +185,29 @@ def random_script(seed: int, steps: int, workers: int, mean: float) -> tuple[Fau
         step = math.ceil(moment)
         if step > steps:
             return tuple(faults)
-        faults.append(_random_fault(chance, max(1, step), workers))
+        faults.append(_random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut))
+        workers += RESIZES.get(faults[-1].act, 0)
 
 
-def _random_fault(chance: random.Random, step: int, workers: int) -> Fault:
+def _random_fault(chance: random.Random, step: int, workers: int, lanes: int, *, can_cut: bool) -> Fault:
     # By `random` alone, which is the same in every version of Python.
     worker, phase = int(chance.random() * workers), _IN_EVERY_STEP[int(chance.random() * len(_IN_EVERY_STEP))]
-    kind = chance.random()
-    if kind < 0.1:
-        return Fault(Act.KILL, None, step, phase)
-    if kind < 0.3:
-        return Fault(Act.STOP, worker, step, phase, round(0.1 + chance.random(), 1))
-    return Fault(Act.KILL, worker, step, phase)
+    seconds, kind = round(0.1 + chance.random(), 1), chance.random()
+    resize = Act.ADD if workers == 1 or (workers < lanes and seconds > 0.6) else Act.REMOVE
+    drawn: list[tuple[float, Fault]] = [
+        (0.08, Fault(Act.KILL, None, step, phase)),
+        (0.20, Fault(Act.STOP, worker, step, phase, seconds)),
+        (0.30, Fault(Act.TERM, worker, step, phase)),
+        (0.40, Fault(Act.KILL, None, step, phase, whom=Whom.COORDINATOR)),
+        (0.44, Fault(Act.KILL, None, step, phase, whom=Whom.LAUNCHER)),
+        (0.50, Fault(Act.SLOW, worker, step, factor=round(1.5 + 3 * chance.random(), 1))),
+    ]
+    if lanes > 1:
+        drawn.append((0.58, Fault(resize, None, step)))
+    if can_cut:
+        drawn.append((0.66, Fault(Act.CUT, worker, step, phase, round(seconds * 5, 1))))
+    usual = Fault(Act.KILL, worker, step, phase)
+    return next((fault for limit, fault in drawn if kind < limit), usual)
 
 
 class _Words:
@@ -173,6 +240,25 @@ class _Words:
         if not re.fullmatch(r"[0-9]{1,15}", word) or int(word) < least:
             raise self.mistake(f"`{word}` is not {what}: write a whole number from {least} on")
         return int(word)
+
+    def take_factor(self, what: str) -> float:
+        word = self.take(what)
+        match = _FACTOR.fullmatch(word.lower())
+        factor = round(float(match[1]), 6) if match else 0.0
+        if not 1 < factor <= MOST_SLOW:
+            raise self.mistake(f"`{word}` is not {what}: write a number above 1 and up to {MOST_SLOW}, and an x")
+        return factor
+
+    def take_time(self, what: str) -> float:
+        word = self.take(what)
+        try:
+            return parse_duration(word)
+        except FaultError as error:
+            raise self.mistake(error.message) from None
+
+    def refuse_second(self, first: object, what: str) -> None:
+        if first is not None:
+            raise self.mistake(f"it names two {what}")
 
     def mistake(self, why: str) -> FaultError:
         return FaultError(f"`{self._text}`: {why}")

@@ -46,10 +46,10 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint, and the number of the generation that was the last when it was written."""
+    """A checkpoint, and the generation that was the last when it was written."""
 
     holding: Holding
-    during: int
+    during: GenerationId
 
 
 class Referee:
@@ -60,12 +60,14 @@ class Referee:
         self._clock = clock
         self._undisturbed = undisturbed(course)
         self._latest = GenerationId(0, 0)
+        self._at_work: set[tuple[int, int]] = set()
         self._told: set[str] = set()
         self._empty: dict[int, float] = {}
         self.commits: list[Commit] = []
         self.steps = 0
         self.copies = 0
         self.generations = 0
+        self.successions = 0
 
     # --- what the coordinator does
 
@@ -81,12 +83,31 @@ class Referee:
                     f"generation {generation.id} begins while worker {member.worker} stands at"
                     f" {_at(worker.holding.cursor)}, and it had promised {_at(member.cursor)}",
                 )
-        before = [one.holding.cursor.step for one in self.commits if one.during < self._latest.number]
+        before = [one.holding.cursor.step for one in self.commits if one.during < self._latest]
         # A worker may be left that was a step behind one which saved, and is gone.
         if generation.cursor.step < max(before, default=0) - 1:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
         self._latest = generation.id
+        self._at_work = {(one.worker, workers[one.worker].pid) for one in generation.members if one.worker in workers}
         self.generations += 1
+
+    def succeeded(self) -> None:
+        """A coordinator takes the place of another: what was told and not answered is told again."""
+        self._told.clear()
+        self.successions += 1
+
+    def dismissed(self, worker: Watched, others: Iterable[Watched]) -> None:
+        """A worker is let go: if it was at work, what it holds is saved, or held by one of these others.
+
+        They may be dead, as long as nobody has been told.
+        """
+        if (worker.slot, worker.pid) not in self._at_work:
+            return
+        steps = [other.holding.cursor.step for other in others if other is not worker]
+        steps += [commit.holding.cursor.step for commit in self.commits]
+        # Where a generation broke, it may be one step further than those who stay.
+        if worker.holding.cursor.step > max(steps, default=0) + 1:
+            self._break(2, f"worker {worker.slot} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
 
     def lost(self, failure: Failure) -> None:
         """A loss is written down."""
@@ -112,7 +133,7 @@ class Referee:
     def ended(self, failure: Failure | None, digest: str, ending: str) -> None:
         """The job is over, in the coordinator's eyes."""
         if failure is not None:
-            if "so the job is given up" in failure.message or "no process was found dead" in failure.message:
+            if "so the job is given up" in failure.message:
                 return
             self._break(4, f"the job ends with {failure.kind}: {failure.message}")
         elif ending == "complete" and digest != self._undisturbed[max(self._undisturbed)]:
@@ -156,7 +177,7 @@ class Referee:
         """A worker makes a checkpoint visible."""
         self._check_right(worker, generation, f"commits a checkpoint of {_at(worker.holding.cursor)}")
         self._check_holding(worker)
-        self.commits.append(Commit(worker.holding, self._latest.number))
+        self.commits.append(Commit(worker.holding, self._latest))
 
     def newest_checkpoint(self) -> Holding | None:
         """What a worker that restores begins with."""

@@ -1,7 +1,8 @@
 """What befalls a simulated job, and when: chosen by chance from one seed, written down before anything happens."""
 
+import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quorate.core.seeds import derive_seed
 from quorate.core.timing import Timing
@@ -9,12 +10,20 @@ from quorate.testing.network import Weather
 from quorate.testing.task import Course
 
 FAILURE_TIMEOUT = 1.0
-KILL, STOP, CUT, STORM, PAUSE, END = "kill", "stop", "cut", "storm", "pause", "end"
+KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
+CRASH, TERM, RESIZE = "crash", "term", "resize"
 ANYBODY = -1
 PHASES = (
     *("build", "register", "wait", "join", "copy", "copy", "copy"),
     *("compute", "exchange", "apply", "evaluation", "checkpoint", "regroup", "complete"),
 )
+
+DECISIONS = (
+    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "RecordLoss", "Refill", "Expel"),
+    *("Welcome", "Recall", "RecordEvents", "Dismiss", "RecordResize", "RelayStop"),
+)
+"""In the middle of which a coordinator dies: having done only a part of what it has decided."""
+MOST_DRIFT = 0.05
 
 _KINDS = (KILL, KILL, KILL, KILL, STOP, STOP, CUT, CUT, STORM, STORM, STORM, PAUSE)
 _COUNTS = (0, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
@@ -24,8 +33,8 @@ _COUNTS = (0, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
 class Mishap:
     """One thing that goes wrong.
 
-    At a time, or when the worker enters a phase for the n-th time from then on. What passes by itself does so after
-    `seconds`.
+    At a time, or when the worker enters a phase for the n-th time from then on; for a coordinator, when it decides on
+    such an action. What passes by itself does so after `seconds`.
     """
 
     kind: str
@@ -36,8 +45,9 @@ class Mishap:
     seconds: float = 0.0
     others: tuple[str, ...] = ()
     weather: Weather = field(default_factory=Weather)
+    workers: int = 0
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # noqa: PLR0911 (one sentence for each kind)
         when = f"from {self.at:.3f} s on" if self.phase else f"at {self.at:.3f} s"
         where = f", the {self.nth}. time in {self.phase}" if self.phase else ""
         who = "anybody" if self.worker == ANYBODY else f"worker {self.worker}"
@@ -48,27 +58,45 @@ class Mishap:
                 return f"stop {who} {when}{where}, for {self.seconds:.3f} s"
             case "cut":
                 return f"cut worker {self.worker} off from {', '.join(self.others)} {when}, for {self.seconds:.3f} s"
+            case "link":
+                span = f"for {self.seconds:.3f} s" if math.isfinite(self.seconds) else "for ever"
+                return f"the link between worker {self.worker} and {self.others[0]} is cut {when}, {span}"
             case "storm":
                 return f"storm {when}, for {self.seconds:.3f} s: {self.weather}"
             case "pause":
                 return f"the coordinator is held up {when}, for {self.seconds:.3f} s"
+            case "crash":
+                moment = f", at the {self.nth}. {self.phase}" if self.phase else ""
+                return f"crash of the coordinator {when}{moment}; the next comes after {self.seconds:.3f} s"
+            case "term":
+                return f"term {who} {when}{where}"
+            case "resize":
+                return f"resize to {self.workers} workers {when}"
             case _:
                 return f"the job is asked to stop {when}"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, and all that befalls it."""
+    """A job, and all that befalls it.
+
+    `shares_memory`: its workers run on one host; otherwise they form a ring. `drift`: by how much at most the clock of
+    a host is faster or slower than the true one.
+    """
 
     course: Course
     workers: int
     timing: Timing
     mishaps: tuple[Mishap, ...]
+    shares_memory: bool = False
+    spares: int = 0
+    drift: float = 0.0
 
     @property
     def calm_from(self) -> float:
-        """When the last mishap is over, unless it waits for a phase."""
-        return max((mishap.at + mishap.seconds for mishap in self.mishaps), default=0.0)
+        """When the last mishap is over that ever is, unless it waits for a phase."""
+        ends = (mishap.at + mishap.seconds for mishap in self.mishaps if math.isfinite(mishap.seconds))
+        return max(ends, default=0.0)
 
 
 def scenario(seed: int) -> Scenario:
@@ -88,12 +116,65 @@ def scenario(seed: int) -> Scenario:
         mishaps.append(Mishap(END, at))
         if chance.random() < 0.3:
             mishaps.append(Mishap(KILL, at, ANYBODY, "complete", chance.choice((1, 2))))
-    return Scenario(course, workers, Timing(FAILURE_TIMEOUT), tuple(sorted(mishaps, key=lambda mishap: mishap.at)))
+    lines = random.Random(derive_seed(seed, "lines"))
+    shares_memory = lines.random() < 0.5
+    if workers > 1 and lines.random() < 0.15:
+        # Long enough for whoever is left out to be tried again, and again.
+        course = replace(course, steps=lines.randint(60, 240))
+        mishaps.append(_cut_link(lines, workers, lines.uniform(0.0, length)))
+    elif shares_memory and lines.random() < 0.1:
+        course = replace(course, steps=lines.randint(60, 120))
+        mishaps.append(_stop_writer(lines, workers, lines.uniform(0.2, length)))
+    powers = random.Random(derive_seed(seed, "powers"))
+    mishaps += _crashes(powers, mishaps, length) + _changes(powers, course, workers, length)
+    in_order = tuple(sorted(mishaps, key=lambda mishap: mishap.at))
+    drift, spares = powers.choice((0.0, 0.01, MOST_DRIFT)), powers.choice((0, 0, 0, 1))
+    return Scenario(course, workers, Timing(FAILURE_TIMEOUT), in_order, shares_memory, spares, drift)
+
+
+def _crashes(chance: random.Random, others: list[Mishap], length: float) -> list[Mishap]:
+    """Of the coordinator: alone, in a row, and together with what befalls the workers."""
+    if chance.random() < 0.4:
+        return []
+    crashes = []
+    at = chance.choice(others).at if others and chance.random() < 0.5 else chance.uniform(0.0, 1.2 * length)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        phase = chance.choice(DECISIONS) if chance.random() < 0.6 else ""
+        away = FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.02, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
+        crashes.append(Mishap(CRASH, at, phase=phase, nth=chance.choice((1, 1, 1, 2, 3)), seconds=away))
+        at += away + chance.choice((0.01, 0.1, 1.0)) * chance.random()
+    return crashes
+
+
+def _changes(chance: random.Random, course: Course, workers: int, length: float) -> list[Mishap]:
+    """Workers that are asked to leave, and other numbers of them."""
+    changes = []
+    if chance.random() < 0.25:
+        for _ in range(chance.choice((1, 1, 2, workers))):
+            who = chance.randrange(workers)
+            changes.append(Mishap(TERM, chance.uniform(0.0, length), *_moment(chance, who)))
+    if chance.random() < 0.25:
+        for _ in range(chance.choice((1, 2, 3))):
+            wanted = chance.randint(1, course.lanes)
+            changes.append(Mishap(RESIZE, chance.uniform(0.0, length), workers=wanted))
+    return changes
 
 
 def _burst(chance: random.Random, length: float) -> tuple[float, float]:
     begin = chance.uniform(0.0, length)
     return begin, begin + chance.choice((0.1, 0.4, 1.5))
+
+
+def _cut_link(chance: random.Random, workers: int, at: float) -> Mishap:
+    """Two workers lose each other, and nobody else does."""
+    one, other = chance.sample(range(workers), 2)
+    seconds = FAILURE_TIMEOUT * chance.choice((1.5, 5.0, 15.0, math.inf))
+    return Mishap(LINK, at, one, seconds=seconds, others=(f"worker {other}",))
+
+
+def _stop_writer(chance: random.Random, workers: int, at: float) -> Mishap:
+    """One is stopped while it writes its lanes, and wakes up when it has been given up for lost."""
+    return Mishap(STOP, at, chance.randrange(workers), "compute", seconds=FAILURE_TIMEOUT * chance.uniform(1.1, 2.0))
 
 
 def _mishap(chance: random.Random, workers: int, at: float) -> Mishap:

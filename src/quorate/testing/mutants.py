@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
+from quorate.coordinator.actions import DeclareGeneration, Regroup
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import Completed, MembershipEvent, StateReported
 from quorate.coordinator.membership import decide
-from quorate.coordinator.records import Completed, Decision, Ended, MembershipEvent, State, StateReported
-from quorate.core.generation import GenerationId
+from quorate.coordinator.states import Ended, State, Training
+from quorate.core.generation import Generation, GenerationId
 from quorate.testing.simulated_coordinator import Decide
 from quorate.testing.simulated_membership import Habits
 
@@ -16,6 +19,7 @@ class Mutant:
     name: str
     habits: Habits = field(default_factory=Habits)
     decide: Decide = decide
+    counts_incarnations: bool = True
 
 
 def decide_without_fencing(state: State, event: MembershipEvent, now: float) -> Decision:
@@ -24,6 +28,33 @@ def decide_without_fencing(state: State, event: MembershipEvent, now: float) -> 
         crew = state.crew
         event = replace(event, generation=GenerationId(crew.terms.incarnation, crew.generations))
     return decide(state, event, now)
+
+
+def decide_by_the_first(state: State, event: MembershipEvent, now: float) -> Decision:
+    """After another coordinator, take all to stand where the one stands that was the first to come back."""
+    decision = decide(state, event, now)
+    after = decision.state
+    is_declared = any(isinstance(action, DeclareGeneration) for action in decision.actions)
+    if not is_declared or not isinstance(after, Training) or after.generation.id.incarnation == 1:
+        return decision
+    members = after.generation.members
+    by_worker = {member.worker: member for member in members}
+    first = next(by_worker[known.worker] for known in after.crew.enrolled if known.worker in by_worker)
+    wrong = Generation(after.generation.id, tuple(replace(member, cursor=first.cursor) for member in members))
+    actions = tuple(
+        DeclareGeneration(wrong) if isinstance(action, DeclareGeneration) else action for action in decision.actions
+    )
+    crew = replace(after.crew, cursor=first.cursor)
+    return replace(decision, state=replace(after, generation=wrong, crew=crew), actions=actions)
+
+
+def decide_to_let_go(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Take everything for saved: those who want to leave do, also where nobody else holds the state."""
+    if isinstance(event, StateReported):
+        event = replace(event, is_saved=True)
+    decision = decide(state, event, now)
+    actions = tuple(replace(one, saves=False) if isinstance(one, Regroup) else one for one in decision.actions)
+    return replace(decision, actions=actions)
 
 
 SOUND = Mutant("sound")
@@ -35,4 +66,13 @@ MUTANTS = (
     Mutant("a dirty donor", Habits(finishes_applying=False)),
     Mutant("a donor that is behind", Habits(copies_from_the_furthest=False)),
     Mutant("no fencing", decide=decide_without_fencing),
+    Mutant(
+        "a shared segment reused without reaping its old writer",
+        Habits(takes_fresh_memory=False, kills_the_expelled=False),
+    ),
+    Mutant("a rebuild from the first worker to report", decide=decide_by_the_first),
+    Mutant("an incarnation used again", counts_incarnations=False),
+    Mutant("a late word of an earlier coordinator heeded", Habits(ignores_late_words=False)),
+    Mutant("a worker deaf to the coordinator that it has come back to", Habits(goes_by_who_recalls=False)),
+    Mutant("the only holder of the state let go", decide=decide_to_let_go),
 )

@@ -1,48 +1,100 @@
-"""The coordinator of a simulation: the real `decide`, with a simulated service around it."""
+"""The coordinator of a simulation: the real `decide`, with a simulated service around it that can be cut short."""
 
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from quorate.coordinator.records import (
-    Action,
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
-    Expel,
-    MembershipEvent,
-    RecordEvents,
-    Regroup,
-    RelayStop,
-    State,
-    Terms,
-    Tick,
-    Training,
-)
-from quorate.testing.clock import Process, VirtualClock
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordResize
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.directives import Directives, directive_of
+from quorate.coordinator.events import MembershipEvent, Tick
+from quorate.coordinator.states import Ended, State, Training
+from quorate.coordinator.terms import Terms
+from quorate.testing.clock import Clock, Process
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.codec import encode_failure
 
 Decide = Callable[[State, MembershipEvent, float], Decision]
 Answer = Callable[[Sequence[Action]], None]
-Directive = DeclareGeneration | Regroup | RelayStop | EndJob
+Tell = Callable[[pb.Directive], None]
 
 TICKS_PER_TIMEOUT = 20
+
+
+@dataclass(frozen=True)
+class News:
+    """What the supervisor is told: whom to kill, which places to fill and how, how many workers there are to be."""
+
+    expelled: tuple[tuple[int, int], ...] = ()
+    vacant: tuple[int, ...] = ()
+    restore: bool = False
+    workers: int = 0
+    has_ended: bool = False
+
+
+@dataclass
+class Chronicle:
+    """What the coordinators of a job have written down, and survives them."""
+
+    has_begun: bool = False
+    end: EndJob | None = None
+
+    def write(self, action: Action) -> None:
+        """Add what was decided."""
+        if isinstance(action, DeclareGeneration):
+            self.has_begun = True
+        elif isinstance(action, EndJob):
+            self.end = self.end or action
+
+
+class Onlooker(Protocol):
+    """Who follows what a coordinator decides."""
+
+    def sees_decision(self, decision: Decision) -> bool:
+        """Something was decided; whether the coordinator dies while it carries it out."""
+        ...
+
+    def sees_written(self, state: State, action: Action) -> None:
+        """An action was written down."""
+        ...
+
+    def sees_news(self, coordinator: "SimulatedCoordinator") -> None:
+        """There is something for the supervisor to do."""
+        ...
+
+
+@dataclass
+class Office:
+    """What a coordinator is given by whoever starts it. `chance` decides how much of its last decision is done."""
+
+    clock: Clock
+    terms: Terms
+    decide: Decide
+    chronicle: Chronicle
+    onlooker: Onlooker
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
 
 
 class SimulatedCoordinator(Process):
     """Turns calls into events, keeps what it has declared, and wakes those who wait for it."""
 
-    def __init__(
-        self, clock: VirtualClock, state: State, terms: Terms, decide: Decide, on_decision: Callable[[Decision], None]
-    ) -> None:
-        super().__init__(clock, "coordinator")
+    def __init__(self, office: Office, state: State) -> None:
+        super().__init__(office.clock, "coordinator")
         self.state = state
-        self.directives: list[Directive] = []
-        self._terms = terms
-        self._decide = decide
-        self._on_decision = on_decision
-        self._followers: list[Callable[[int, Directive], None]] = []
+        self.incarnation = office.terms.incarnation
+        self.is_outcome_known = False
+        self._office = office
+        self._directives = Directives()
+        self._followers: list[Tell] = []
         self._waiting: list[Answer] = []
-        self.on_expel: Callable[[], None] = lambda: None
-        self._tick()
+        if isinstance(state, Ended):
+            self._declare_end(state)
+        self.after(self._tick_every, self._tick)
+
+    @property
+    def _tick_every(self) -> float:
+        return self._office.terms.timing.failure_timeout / TICKS_PER_TIMEOUT
 
     @property
     def has_ended(self) -> bool:
@@ -50,38 +102,82 @@ class SimulatedCoordinator(Process):
         return isinstance(self.state, Ended)
 
     @property
-    def expelled(self) -> list[tuple[int, int]]:
-        """Processes that count as lost and have not been reaped."""
-        return [] if isinstance(self.state, Ended) else sorted(self.state.crew.expelled)
+    def news(self) -> News:
+        """What there is to do for the supervisor, until it is done."""
+        if isinstance(self.state, Ended):
+            return News(has_ended=True)
+        crew = self.state.crew
+        lost = {worker for worker, _ in crew.expelled}
+        vacant = () if crew.stop is not None else tuple(sorted(crew.awaited - lost))
+        return News(tuple(sorted(crew.expelled)), vacant, not crew.has_state, crew.wanted)
 
     def hear(self, event: MembershipEvent, answer: Answer | None = None) -> None:
         """A call arrives."""
-        decision = self._decide(self.state, event, self.clock.now)
+        decision = self._office.decide(self.state, event, self.clock.now)
         self.state = decision.state
+        if self._office.onlooker.sees_decision(decision):
+            self._die_at_work(decision, answer)
+            return
         for action in decision.actions:
-            if isinstance(action, Directive):
-                self.directives.append(action)
-                for follow in self._followers:
-                    follow(len(self.directives) - 1, action)
-        self._on_decision(decision)
+            self._write_down(action)
+        for told in self._declare(decision):
+            for tell in self._followers:
+                tell(told)
         if answer is not None:
             answer(decision.actions)
-        if any(isinstance(action, Expel) for action in decision.actions):
-            self.on_expel()
+        if any(isinstance(action, Expel | RecordResize) for action in decision.actions):
+            self._office.onlooker.sees_news(self)
         self._answer_those_who_wait()
+
+    def _die_at_work(self, decision: Decision, answer: Answer | None) -> None:
+        """Die having written down a part of what was decided, or all of it and told only some of it."""
+        chance = self._office.chance
+        actions = decision.actions
+        written = len(actions) if chance.random() < 0.7 else chance.randint(0, len(actions))
+        for action in actions[:written]:
+            self._write_down(action)
+        if written == len(actions):
+            told = self._declare(decision)
+            for tell in self._followers:
+                for directive in told[: chance.randint(0, len(told))]:
+                    tell(directive)
+            if answer is not None and chance.random() < 0.5:
+                answer(actions)
+        self.die()
+
+    def _write_down(self, action: Action) -> None:
+        self._office.chronicle.write(action)
+        self._office.onlooker.sees_written(self.state, action)
+
+    def _declare(self, decision: Decision) -> list[pb.Directive]:
+        told = [
+            directive
+            for action in decision.actions
+            if (directive := directive_of(action, self.incarnation)) is not None
+        ]
+        for directive in told:
+            self._directives.add(directive)
+        if isinstance(self.state, Ended) and any(isinstance(action, EndJob) for action in decision.actions):
+            told.append(self._declare_end(self.state))
+        return told
+
+    def _declare_end(self, state: Ended) -> pb.Directive:
+        end = pb.Directive(end=pb.EndDirective(failure=encode_failure(state.failure)))
+        self._directives.add(end)
+        return end
 
     def complete(self, event: MembershipEvent, answer: Answer) -> None:
         """A worker is done; it is answered when the job is over, or when there is another generation to come."""
         self._waiting.append(answer)
         self.hear(event)
 
-    def follow(self, tell: Callable[[int, Directive], None]) -> None:
-        """Tell all that was declared so far, and then what is declared."""
-        for index, directive in enumerate(self.directives):
-            tell(index, directive)
+    def follow(self, tell: Tell) -> None:
+        """Tell all that was declared so far and matters still, and then what is declared."""
+        for _, directive in self._directives.after(0):
+            tell(directive)
         self._followers.append(tell)
 
-    def forget(self, tell: Callable[[int, Directive], None]) -> None:
+    def forget(self, tell: Tell) -> None:
         """Its connection is gone."""
         if tell in self._followers:
             self._followers.remove(tell)
@@ -90,17 +186,20 @@ class SimulatedCoordinator(Process):
         if isinstance(self.state, Training):
             return
         waiting, self._waiting = self._waiting, []
+        ends = [EndJob(self.state.failure)] if isinstance(self.state, Ended) else []
         for answer in waiting:
-            answer([action for action in self.directives if isinstance(action, EndJob)])
+            answer(ends)
 
     def _tick(self) -> None:
+        if self.has_ended and self.is_outcome_known:
+            return
+        self.after(self._tick_every, self._tick)
         if not self.has_ended:
-            self.after(self._terms.timing.failure_timeout / TICKS_PER_TIMEOUT, self._tick)
             self.hear(Tick())
-            if self.expelled:  # told until they have been reaped
-                self.on_expel()
+        if self.is_alive and (self.has_ended or self.news.expelled or self.news.vacant):
+            self._office.onlooker.sees_news(self)
 
 
-def events_in(decision: Decision) -> list[str]:
-    """The events that a decision has written down."""
-    return [line for action in decision.actions if isinstance(action, RecordEvents) for line in action.lines]
+def events_in(action: Action) -> list[str]:
+    """The events that an action writes down."""
+    return list(action.lines) if isinstance(action, RecordEvents) else []

@@ -1,64 +1,96 @@
 """A simulated worker's end of its coordinator's service, as worker/membership.py has it.
 
 Its main thread is a generator that yields what it waits for; heartbeats and directives come beside it, as they do in a
-real worker, where they have threads of their own. Its lease and its outbox are the real ones.
+real worker, where they have threads of their own. Its lease, its standing and its outbox are the real ones.
 """
 
+import contextlib
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from quorate.coordinator.records import (
-    Action,
-    Completed,
-    DeclareGeneration,
-    EndJob,
-    FailureReported,
-    GrantLease,
-    HeartbeatReceived,
-    MembershipEvent,
-    Place,
-    Refuse,
-    Registered,
-    Regroup,
-    Welcome,
-)
-from quorate.core.errors import LeaseExpired, LinkError
+from quorate.coordinator.actions import Action, GrantLease, Recall, Refuse, Welcome
+from quorate.coordinator.events import Completed, FailureReported, HeartbeatReceived, MembershipEvent, Place, Registered
+from quorate.core.errors import GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Generation
+from quorate.core.position import Position
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
-from quorate.testing.clock import Process, VirtualClock
+from quorate.testing.clock import Clock, Process
 from quorate.testing.network import Network
-from quorate.testing.simulated_coordinator import Directive, SimulatedCoordinator
+from quorate.testing.simulated_coordinator import SimulatedCoordinator
 from quorate.testing.task import Holding
+from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.lease import Lease
 from quorate.worker.outbox import Outbox
+from quorate.worker.standing import Dismissed, JobEnded, Standing
 
 Wait = tuple[float | None, bool]
 """Seconds to wait at most, and whether a change of anything ends it before."""
 Turn = Generator[Wait, None, None]
 
+RECONNECT = 0.02
+"""Seconds after which a coordinator that is away is tried again."""
+_INSTANT = 1e-9
+
 
 class JobOver(Exception):  # noqa: N818
-    """The coordinator has ended the job, or does not want this worker."""
+    """The coordinator does not want this worker."""
+
+
+class _NotYet(Exception):  # noqa: N818
+    """What is waited for has not come."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call was answered with, and by whom."""
+
+    actions: Sequence[Action]
+    incarnation: int
+
+    @property
+    def is_recall(self) -> bool:
+        """Whether it does not know who called."""
+        return any(isinstance(action, Recall) for action in self.actions)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it does not want who called."""
+        return any(isinstance(action, Refuse) for action in self.actions)
+
+
+class Credulous(Standing):
+    """Takes a late word of an earlier coordinator for one of the coordinator to which it has presented itself."""
+
+    def present(self, incarnation: int) -> Position:  # noqa: ARG002
+        """Without raising the lowest incarnation that it listens to."""
+        return super().present(-1)
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What a sound worker does. Each habit that is missing is a mistake that the invariants must show."""
+    """What a sound worker, and its supervisor, does. What is missing is a mistake that the invariants must show.
+
+    Of the last two, either is enough to keep shared memory whole.
+    """
 
     checks_lease: bool = True
     keeps_promises: bool = True
     refuses_stale_frames: bool = True
     finishes_applying: bool = True
     copies_from_the_furthest: bool = True
+    takes_fresh_memory: bool = True
+    kills_the_expelled: bool = True
+    ignores_late_words: bool = True
+    goes_by_who_recalls: bool = True
 
 
 @dataclass
 class Surroundings:
-    """What is around every process of a simulation, and who wants to know what becomes of it."""
+    """What is around every worker of a simulation, and who wants to know what becomes of it."""
 
-    clock: VirtualClock
     network: Network
     coordinator: SimulatedCoordinator
     timing: Timing
@@ -71,8 +103,8 @@ class Surroundings:
 class SimulatedMember(Process):
     """One process in one place: its main thread, its heartbeats, and what it has heard from the coordinator."""
 
-    def __init__(self, around: Surroundings, slot: int, pid: int, holding: Holding) -> None:
-        super().__init__(around.clock, f"worker {slot}")
+    def __init__(self, around: Surroundings, clock: Clock, slot: int, pid: int, holding: Holding) -> None:
+        super().__init__(clock, f"worker {slot}")
         self.slot = slot
         self.pid = pid
         self.holding = holding
@@ -82,19 +114,23 @@ class SimulatedMember(Process):
         self._habits = around.habits
         self._network = around.network
         self._timing = around.timing
-        self._lease = Lease(around.timing, around.clock.time)
+        self._lease = Lease(around.timing, clock.time)
         self._outbox = Outbox()
-        # What has been heard from the coordinator.
-        self._generation: Generation | None = None
-        self._over: GenerationId | None = None
-        self._break_at: GenerationId | None = None
-        self._stop: str | None = None
-        self._end: EndJob | None = None
+        self._began_at = holding.cursor
+        self._standing = Standing() if around.habits.ignores_late_words else Credulous()
+        self._incarnation = 0
+        self._presented_to = 0
+        self._is_leaving = False
+        # Calls that have not been answered, and whom they were made to.
+        self._calls: list[tuple[SimulatedCoordinator, Callable[[Reply | None], None]]] = []
         # The connection that directives come over.
         self._stream = 0
         self._told = 0
-        self._early: dict[int, Directive] = {}
-        self._tell: Callable[[int, Directive], None] | None = None
+        self._early: dict[int, pb.Directive] = {}
+        self._followed: SimulatedCoordinator | None = None
+        self._lags_behind: SimulatedCoordinator | None = None
+        self._unread: list[Callable[[], None]] = []
+        self._hang_up: Callable[[], None] = lambda: None
         # The main thread.
         self._turn = 0
         self._wakes = False
@@ -118,6 +154,28 @@ class SimulatedMember(Process):
         """Seconds for which it may act."""
         return self._lease.remaining()
 
+    def ask_to_leave(self) -> None:
+        """As SIGTERM does."""
+        self._is_leaving = True
+
+    def lose_calls(self, coordinator: SimulatedCoordinator) -> None:
+        """The connection to a coordinator is broken: what was asked over it is not answered."""
+        lost = [finish for called, finish in self._calls if called is coordinator]
+        for finish in lost:
+            finish(None)
+
+    def lag_behind(self, coordinator: SimulatedCoordinator) -> None:
+        """Read what a coordinator has said only later."""
+        self._lags_behind = coordinator
+
+    def lose_stream(self, coordinator: SimulatedCoordinator) -> None:
+        """Read what a coordinator has said last; nothing more comes from it."""
+        unread, self._unread, self._lags_behind = self._unread, [], None
+        for hear in unread:
+            hear()
+        if self._followed is coordinator:
+            self._break_off(self._stream)
+
     def die(self) -> None:
         """Be killed: the kernel closes its sockets."""
         if self.is_alive:
@@ -132,8 +190,7 @@ class SimulatedMember(Process):
         self._depart()
 
     def _depart(self) -> None:
-        if self._tell is not None:
-            self._around.coordinator.forget(self._tell)
+        self._hang_up()
         self._close_links()
         self._around.on_exit(self)
 
@@ -144,9 +201,9 @@ class SimulatedMember(Process):
         self._turn += 1
         try:
             seconds, self._wakes = next(self._program)
-        except StopIteration:
+        except (StopIteration, Dismissed):
             self._exit(0)
-        except JobOver:
+        except (JobOver, JobEnded):
             self._exit(3)
         except LinkError as error:
             self._give_up(error)
@@ -163,7 +220,7 @@ class SimulatedMember(Process):
 
     def _give_up(self, error: LinkError) -> None:
         self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
-        self._tell_coordinator(FailureReported(self.slot, Failure.of(error)))
+        self._ask(FailureReported(self.slot, Failure.of(error)), self._timing.failure_timeout)
         self._exit(1)
 
     def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> Turn:
@@ -171,7 +228,7 @@ class SimulatedMember(Process):
         over = None if seconds is None else self.clock.now + seconds
         while not condition():
             remaining = None if over is None else over - self.clock.now
-            if remaining is not None and remaining <= 0:
+            if remaining is not None and remaining <= _INSTANT:
                 return
             yield remaining, True
 
@@ -183,70 +240,135 @@ class SimulatedMember(Process):
 
     def _register(self) -> Turn:
         self._enter("register")
+        self._standing.join(self.slot, self.pid, self.address, self.holding.cursor)
         sent = self.clock.now
-        event = Registered(self.slot, self.pid, "a", self.address, cursor=self.holding.cursor)
-        answer = yield from self._call(event, self._timing.connect)
-        if answer is None:
+        reply = yield from self._call(self._registration(), self._timing.connect)
+        if reply is None:
             raise LinkError("the coordinator does not answer")
-        for action in answer:
-            if isinstance(action, Refuse):
-                raise JobOver
-            if isinstance(action, Welcome):
-                self._lease.renew(sent, action.lease)
+        if reply.is_refusal:
+            raise JobOver
+        self._take_up(reply, sent)
         self._follow()
         self._beat()
+
+    def _registration(self, position: Position | None = None) -> Registered:
+        return Registered(self.slot, self.pid, "a", self.address, cursor=self._began_at, position=position)
+
+    def _take_up(self, reply: Reply, sent: float) -> None:
+        for action in reply.actions:
+            if isinstance(action, Welcome):
+                self._lease.renew(sent, action.lease)
+                self._incarnation = max(self._incarnation, reply.incarnation)
+
+    def _present_again(self, recall: Reply, then: Callable[[], None]) -> None:
+        """Come back to a coordinator that was started again: it learns from its workers how far the job is.
+
+        Heartbeats and the main thread may both be asked to. What comes before the incarnation of who asks is over, and
+        not what comes before the next after the one that this worker has come back to meanwhile.
+        """
+        self._presented_to = max(self._presented_to, recall.incarnation)
+        incarnation = recall.incarnation if self._habits.goes_by_who_recalls else self._incarnation + 1
+        position = self._standing.present(incarnation)
+        sent = self.clock.now
+        self._around.trace(f"worker {self.slot} presents itself at step {position.cursor.step}")
+
+        def heed(reply: Reply | None) -> None:
+            if reply is not None:
+                self._take_up(reply, sent)
+            then()
+
+        self._ask(self._registration(position), self._timing.connect, heed)
 
     def _await_generation(self, after: Generation | None) -> Generator[Wait, None, Generation]:
         self._enter("wait")
         while True:
-            if self._end is not None:
-                raise JobOver
-            if self._generation is not None and self._generation is not after:
-                return self._generation
-            self._check_coordinator()
+            with contextlib.suppress(_NotYet):
+                generation = self._standing.await_generation(after, self._not_yet, 0.0)
+                # Whoever begins without a lease leaves at once, and for no reason that the others could do much about.
+                if self._lease.remaining() > 0 or not self._habits.checks_lease:
+                    return generation
+            self._check_coordinator_returns()
             yield self._timing.heartbeat_every, True
+
+    @staticmethod
+    def _not_yet() -> None:
+        raise _NotYet
 
     def _check_coordinator(self) -> None:
         if self._lease.remaining() <= 0 and self._habits.checks_lease:
             raise LeaseExpired("the coordinator has not answered for too long")
 
+    def _check_coordinator_returns(self) -> None:
+        """Whoever waits does nothing that needs a lease, and gives the next coordinator time to begin."""
+        if self._lease.remaining() <= -self._timing.failure_timeout:
+            raise LeaseExpired("the coordinator has not come back")
+
+    def _is_over(self) -> bool:
+        """Whether its latest generation, or the job, is over."""
+        try:
+            self._standing.check()
+        except (GenerationOver, JobEnded):
+            return True
+        return False
+
     def _publish(self, event: Event) -> None:
         """Tell an event with the next heartbeat."""
         self._outbox.put(event)
 
-    def _tell_coordinator(
-        self, event: MembershipEvent, answer: Callable[[Sequence[Action]], None] | None = None
+    # --- calls
+
+    def _ask(
+        self, event: MembershipEvent, seconds: float, done: Callable[[Reply | None], None] = lambda _: None
     ) -> None:
-        """Make a call; it is answered, sooner or later, if neither it nor the answer is lost."""
-        coordinator = self._around.coordinator
+        """Make a call, once there is a coordinator to answer it; `done` has the answer, or None if there is none."""
+        over = self.clock.now + seconds
+        is_over: list[bool] = []
 
-        def reply(actions: Sequence[Action]) -> None:
-            if answer is not None:
-                self._network.send(coordinator, self, lambda: answer(actions))
+        def finish(reply: Reply | None) -> None:
+            if not is_over:  # it may have been given up, or this is the same answer once more
+                is_over.append(True)
+                self._calls = [call for call in self._calls if call[1] is not finish]
+                done(reply)
 
-        serve = coordinator.complete if isinstance(event, Completed) else coordinator.hear
-        self._network.send(self, coordinator, lambda: serve(event, reply))
+        def send() -> None:
+            coordinator = self._around.coordinator
+            if is_over:
+                return
+            if not coordinator.is_alive:
+                self.after(RECONNECT, send)
+                return
+            self._calls.append((coordinator, finish))
+            serve = coordinator.complete if isinstance(event, Completed) else coordinator.hear
 
-    def _call(self, event: MembershipEvent, seconds: float) -> Generator[Wait, None, Sequence[Action] | None]:
-        """The answer to a call, or None after so many seconds."""
-        answers: list[Sequence[Action]] = []
+            def reply(actions: Sequence[Action]) -> None:
+                answer = Reply(actions, coordinator.incarnation)
+                self._network.send(coordinator, self, lambda: finish(answer))
 
-        def heed(actions: Sequence[Action]) -> None:
-            answers.append(actions)
+            self._network.send(self, coordinator, lambda: serve(event, reply))
+
+        send()
+        self.after(over - self.clock.now, lambda: finish(None))
+
+    def _call(self, event: MembershipEvent, seconds: float) -> Generator[Wait, None, Reply | None]:
+        """The answer to a call, or None: after so many seconds, or when it cannot come any more."""
+        replies: list[Reply | None] = []
+
+        def heed(reply: Reply | None) -> None:
+            replies.append(reply)
             self._notify()
 
-        self._tell_coordinator(event, heed)
-        yield from self._until(lambda: bool(answers) or self._end is not None, seconds)
-        return answers[0] if answers else None
+        self._ask(event, seconds, heed)
+        yield from self._until(lambda: bool(replies) or self._standing.ended)
+        return replies[0] if replies else None
 
-    def _call_until_answered(self, event: MembershipEvent) -> Generator[Wait, None, Sequence[Action]]:
+    def _call_until_answered(self, event: MembershipEvent) -> Generator[Wait, None, Reply]:
         while True:
-            answer = yield from self._call(event, self._timing.failure_timeout)
-            if answer is not None:
-                return answer
-            if self._end is not None:
+            reply = yield from self._call(event, self._timing.failure_timeout)
+            if reply is not None:
+                return reply
+            if self._standing.ended:
                 raise JobOver
-            self._check_coordinator()
+            self._check_coordinator_returns()
             yield self._timing.heartbeat_every, False
 
     # --- the heartbeat thread
@@ -255,82 +377,81 @@ class SimulatedMember(Process):
         """Send a heartbeat, and the next one when it is answered, or has gone unanswered for too long."""
         sent = self.clock.now
         batch = self._outbox.next_batch()
-        generation = self._generation.id if self._generation else GenerationId(0, 0)
         place = Place(self.holding.cursor.step + 1, self.phase)
-        event = HeartbeatReceived(self.slot, generation, batch.sequence, place, tuple(batch.lines), self.pid)
-        is_over: list[bool] = []
+        generation = self._standing.generation_id
+        event = HeartbeatReceived(
+            self.slot, generation, batch.sequence, place, tuple(batch.lines), self.pid, self._is_leaving
+        )
 
-        def next_one(seconds: float) -> None:
-            is_over.append(True)
-            self.after(seconds, self._beat)
+        def rest() -> None:
+            self.after(self._timing.heartbeat_every, self._beat)
 
-        def heed(actions: Sequence[Action]) -> None:
-            if is_over:
-                return  # it was given up, or this is the same answer once more
-            self._outbox.answered()
-            for action in actions:
-                if isinstance(action, GrantLease):
-                    self._lease.renew(sent, action.seconds)
-            next_one(self._timing.heartbeat_every)
+        def heed(reply: Reply | None) -> None:
+            if reply is not None and reply.is_recall:
+                self._present_again(reply, rest)
+                return
+            if reply is not None:
+                self._outbox.answered()
+                for action in reply.actions:
+                    if isinstance(action, GrantLease):
+                        self._lease.renew(sent, action.seconds)
+            rest()
 
-        self._tell_coordinator(event, heed)
-        self.after(self._timing.lease / 2, lambda: next_one(self._timing.heartbeat_every) if not is_over else None)
+        self._ask(event, self._timing.lease / 2, heed)
 
     # --- the follow thread
 
     def _follow(self) -> None:
         """Ask for all that was declared, from the beginning; a message that is lost breaks the connection."""
+        coordinator = self._followed = self._around.coordinator
         self._stream += 1
         self._told, self._early = 0, {}
-        stream, coordinator = self._stream, self._around.coordinator
-        if self._tell is not None:
-            coordinator.forget(self._tell)
+        stream, count, begun = self._stream, itertools.count(), list[bool]()
+        if not coordinator.is_alive:
+            self.after(RECONNECT, lambda: self._follow() if stream == self._stream else None)
+            return
 
         def break_off() -> None:
             self.do(lambda: self._break_off(stream))
 
-        def tell(index: int, directive: Directive) -> None:
-            self._network.send(coordinator, self, lambda: self._hear(stream, index, directive), break_off)
+        def tell(directive: pb.Directive) -> None:
+            index = next(count)
 
-        self._tell = tell
-        self._network.send(self, coordinator, lambda: self._begin_stream(stream, tell), break_off)
+            def hear() -> None:
+                if self._lags_behind is coordinator:
+                    self._unread.append(lambda: self._hear(stream, index, directive))
+                else:
+                    self._hear(stream, index, directive)
 
-    def _begin_stream(self, stream: int, tell: Callable[[int, Directive], None]) -> None:
-        if stream == self._stream and self.is_alive:
-            self._around.coordinator.forget(tell)
-            self._around.coordinator.follow(tell)
+            self._network.send(coordinator, self, hear, break_off)
+
+        def begin() -> None:
+            if stream == self._stream and self.is_alive and not begun:
+                begun.append(True)
+                coordinator.follow(tell)
+
+        self._hang_up()
+        self._hang_up = lambda: coordinator.forget(tell)
+        self._network.send(self, coordinator, begin, break_off)
 
     def _break_off(self, stream: int) -> None:
         if stream == self._stream:
             self._stream += 1
+            self._hang_up()
             self.after(self._timing.heartbeat_every, self._follow)
 
-    def _hear(self, stream: int, index: int, directive: Directive) -> None:
+    def _hear(self, stream: int, index: int, directive: pb.Directive) -> None:
         """A connection keeps the order of what is said."""
         if stream != self._stream or index < self._told:
             return
         self._early[index] = directive
         while self._told in self._early:
             self._told += 1
-            self._heed(self._early.pop(self._told - 1))
-        self._notify()
-
-    def _heed(self, directive: Directive) -> None:
-        match directive:
-            case DeclareGeneration(generation):
-                self._adopt(generation)
-            case Regroup(generation_id, at_boundary):
-                if at_boundary:
-                    self._break_at = generation_id
-                else:
-                    self._over = generation_id
-            case EndJob():
-                self._end = directive
+            heard = self._early.pop(self._told - 1)
+            if heard.HasField("end"):
                 self._lease.end()
-            case _:
-                self._stop = directive.reason
-
-    def _adopt(self, generation: Generation) -> None:
-        is_ours = any((member.worker, member.address) == (self.slot, self.address) for member in generation.members)
-        if is_ours and (self._generation is None or generation.id > self._generation.id):
-            self._generation = generation
+            # The next coordinator counts on whoever has come back to it: an earlier one lets nobody go any more.
+            if heard.HasField("dismiss") and self._followed and self._followed.incarnation < self._presented_to:
+                continue
+            self._standing.heed(heard)
+        self._notify()

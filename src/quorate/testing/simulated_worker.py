@@ -5,16 +5,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from quorate.coordinator.records import Completed, EndJob, Refuse, StateReported
+from quorate.coordinator.actions import EndJob
+from quorate.coordinator.events import Completed, StateReported
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.observe.event import Event
+from quorate.testing.clock import Clock
 from quorate.testing.invariants import Referee
 from quorate.testing.simulated_membership import JobOver, SimulatedMember, Surroundings, Turn, Wait
+from quorate.testing.simulated_memory import Segment, SimulatedMemory
 from quorate.testing.task import BEGINNING, Contribution, Course, Holding, apply_evaluation, apply_step, contribute
 
 BREAK = "break"
+SAVE_AND_BREAK = "save and break"
 COMPLETE = "complete"
 
 
@@ -31,7 +35,7 @@ class Paces:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a member sends to the others: its part of one exchange."""
+    """What a member sends to the others: its part of one exchange. Lanes that lie in shared memory are not sent."""
 
     generation: GenerationId
     kind: str
@@ -44,11 +48,15 @@ class Frame:
 
 @dataclass
 class Ground:
-    """What all workers of a job share. `workers` holds, by place, the process that was started there last."""
+    """What all workers of a job share. `workers` holds, by place, the process that was started there last.
+
+    Where they have no memory in common, they pass their frames round a ring.
+    """
 
     course: Course
     referee: Referee
     workers: dict[int, "SimulatedWorker"]
+    memory: SimulatedMemory | None = None
     paces: Paces = field(default_factory=Paces)
 
 
@@ -59,6 +67,7 @@ class SimulatedWorker(SimulatedMember):
         self,
         around: Surroundings,
         ground: Ground,
+        clock: Clock,
         slot: int,
         pid: int,
         holding: Holding | None,
@@ -68,12 +77,15 @@ class SimulatedWorker(SimulatedMember):
         self.promised: GenerationId | None = None
         self._ground = ground
         self._chance = chance
+        # What this generation has saved, and what this worker has written of it.
         self._saved: Holding | None = None
+        self._written: Holding | None = None
         # Links of the generation that it is in.
         self._in: Generation | None = None
-        self._broken: set[int] = set()
+        self._broken: list[int] = []
+        self._segment: Segment | None = None
         self._frames: dict[tuple[GenerationId, str, int], dict[int, Frame]] = {}
-        super().__init__(around, slot, pid, holding or BEGINNING)
+        super().__init__(around, clock, slot, pid, holding or BEGINNING)
 
     def _live(self) -> Turn:
         yield from self._sleep("build", self._ground.paces.build)
@@ -81,17 +93,20 @@ class SimulatedWorker(SimulatedMember):
         generation = None
         while True:
             generation = yield from self._await_generation(generation)
-            self._in, self._broken = generation, set()
+            self._in, self._broken = generation, []
             self._forget_frames_before(generation.id)
-            symptom = None
+            symptom, self._written = None, None
             try:
+                if self.slot not in generation.behind:
+                    self._standing.hold()
                 yield from self._meet(generation)
                 yield from self._align(generation)
+                self._standing.hold()
                 ending = yield from self._train(generation)
                 if ending != BREAK and (yield from self._complete(generation, ending)):
                     return
             except LinkError as error:
-                if self._end is not None:
+                if self._standing.ended:
                     raise JobOver from None
                 symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
                 self._around.trace(f"worker {self.slot} leaves generation {generation.id}: {error}")
@@ -100,23 +115,36 @@ class SimulatedWorker(SimulatedMember):
 
     def _report_state(self, generation: Generation, symptom: Failure | None) -> Turn:
         self._enter("regroup")
-        event = StateReported(self.slot, self.pid, generation.id, self.holding.cursor, symptom)
+        is_saved = self._written == self.holding
+        event = StateReported(self.slot, self.pid, generation.id, self.holding.cursor, symptom, is_saved)
+        self._standing.leave(self.holding.cursor)
         self.promised = generation.id
         if not self._habits.keeps_promises:
             yield from self._break_promise(generation, event)
             return
-        answer = yield from self._call_until_answered(event)
-        if any(isinstance(action, Refuse) for action in answer):
+        reply = yield from self._call_until_answered(event)
+        while reply.is_recall:
+            returned: list[bool] = []
+            self._present_again(reply, lambda returned=returned: self._note(returned))  # type: ignore[misc]
+            yield from self._until(lambda returned=returned: bool(returned))  # type: ignore[misc]
+            self._check_coordinator_returns()
+            yield self._timing.heartbeat_every, False
+            reply = yield from self._call_until_answered(event)
+        if reply.is_refusal:
             raise JobOver
+
+    def _note(self, what: list[bool]) -> None:
+        what.append(True)
+        self._notify()
 
     def _complete(self, generation: Generation, ending: str) -> Generator[Wait, None, bool]:
         self._enter("complete")
         result = {"ending": ending, "steps": self.holding.cursor.step}
         event = Completed(self.slot, self.holding.digest, result, self.pid, generation.id)
-        answer = yield from self._call_until_answered(event)
-        if not answer and self._end is None:
+        reply = yield from self._call_until_answered(event)
+        if not reply.actions and not self._standing.ended:
             return False
-        if self._end is not None or any(isinstance(action, EndJob) and action.failure for action in answer):
+        if self._standing.ended or any(isinstance(action, EndJob) and action.failure for action in reply.actions):
             raise JobOver
         return True
 
@@ -131,18 +159,20 @@ class SimulatedWorker(SimulatedMember):
         """Find the others; who does not come in time is gone."""
         self._enter("join")
         over = self.clock.now + self._timing.connect
-        missing = self._peers()
+        missing = self._linked()
         while missing:
             if self.clock.now >= over:
                 raise PeerLost(f"worker {missing[0]}", "it did not come")
             for peer in missing:
                 self._send(peer, Frame(generation.id, "hello", 0, self.slot, wish="answer"), is_connected=False)
             yield from self._until(
-                lambda: self._is_over() or len(self._received(generation.id, "hello", 0)) == len(self._peers()),
+                lambda: self._is_over() or len(self._received(generation.id, "hello", 0)) == len(self._linked()),
                 self._timing.connect / 8,
             )
             self._check_links()
-            missing = [peer for peer in self._peers() if peer not in self._received(generation.id, "hello", 0)]
+            missing = [peer for peer in self._linked() if peer not in self._received(generation.id, "hello", 0)]
+        memory = self._ground.memory
+        self._segment = memory.segment(generation.id) if memory and len(generation.members) > 1 else None
 
     def _align(self, generation: Generation) -> Turn:
         """Have whoever is behind take up the state of the donor."""
@@ -173,13 +203,13 @@ class SimulatedWorker(SimulatedMember):
             yield from self._save(generation)
         while self.holding.cursor.step < course.steps:
             wish = yield from self._step(generation)
-            if wish is not None and wish != BREAK:
+            if wish not in (None, BREAK, SAVE_AND_BREAK):
                 yield from self._save(generation)
-                return wish
+                return str(wish)
             yield from self._evaluate_if_due(generation)
-            if course.saves_at(self.holding.cursor):
+            if course.saves_at(self.holding.cursor) or wish == SAVE_AND_BREAK:
                 yield from self._save(generation)
-            if wish == BREAK:
+            if wish is not None:
                 return BREAK
         yield from self._save(generation)
         return COMPLETE
@@ -187,20 +217,46 @@ class SimulatedWorker(SimulatedMember):
     def _step(self, generation: Generation) -> Generator[Wait, None, str | None]:
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
-        self._check_lease()
-        yield from self._sleep("compute", self._ground.paces.lane * len(lanes))
+        parts = yield from self._compute(lanes)
         self._check_lease()
         self._enter("exchange")
-        parts = tuple(contribute(self.holding, lane) for lane in lanes)
-        wish = self._stop or (BREAK if self._break_at == generation.id else None)
-        frames = yield from self._exchange(Frame(generation.id, "step", step, self.slot, parts, wish=wish))
+        frames = yield from self._exchange(Frame(generation.id, "step", step, self.slot, parts, wish=self._wish()))
+        summed = self._sum(frames)
+        if self._segment is not None:
+            # Nobody writes to its lanes again before everybody has read them.
+            yield from self._exchange(Frame(generation.id, "summed", step, self.slot))
         self._check_lease()
-        yield from self._apply(generation, frames)
+        yield from self._apply(generation, frames, summed)
         self._publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
-        return next((frame.wish for frame in frames if frame.wish is not None), None)
+        return _strongest([frame.wish for frame in frames])
 
-    def _apply(self, generation: Generation, frames: Sequence[Frame]) -> Turn:
-        parts = [part for frame in frames for part in frame.parts]
+    def _wish(self) -> str | None:
+        """What it has been asked to do at the end of the step; all do it, or none."""
+        standing = self._standing
+        if standing.stop or standing.save_requested:
+            return standing.stop or SAVE_AND_BREAK
+        return BREAK if standing.break_requested else None
+
+    def _compute(self, lanes: range) -> Generator[Wait, None, tuple[Contribution, ...]]:
+        """What these lanes contribute, as far as it is sent to the others."""
+        parts = []
+        for lane in lanes:
+            self._check_lease()
+            yield from self._sleep("compute", self._ground.paces.lane)
+            part = contribute(self.holding, lane)
+            if self._segment is None:
+                parts.append(part)
+            else:
+                # The backward pass writes there as it goes. It does not ask whether that is still allowed.
+                self._segment[lane] = part
+        return tuple(parts)
+
+    def _sum(self, frames: Sequence[Frame]) -> list[Contribution]:
+        if self._segment is not None:
+            return list(self._segment.values())
+        return [part for frame in frames for part in frame.parts]
+
+    def _apply(self, generation: Generation, frames: Sequence[Frame], parts: Sequence[Contribution]) -> Turn:
         self._ground.referee.applies(self, generation, [frame.generation for frame in frames], parts)
         self.is_dirty = True
         self._enter("apply")
@@ -231,20 +287,25 @@ class SimulatedWorker(SimulatedMember):
             yield from self._sleep("checkpoint", self._ground.paces.write)
             self._check_lease()
             self._ground.referee.commits_checkpoint(self, generation)
+            self._written = self.holding
 
     # --- mistakes, for those who have not the habits
 
     def _break_promise(self, generation: Generation, event: StateReported) -> Turn:
         """Report, and still take the step that was under way if its last frame comes."""
-        self._tell_coordinator(event)
+        self._ask(event, self._timing.failure_timeout)
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
-        parts = tuple(contribute(self.holding, lane) for lane in lanes)
+        parts = tuple(contribute(self.holding, lane) for lane in lanes) if self._segment is None else ()
         frames = self._received(generation.id, "step", step)
-        yield from self._until(lambda: self._generation is not generation or len(frames) == len(self._peers()), 0.5)
-        if self._peers() and self._generation is generation and len(frames) == len(self._peers()):
-            own = Frame(generation.id, "step", step, self.slot, parts)
-            yield from self._apply(generation, [own, *frames.values()])
+
+        def is_latest() -> bool:
+            return self._standing.generation_id == generation.id
+
+        yield from self._until(lambda: not is_latest() or len(frames) == len(self._peers()), 0.5)
+        if self._peers() and is_latest() and len(frames) == len(self._peers()):
+            whole = [Frame(generation.id, "step", step, self.slot, parts), *frames.values()]
+            yield from self._apply(generation, whole, self._sum(whole))
         yield from self._call_until_answered(event)
 
     def _apply_half(self, seconds: float) -> Turn:
@@ -258,51 +319,67 @@ class SimulatedWorker(SimulatedMember):
     # --- leases
 
     def _check_lease(self) -> None:
-        if self._end is not None:
-            raise JobOver
-        self._check_coordinator()
         self._check_links()
-
-    def _is_over(self) -> bool:
-        return self._end is not None or (self._in is not None and self._over == self._in.id)
+        self._check_coordinator()
 
     def _check_links(self) -> None:
         """Raise when a link is closed, by whoever has closed it."""
-        if self._end is not None:
-            raise JobOver
-        if self._is_over():
-            raise GenerationOver(f"generation {self._over} is over")
+        self._standing.check()
 
     # --- frames
 
     def _peers(self) -> list[int]:
         return [member.worker for member in self._in.members if member.worker != self.slot] if self._in else []
 
+    def _linked(self) -> list[int]:
+        """Its neighbours on the ring; all others where they share memory."""
+        peers = self._peers()
+        if self._in is None or self._ground.memory is not None or len(peers) < 2:
+            return peers
+        return [self._next_on_ring(-1), self._next_on_ring(1)]
+
+    def _next_on_ring(self, direction: int) -> int:
+        assert self._in is not None, "a worker has neighbours while it is in a generation"
+        return self._in.members[(self._in.position(self.slot) + direction) % len(self._in.members)].worker
+
     def _received(self, generation: GenerationId, kind: str, step: int) -> dict[int, Frame]:
         return self._frames.setdefault((generation, kind, step), {})
 
     def _exchange(self, own: Frame) -> Generator[Wait, None, list[Frame]]:
-        """Send to all others and hear from all others; everybody's frame, in lane order."""
-        peers = self._peers()
+        """Have everybody's frame come to everybody; in lane order."""
+        count = len(self._peers())
         self._check_links()
-        for peer in peers:
-            if peer in self._broken:
-                raise PeerLost(f"worker {peer}", "the link is broken")
-            self._send(peer, own)
         frames = self._received(own.generation, own.kind, own.step)
-
-        def has_come() -> bool:
-            return len(frames) == len(peers) or self._is_over() or bool(self._broken)
-
-        while len(frames) < len(peers):
-            yield from self._until(has_come, max(self._lease.remaining(), self._timing.heartbeat_every))
+        passed_on: set[int] = set()
+        self._pass_on(own)
+        while True:
+            for frame in [frame for frame in frames.values() if frame.worker not in passed_on]:
+                passed_on.add(frame.worker)
+                if self._ground.memory is None:
+                    self._pass_on(frame)
+            if len(frames) == count:
+                break
+            yield from self._until(
+                lambda: len(frames) > len(passed_on) or self._is_over() or bool(self._broken),
+                max(self._lease.remaining(), self._timing.heartbeat_every),
+            )
             self._check_links()
-            if len(frames) < len(peers) and self._broken:
-                raise PeerLost(f"worker {min(self._broken)}", "the link is broken")
+            if len(frames) < count and self._broken:
+                raise PeerLost(f"worker {self._broken[0]}", "the link is broken")
             self._check_coordinator()
         # A frame is gone when it has been read.
         self._frames.pop((own.generation, own.kind, own.step), None)
         return sorted([own, *frames.values()], key=lambda frame: frame.worker)
+
+    def _pass_on(self, frame: Frame) -> None:
+        """Send a frame to all others, or to the next on the ring unless it comes from there."""
+        targets = self._peers() if self._ground.memory is not None else self._linked()[-1:]
+        for peer in targets:
+            if peer == frame.worker:
+                continue
+            if peer in self._broken:
+                raise PeerLost(f"worker {peer}", "the link is broken")
+            self._send(peer, frame)
 
     def _send(self, peer: int, frame: Frame, *, is_connected: bool = True) -> None:
         target = self._ground.workers[peer]
@@ -331,16 +408,22 @@ class SimulatedWorker(SimulatedMember):
 
     def _lose_link(self, generation: GenerationId, peer: int) -> None:
         if self._in is not None and self._in.id == generation and self.promised != generation:
-            self._broken.add(peer)
+            self._broken.append(peer)
             self._notify()
 
     def _close_links(self) -> None:
         """The others read the end of the file, if it reaches them."""
         if self._in is None:
             return
-        for peer in self._peers():
+        for peer in self._linked():
             target = self._ground.workers[peer]
             self._network.send(self, target, partial(target._lose_link, self._in.id, self.slot))
 
     def _forget_frames_before(self, generation: GenerationId) -> None:
         self._frames = {key: frames for key, frames in self._frames.items() if key[0] >= generation}
+
+
+def _strongest(wishes: Sequence[str | None]) -> str | None:
+    """As training/strategy.py has it: end the job before anything else, and rather save than not."""
+    stops = [wish for wish in wishes if wish not in (None, BREAK, SAVE_AND_BREAK)]
+    return next((wish for wish in (*stops, SAVE_AND_BREAK, BREAK) if wish in wishes), None)

@@ -1,29 +1,26 @@
 """A whole job inside one process, under virtual time: replayed exactly from its seed."""
 
+import math
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordLoss
+from quorate.coordinator.decision import Decision
 from quorate.coordinator.membership import start
-from quorate.coordinator.records import (
-    Decision,
-    DeclareGeneration,
-    Ended,
-    EndJob,
-    GrantLease,
-    RecordLoss,
-    StopRequested,
-    Terms,
-)
+from quorate.coordinator.states import Ended, State
+from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Terms
 from quorate.core.seeds import derive_seed
-from quorate.testing.clock import VirtualClock
+from quorate.testing.clock import Clock, HostClock, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
-from quorate.testing.mishaps import ANYBODY, Mishap, Scenario, scenario
+from quorate.testing.mishaps import ANYBODY, CRASH, Mishap, Scenario, scenario
 from quorate.testing.mutants import SOUND, Mutant
 from quorate.testing.network import Network, Weather
-from quorate.testing.simulated_coordinator import SimulatedCoordinator, events_in
+from quorate.testing.simulated_coordinator import Chronicle, Office, SimulatedCoordinator, events_in
 from quorate.testing.simulated_membership import SimulatedMember, Surroundings
+from quorate.testing.simulated_memory import SimulatedMemory
 from quorate.testing.simulated_supervisor import SimulatedSupervisor
 from quorate.testing.simulated_worker import Ground, SimulatedWorker
 
@@ -44,6 +41,7 @@ class Verdict:
     steps: int
     copies: int
     generations: int
+    successions: int
     deaths: int
     seconds: float
     trace: tuple[str, ...]
@@ -65,29 +63,39 @@ class Simulation:
         self._pids = 100
         self._entered: dict[int, int] = {}
         self._chance = self._random("moments")
-        course, timing, workers = self._scenario.course, self._scenario.timing, self._scenario.workers
+        self._mutant = mutant
+        course, timing = self._scenario.course, self._scenario.timing
         self._clock = VirtualClock()
         self._network = Network(self._clock, self._random("network"))
         self._referee = Referee(course, self._clock)
         self._workers: dict[int, SimulatedWorker] = {}
-        terms = Terms(1, course.lanes, workers, timing)
-        self._coordinator = SimulatedCoordinator(
-            self._clock, start(terms, 0.0), terms, mutant.decide, self._on_decision
-        )
+        self._chronicle = Chronicle()
+        office = self._office(self._scenario.workers, 1)
+        coordinator = SimulatedCoordinator(office, start(office.terms, office.clock.now))
         self._around = Surroundings(
-            clock=self._clock,
             network=self._network,
-            coordinator=self._coordinator,
+            coordinator=coordinator,
             timing=timing,
             on_exit=self._on_exit,
             on_phase=self._on_phase,
             trace=self._note,
             habits=mutant.habits,
         )
-        self._ground = Ground(course, self._referee, self._workers)
+        memory = SimulatedMemory(is_fresh=mutant.habits.takes_fresh_memory)
+        self._ground = Ground(course, self._referee, self._workers, memory if self._scenario.shares_memory else None)
         self._supervisor = SimulatedSupervisor(
-            self._clock, self._network, self._coordinator, timing, self._begin_worker
+            self._host_clock("launcher"),
+            self._network,
+            coordinator,
+            timing,
+            self._scenario.workers,
+            self._begin_worker,
+            kills_the_expelled=mutant.habits.kills_the_expelled,
         )
+
+    @property
+    def _coordinator(self) -> SimulatedCoordinator:
+        return self._around.coordinator
 
     def run(self) -> Verdict:
         """Run it to its end, or to the first invariant that does not hold."""
@@ -105,13 +113,14 @@ class Simulation:
             self._referee.steps,
             self._referee.copies,
             self._referee.generations,
+            self._referee.successions,
             self._deaths,
             self._clock.now,
             tuple(self._trace),
         )
 
     def _run(self) -> None:
-        for slot in range(self._scenario.workers):
+        for slot in range(self._scenario.workers + self._scenario.spares):
             self._supervisor.start(slot, restore=False)
         self._clock.after(1.0, self._look_at_places)
         for mishap in self._scenario.mishaps:
@@ -119,7 +128,7 @@ class Simulation:
             if not mishap.phase:
                 self._clock.after(mishap.at, partial(self._befall, mishap))
         over = self._scenario.calm_from + PATIENCE
-        while not self._coordinator.has_ended:
+        while not self._supervisor.is_outcome_known:
             if self._clock.now > over or not self._clock.advance():
                 self._referee.gives_up(f"the job has not ended after {PATIENCE:.0f} s of calm")
         over = self._clock.now + AFTERMATH
@@ -132,7 +141,8 @@ class Simulation:
         if isinstance(state, Ended):
             return
         is_calm = self._clock.now > self._scenario.calm_from and state.crew.stop is None
-        self._referee.sees_empty(self._supervisor.empty_places() if is_calm else [])
+        places = range(state.crew.wanted + state.crew.terms.spares)
+        self._referee.sees_empty(self._supervisor.empty_places(places) if is_calm else [])
         self._clock.after(1.0, self._look_at_places)
 
     # --- processes
@@ -143,7 +153,9 @@ class Simulation:
         chance = self._random("worker", self._pids)
         what = f" from step {holding.cursor.step}" if holding else ""
         self._note(f"worker {slot} is started as pid {self._pids}{what}")
-        worker = SimulatedWorker(self._around, self._ground, slot, self._pids, holding, chance)
+        worker = SimulatedWorker(
+            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
+        )
         self._workers[slot] = worker
         return worker
 
@@ -151,36 +163,99 @@ class Simulation:
         self._deaths += 1
         self._supervisor.reap(worker)
 
-    def _on_decision(self, decision: Decision) -> None:
+    # --- coordinators
+
+    def _office(self, workers: int, incarnation: int) -> Office:
+        course, timing = self._scenario.course, self._scenario.timing
+        return Office(
+            self._host_clock("launcher"),
+            Terms(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
+            self._mutant.decide,
+            self._chronicle,
+            self,
+            self._random("coordinator", self._referee.successions),
+        )
+
+    def sees_decision(self, decision: Decision) -> bool:
+        """Note what was decided; whether the coordinator dies over it."""
         if self._traces and any(not isinstance(action, GrantLease) for action in decision.actions):
             told = ", ".join(type(action).__name__ for action in decision.actions)
             self._note(f"coordinator: {decision.reason} [{told}]")
-        self._referee.recorded(events_in(decision))
-        for action in decision.actions:
-            if isinstance(action, RecordLoss):
-                self._referee.lost(action.failure)
-            if isinstance(action, DeclareGeneration):
-                self._referee.declared(action.generation, self._workers)
-            elif isinstance(action, EndJob):
-                self._end(decision.state, action)
+        crash = next((crash for crash in self._due_in({type(action).__name__ for action in decision.actions})), None)
+        if crash is not None:
+            self._note(f"mishap: {crash}")
+            self._bury(self._coordinator, crash.seconds)
+        return crash is not None
 
-    def _end(self, state: object, action: EndJob) -> None:
-        assert isinstance(state, Ended)
-        self._ending = "failure" if action.failure else str(action.result.get("ending", ""))
-        self._referee.ended(action.failure, action.digest, self._ending)
+    def _due_in(self, kinds: set[str]) -> list[Mishap]:
+        """Crashes of the coordinator that are due in the middle of a decision with such actions."""
+        due = []
+        for number, mishap in enumerate(self._scenario.mishaps):
+            if mishap.kind == CRASH and mishap.phase in kinds and self._clock.now >= mishap.at:
+                self._entered[number] = self._entered.get(number, 0) + 1
+                if self._entered[number] == mishap.nth:
+                    due.append(mishap)
+        return due
+
+    def sees_written(self, state: State, action: Action) -> None:
+        """Judge what the coordinator has decided, once it is more than a thought."""
+        self._referee.recorded(events_in(action))
+        match action:
+            case RecordLoss():
+                self._referee.lost(action.failure)
+            case DeclareGeneration():
+                self._referee.declared(action.generation, self._workers)
+            case Dismiss():
+                worker = self._workers[action.worker]
+                if worker.pid == action.pid and worker.is_alive:
+                    others = (one for one in self._workers.values() if not self._supervisor.has_reported(one))
+                    self._referee.dismissed(worker, others)
+            case EndJob():
+                assert isinstance(state, Ended)
+                self._ending = "failure" if action.failure else str(action.result.get("ending", ""))
+                self._referee.ended(action.failure, action.digest, self._ending)
+
+    def sees_news(self, coordinator: SimulatedCoordinator) -> None:
+        """Pass on what the supervisor has to do."""
+        self._supervisor.hear_of(coordinator)
+
+    def _bury(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        """A coordinator dies: its connections break, and after a while another takes its place."""
+        for worker in self._workers.values():
+            self._clock.after(
+                0.001 * self._chance.random(), partial(worker.do, partial(worker.lose_calls, coordinator))
+            )
+            # What it has said last may still lie unread in a worker that calls the next one already.
+            worker.lag_behind(coordinator)
+            lag = self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random()
+            self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
+        self._clock.after(seconds, partial(self._succeed, coordinator))
+
+    def _succeed(self, before: SimulatedCoordinator) -> None:
+        if before is not self._coordinator or self._supervisor.is_outcome_known:
+            return
+        self._referee.succeeded()
+        incarnation = before.incarnation + (1 if self._mutant.counts_incarnations else 0)
+        office = self._office(self._supervisor.workers, incarnation)
+        roster = replace(self._supervisor.roster(), has_begun=self._chronicle.has_begun)
+        self._note(f"a coordinator takes over as incarnation {incarnation}: {roster}")
+        end = self._chronicle.end
+        state: State = Ended(end.failure, end.result) if end else succeed(office.terms, roster, office.clock.now)
+        self._around.coordinator = SimulatedCoordinator(office, state)
+        self._supervisor.appoint(self._coordinator)
 
     # --- mishaps
 
     def _on_phase(self, worker: SimulatedMember, phase: str) -> None:
         for number, mishap in enumerate(self._scenario.mishaps):
-            is_meant = mishap.worker in (worker.slot, ANYBODY) and mishap.phase == phase
+            is_meant = mishap.worker in (worker.slot, ANYBODY) and mishap.phase == phase and mishap.kind != CRASH
             if is_meant and self._clock.now >= mishap.at:
                 self._entered[number] = self._entered.get(number, 0) + 1
                 if self._entered[number] == mishap.nth:
                     moment = self._chance.choice((0.0, 0.001, 0.01, 0.05)) * self._chance.random()
                     self._clock.after(moment, partial(self._befall, mishap, worker))
 
-    def _befall(self, mishap: Mishap, worker: SimulatedMember | None = None) -> None:
+    def _befall(self, mishap: Mishap, worker: SimulatedMember | None = None) -> None:  # noqa: C901
         self._note(f"mishap: {mishap}")
         worker = worker or self._workers[mishap.worker]
         match mishap.kind:
@@ -190,22 +265,50 @@ class Simulation:
                 if worker.is_alive:
                     worker.stop()
                     self._clock.after(mishap.seconds, worker.go_on)
-            case "cut":
+            case "cut" | "link":
                 mend = self._network.cut(frozenset({worker.place}), frozenset(mishap.others))
-                self._clock.after(mishap.seconds, mend)
+                if math.isfinite(mishap.seconds):
+                    self._clock.after(mishap.seconds, mend)
             case "storm":
                 self._network.weather = mishap.weather
                 self._clock.after(mishap.seconds, self._clear_up)
             case "pause":
-                self._coordinator.stop()
-                self._clock.after(mishap.seconds, self._coordinator.go_on)
+                self._hold_up(self._coordinator, mishap.seconds)
+            case "crash":
+                self._crash(self._coordinator, mishap.seconds)
+            case "term":
+                worker.ask_to_leave()
+            case "resize":
+                self._supervisor.ask_to_resize(mishap.workers)
             case _:
-                self._coordinator.do(lambda: self._coordinator.hear(StopRequested("interrupted")))
+                self._supervisor.ask_to_stop("interrupted")
+
+    def _hold_up(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        """Stop it for a while; whoever supervises it may take it for dead before that is over, and kill it."""
+        coordinator.stop()
+        self._clock.after(seconds, coordinator.go_on)
+        patience = self._scenario.timing.failure_timeout * self._chance.uniform(0.75, 1.5)
+        if patience < seconds:
+            self._clock.after(patience, partial(self._crash, coordinator, 0.1 * self._chance.random()))
+
+    def _crash(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        if coordinator.is_alive:
+            coordinator.die()
+            self._bury(coordinator, seconds)
 
     def _clear_up(self) -> None:
         self._network.weather = Weather()
 
     # --- chance and trace
+
+    def _host_clock(self, place: str) -> Clock:
+        """The clock of the host that a place is on: workers that share memory share it as well."""
+        drift = self._scenario.drift
+        if not drift:
+            return self._clock
+        host = "workers" if self._scenario.shares_memory and place != "launcher" else place
+        chance = self._random("clock", host)
+        return HostClock(self._clock, chance.uniform(1 - drift, 1 + drift), chance.uniform(0.0, 1000.0))
 
     def _random(self, *labels: int | str) -> random.Random:
         return random.Random(derive_seed(self._seed, *labels))
@@ -217,7 +320,7 @@ class Simulation:
 
 def _leave_out(whole: Scenario, without: Collection[int]) -> Scenario:
     kept = tuple(mishap for number, mishap in enumerate(whole.mishaps) if number not in without)
-    return Scenario(whole.course, whole.workers, whole.timing, kept)
+    return replace(whole, mishaps=kept)
 
 
 def shrink(seed: int, mutant: Mutant = SOUND) -> Verdict:

@@ -1,7 +1,9 @@
 """What a worker is doing right now, and for how long it has been doing each thing in this step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
+
+from quorate.data.ledger import Indices
 
 DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
@@ -10,8 +12,17 @@ EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 class Activity:
     """Phases of a step: told to whoever watches as they begin, and timed."""
 
-    def __init__(self, tell: Callable[[int, str, int | None], None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[int, str, int | None], None],
+        tell_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
+        tell_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
+        linger: Callable[[str, float], float] | None = None,
+    ) -> None:
         self._tell = tell
+        self._tell_samples = tell_samples
+        self._tell_step = tell_step
+        self._linger = linger
         self.step = 0
         self.lane: int | None = None
         self.phase = "start"
@@ -28,8 +39,18 @@ class Activity:
         self._tell(self.step, phase, lane)
         return Stay(self, phase)
 
+    def reads(self, epoch: int, samples: Indices) -> None:
+        """The lane that the worker is in reads these samples of an epoch."""
+        self._tell_samples(epoch, samples.data)
+
+    def end_step(self, lanes: int) -> None:
+        """The step, with so many lanes, is complete: its times can be told."""
+        self._tell_step(self.seconds, lanes)
+
     def leave(self, phase: str, seconds: float) -> None:
-        """The worker was in this phase for so long."""
+        """The worker was in this phase for so long; and stays longer, if somebody makes it slow."""
+        if self._linger is not None:
+            seconds += self._linger(phase, seconds)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self.lane = None
 

@@ -11,6 +11,7 @@ from quorate.core.errors import LossError
 from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
+from quorate.data.ledger import NOTHING, Tally
 from quorate.data.streams import seed_generators
 from quorate.training.gradients import Gradients
 from quorate.training.hints import Share, hint_for
@@ -45,7 +46,7 @@ class LossSum:
 
 @dataclass
 class LaneResult:
-    """What a lane contributes besides its gradient."""
+    """What a lane contributes besides its gradient; `read` are the samples that it has read, `tally` adds them up."""
 
     lane: int
     samples: int
@@ -53,6 +54,8 @@ class LaneResult:
     losses: dict[str, LossSum] = field(default_factory=dict)
     log: dict[str, float] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    tally: Tally = NOTHING
+    read: tuple[int, ...] = ()
 
 
 class LaneRunner:
@@ -73,6 +76,7 @@ class LaneRunner:
             return result
         self._replica.begin_lane()
         self._watch.before_lane()
+        self._pin_threads()
         seed_generators(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
         logged: dict[str, LossSum] = {}
@@ -87,7 +91,13 @@ class LaneRunner:
         result.log = {name: total.mean for name, total in logged.items()}
         result.buffers = self._replica.buffers.take_changes()
         self._watch.after_lane()
+        self._pin_threads()
         return result
+
+    def _pin_threads(self) -> None:
+        # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
+        if torch.get_num_threads() != self._replica.spec.threads:
+            torch.set_num_threads(self._replica.spec.threads)
 
     def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> dict[str, LossSum]:
         by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}

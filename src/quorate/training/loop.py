@@ -1,6 +1,6 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from quorate.core.cursor import Phase
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
+from quorate.data.ledger import Tally
 from quorate.data.reading import EvaluationPlan, Request, Source
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
@@ -19,11 +20,8 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
-from quorate.training.strategy import Agreement, Strategy
+from quorate.training.strategy import BREAK, SAVE_AND_BREAK, Agreement, Strategy
 from quorate.training.update import Update
-
-BREAK = "break"
-"""The generation ends here, at a step boundary, to let somebody in; the job goes on in the next."""
 
 
 @dataclass
@@ -46,9 +44,11 @@ class Loop:
     check_lease: Callable[[], None]
     stop_requested: Callable[[], str | None]
     break_requested: Callable[[], bool]
+    save_requested: Callable[[], bool]
     tell_all: Callable[[], None]
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
+    _is_warm: bool = False
 
     def run(self) -> str:
         """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
@@ -62,16 +62,21 @@ class Loop:
             self._save()
         while not self._is_over():
             stop = self._step()
-            if stop is not None and stop != BREAK:
+            if stop is not None and stop not in (BREAK, SAVE_AND_BREAK):
                 self._save()
                 return stop
             self._evaluate_if_due()
-            if self._save_is_due():
+            if self._save_is_due() or stop == SAVE_AND_BREAK:
                 self._save()
-            if stop == BREAK:
+            if stop is not None:
                 return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether this worker has written a checkpoint of where it stands."""
+        return self.saver.has_written(self.progress)
 
     def close(self) -> None:
         """Let go of loaders, neighbours and parameters; what was trained stays."""
@@ -90,25 +95,50 @@ class Loop:
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
         with self.activity.during(EXCHANGE):
-            wish = self.stop_requested() or (BREAK if self.break_requested() else None)
-            agreement = self.strategy.exchange(step, results, wish)
+            agreement = self.strategy.exchange(step, results, self._wish())
         self.check_lease()
         with self.activity.during(APPLY):
-            norms = self.update.apply(step, agreement)
-        self.progress = self.progress.after_step(agreement.samples)
+            norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
+        self._tell_times()
+        if agreement.skipped is None:
+            self.progress = self.progress.after_step(agreement.samples, agreement.tally)
+        else:
+            self.progress = self.progress.after_step(0)
         self._publish_step(step, agreement, norms)
         return agreement.stop
+
+    def _tell_times(self) -> None:
+        """Not of the first step, which waits for loaders that have just been started."""
+        if self._is_warm:
+            self.activity.end_step(len(self.strategy.hosted))
+        self._is_warm = True
+
+    def _wish(self) -> str | None:
+        """What this worker has been asked to do at the end of the step; all do it, or none."""
+        if reason := self.stop_requested():
+            return reason
+        if self.save_requested():
+            return SAVE_AND_BREAK
+        return BREAK if self.break_requested() else None
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
         epoch = self.curriculum.epoch_of(step)
         self.check_lease()
         with self.activity.during(DATA, lane):
-            batches = [
-                (len(indices), self.feed.next(Request(Source.TRAINING, epoch, indices)))
-                for indices in self.curriculum.micro_batches(step, lane)
-            ]
+            batches: list[tuple[int, Any]] = []
+            read: tuple[int, ...] = ()
+            # Before the first is read: if that kills the worker, somebody can tell which they were.
+            self.activity.reads(epoch, self.curriculum.share(step, lane))
+            for indices in self.curriculum.micro_batches(step, lane):
+                request = Request(Source.TRAINING, epoch, indices)
+                batches.append((len(indices), self.feed.next(request)))
+                # What was asked of the feed, which answers nothing else; a ledger of what was planned proves nothing.
+                read += request.indices
+            tally = Tally.of(epoch, read)
         with self.activity.during(COMPUTE, lane):
-            return self.lanes.run(step, lane, batches, batch_samples)
+            result = self.lanes.run(step, lane, batches, batch_samples)
+        result.tally, result.read = tally, read
+        return result
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
@@ -147,6 +177,8 @@ class Loop:
             "from_step": self.progress.cursor.step,
             "total_steps": self.curriculum.total_steps,
             "steps_per_epoch": self.curriculum.steps_per_epoch,
+            "epoch_length": self.curriculum.epoch_length,
+            "dataset_samples": self.curriculum.samples,
             "lanes": self.spec.lanes,
         }
         self.publish(Event("run", None, fields))
@@ -157,7 +189,7 @@ class Loop:
         seconds = self.activity.seconds
         fields: dict[str, Any] = {
             "epoch": self.curriculum.epoch_of(step),
-            **_by_optimizer("loss", {name: loss.mean for name, loss in agreement.losses.items()}),
+            **_losses(agreement),
             **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
             **_by_optimizer("gradient_norm", norms),
             "samples": agreement.samples,
@@ -166,13 +198,37 @@ class Loop:
             "compute_s": round(seconds[COMPUTE], 6),
             "exchange_s": round(seconds[EXCHANGE], 6),
             "apply_s": round(seconds[APPLY], 6),
+            "ledger": str(agreement.tally),
+            **self._ledger_of_epoch(step),
         }
         if agreement.log:
             fields["log"] = agreement.log
+        if agreement.skipped is not None:
+            skipped = agreement.skipped
+            fields["skipped"] = {"lanes": list(skipped.lanes), "samples": list(skipped.samples)}
         self.publish(Event("step", step, fields))
 
+    def _ledger_of_epoch(self, step: int) -> dict[str, Any]:
+        """What the ledger must know of a step's epoch: whether the task orders it, and in the end what was left out."""
+        epoch = self.curriculum.epoch_of(step)
+        is_own = self.curriculum.is_own(epoch)
+        fields: dict[str, Any] = {"own_order": True} if is_own else {}
+        if self.curriculum.ends_epoch(step):
+            dropped = self.curriculum.dropped(epoch)
+            if len(dropped):
+                fields["dropped"] = sorted(dropped.tolist())
+            if is_own:
+                fields["planned"] = str(Tally.of_order(epoch, self.curriculum.order(epoch)))
+        return fields
 
-def _by_optimizer(name: str, values: dict[str, float]) -> dict[str, Any]:
+
+def _losses(agreement: Agreement) -> dict[str, Any]:
+    """The mean of each; a step that was skipped has none."""
+    means = {name: loss.mean if agreement.skipped is None else None for name, loss in agreement.losses.items()}
+    return _by_optimizer("loss", means)
+
+
+def _by_optimizer(name: str, values: Mapping[str, float | None]) -> dict[str, Any]:
     """One number for one optimizer; with several, their sum is meaningless, so each has its name."""
     if SOLE in values:
         return {name: values[SOLE]}

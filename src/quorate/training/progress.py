@@ -8,6 +8,7 @@ from typing import Any
 
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import MetricError
+from quorate.data.ledger import NOTHING, Tally
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -30,9 +31,11 @@ class Progress:
     patience_best: Best | None = None
     waited: int = 0
     early_stopped: bool = False
+    # Of every sample that has gone into the state so far: the ledger of the run is held against it.
+    tally: Tally = NOTHING
 
-    def after_step(self, samples: int) -> "Progress":
-        """One more step of so many samples."""
+    def after_step(self, samples: int, tally: Tally = NOTHING) -> "Progress":
+        """One more step of so many samples, which these are."""
         # Spelled out: it is made at every step, and `replace` takes four times as long.
         return Progress(
             self.cursor.trained(),
@@ -42,6 +45,7 @@ class Progress:
             self.patience_best,
             self.waited,
             self.early_stopped,
+            self.tally + tally,
         )
 
     def after_evaluation(
@@ -63,14 +67,22 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return asdict(self) | {"cursor": [self.cursor.step, int(self.cursor.phase)]}
+        return asdict(self) | {"cursor": [self.cursor.step, int(self.cursor.phase)], "tally": str(self.tally)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Progress":
         """From a checkpoint."""
         step, phase = fields["cursor"]
         best, patience_best = (Best(**fields[key]) if fields[key] else None for key in ("best", "patience_best"))
-        return cls(**fields | {"cursor": Cursor(step, Phase(phase)), "best": best, "patience_best": patience_best})
+        return cls(
+            **fields
+            | {
+                "cursor": Cursor(step, Phase(phase)),
+                "best": best,
+                "patience_best": patience_best,
+                "tally": Tally.from_hex(fields["tally"]),
+            }
+        )
 
 
 def _better(best: Best | None, value: float, step: int, mode: str) -> Best | None:

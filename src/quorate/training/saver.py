@@ -34,15 +34,22 @@ class Saver:
         self._publish = publish
         self._check_lease = check_lease
         self._saved: Progress | None = None
+        self._written: Progress | None = None
+
+    def has_written(self, progress: Progress) -> bool:
+        """Whether this worker has committed a checkpoint of this."""
+        return progress == self._written
 
     def save(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
         """Save this state, unless it is saved already."""
         if progress == self._saved:
             return
         check_equal(replica, progress, strategy)
+        if 0 in strategy.hosted:
+            self._write(replica, progress)
         self._saved = progress
-        if 0 not in strategy.hosted:
-            return
+
+    def _write(self, replica: Replica, progress: Progress) -> None:
         self._check_lease()
         cursor = progress.cursor
         saved = self._folder.save(
@@ -53,9 +60,13 @@ class Saver:
             job=self._job,
             environment=self._environment,
             metrics=progress.metrics,
+            # Asked again before the commit: writing takes its time, and a lease may end in it.
+            check=self._check_lease,
         )
+        self._written = progress
         if self._keep is not None:
-            self._folder.prune(self._keep, None if progress.best is None else progress.best.step)
+            best = None if progress.best is None else progress.best.step
+            self._folder.prune(self._keep, best, check=self._check_lease)
         self._publish(
             Event(
                 "checkpoint",

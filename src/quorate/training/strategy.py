@@ -6,19 +6,42 @@ from typing import Protocol
 
 import torch
 
+from quorate.data.ledger import Tally
 from quorate.training.lane import LaneResult, LossSum
+
+BREAK = "break"
+"""The generation ends here, at a step boundary, to let somebody in or go; the job goes on in the next."""
+SAVE_AND_BREAK = "save and break"
+"""The same, with a checkpoint: nobody who stays holds the state."""
+
+
+def strongest_wish(wishes: Sequence[str | None]) -> str | None:
+    """What all do of what some have been asked to: end the job before anything else, and rather save than not."""
+    stops = [wish for wish in wishes if wish not in (None, BREAK, SAVE_AND_BREAK)]
+    return next((wish for wish in (*stops, SAVE_AND_BREAK, BREAK) if wish in wishes), None)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A step that is void: the lanes whose loss is not finite, and the samples that they have read."""
+
+    lanes: tuple[int, ...]
+    samples: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all workers know, and know alike, after the exchange of a step."""
+    """What all workers know, and know alike, after the exchange of a step. Nothing of a step that is `skipped` may
+    reach the state."""
 
     samples: int
+    tally: Tally
     present: int
     losses: dict[str, LossSum]
     log: dict[str, float]
     buffers: dict[str, torch.Tensor]
     stop: str | None
+    skipped: Skipped | None = None
 
 
 class Strategy(Protocol):

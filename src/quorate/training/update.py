@@ -38,6 +38,14 @@ class Update:
         self._replica.buffers.commit(agreement.buffers)
         return norms
 
+    def leave_out(self) -> dict[str, float]:
+        """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""
+        for parameter in self._gradients.parameters:
+            # What user code finds here afterwards must not depend on which lanes this worker hosts.
+            parameter.grad = None
+        self._replica.buffers.commit({})
+        return {}
+
     def _parameters(self, name: str) -> list[torch.Tensor]:
         if name == SOLE:
             return list(self._gradients.parameters)

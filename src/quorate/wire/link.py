@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quorate.core.digests import Buffer
+from quorate.core.errors import PeerLost
 from quorate.wire.frame import Tag
 
 Deadline = Callable[[], float]
@@ -16,7 +17,7 @@ RECEIVE_LIMIT = 2**30
 LONGEST_WAIT = 1.0
 """Seconds between two questions to a deadline, so that one that starts to raise is heard."""
 
-CLOSED_HERE = "the link was closed on this side"
+CLOSED_HERE = PeerLost.CLOSED_HERE
 
 
 class Link(Protocol):

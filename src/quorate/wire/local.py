@@ -43,13 +43,19 @@ class LocalListener:
             return
         name = f"worker {min(awaited)}"
         admitted = self._reception.admit_each(lambda: receive_introduction(credentials, peers), name, deadline)
-        with contextlib.closing(admitted) as visitors:
-            for visitor in visitors:
-                assert visitor.worker is not None, "a visitor that is let in has said who it is"
-                awaited.discard(visitor.worker)
-                yield visitor.worker, visitor.socket
-                if not awaited:
-                    return
+        try:
+            with contextlib.closing(admitted) as visitors:
+                for visitor in visitors:
+                    assert visitor.worker is not None, "a visitor that is let in has said who it is"
+                    awaited.discard(visitor.worker)
+                    yield visitor.worker, visitor.socket
+                    if not awaited:
+                        return
+        except PeerLost as lost:
+            if lost.peer != name:  # the deadline's own
+                raise
+            # The one that was named may have come meanwhile.
+            raise PeerLost(f"worker {min(awaited)}", lost.detail) from None
 
     def close(self) -> None:
         """Stop listening and turn everyone away."""

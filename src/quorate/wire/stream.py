@@ -11,6 +11,7 @@ from quorate.core.errors import PeerLost
 from quorate.wire.descriptors import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
+from quorate.wire.silence import Silence
 
 LOW_WATER = 512 * 2**10
 """Bytes of a large frame that are worth waking up for."""
@@ -27,9 +28,12 @@ def wait_for(sock: socket.socket, events: int, deadline: Deadline) -> int:
 
 
 class Stream:
-    """Bytes to and from one peer. After any error it is closed."""
+    """Bytes to and from one peer. After any error it is closed.
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    `silence`: the seconds after which a peer whose host does not answer is lost, for whoever asks.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, silence: float | None = None) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
@@ -41,6 +45,8 @@ class Stream:
         self._users = 0
         self._closed = False
         self._low_water = 1
+        self._silence = None if silence is None else Silence(sock, silence)
+        self._suspected: float | None = None
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
         """Send parts one after the other, without first joining them."""
@@ -82,12 +88,30 @@ class Stream:
                 self.fill(memoryview(reply), deadline)
                 turn = handshake.send(bytes(reply))
 
+    def check_silence(self) -> None:
+        """Raise PeerLost if the peer's host has not answered for too long."""
+        with self._lock:
+            silent = None if self._silence is None or self._closed else self._silence.proven()
+        if silent is not None:
+            raise self._unheard(silent)
+
+    def suspicion(self) -> PeerLost | None:
+        """The loss that was to come, if its host has not answered for half of that time; also after `close`."""
+        with self._lock:
+            if self._silence is not None and not self._closed:
+                self._suspected = self._silence.suspected()
+        return None if self._suspected is None else self._unheard(self._suspected)
+
+    def _unheard(self, seconds: float) -> PeerLost:
+        return PeerLost(self.peer, f"its host has not acknowledged anything for {seconds:.1f} s")
+
     def close(self) -> None:
         """End every wait on both ends. The descriptor itself lives until the last wait has left it."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            self._suspected = None if self._silence is None else self._silence.suspected()
             with suppress(OSError):
                 # Wakes the threads that poll it here, and ends the stream over there. The peer may have been faster.
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,12 @@
 """Links over TCP: connect to a worker, or listen for one."""
 
+import errno
 import os
 import select
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
@@ -22,7 +25,13 @@ from quorate.wire.frame import (
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
+from quorate.wire.silence import Watch
 from quorate.wire.stream import Stream, wait_for
+
+Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+
+SHORTEST_CALL = 1.5
+"""Seconds. The kernel calls a host once more after one: a single packet that is lost says nothing."""
 
 
 class TcpLink:
@@ -55,6 +64,14 @@ class TcpLink:
         self._receive_header(tag, view.nbytes, deadline)
         self._stream.fill(view, deadline)
 
+    def check_silence(self) -> None:
+        """Raise PeerLost if the peer's host has not answered for too long."""
+        self._stream.check_silence()
+
+    def suspicion(self) -> PeerLost | None:
+        """The loss that was to come, if its host has not answered for half of that time; also after `close`."""
+        return self._stream.suspicion()
+
     def close(self) -> None:
         """End every wait on both ends."""
         self._stream.close()
@@ -74,12 +91,18 @@ class TcpLink:
         return length
 
 
-def connect(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> TcpLink:
-    """A link to worker `peer`, which listens at `address`. Where nobody listens, it is lost at once."""
+def connect(
+    address: str, credentials: Credentials, peer: int, deadline: Deadline, silence: float | None = None
+) -> TcpLink:
+    """A link to worker `peer`, which listens at `address`. Where nobody listens, it is lost at once.
+
+    `silence`: seconds after which it is lost if its host does not answer, whatever the deadline says.
+    """
     name = f"worker {peer} ({address})"
-    stream = Stream(_open_connection(address, name, deadline), name)
+    stream = Stream(_open_connection(address, name, deadline, silence), name, silence)
     try:
-        stream.carry_out(introduce(credentials, peer), deadline)
+        watch = deadline if silence is None else Watch(deadline, [stream], silence)
+        stream.carry_out(introduce(credentials, peer), watch)
     except BaseException:
         stream.close()
         raise
@@ -110,7 +133,7 @@ class Listener:
             raise
         return cls(sock)
 
-    def accept(self, credentials: Credentials, peer: int, deadline: Deadline) -> TcpLink:
+    def accept(self, credentials: Credentials, peer: int, deadline: Deadline, silence: float | None = None) -> TcpLink:
         """A link to worker `peer`, once it has connected and proven itself.
 
         Whoever else connects is turned away without disturbing the wait. When the deadline is over, a worker that
@@ -118,24 +141,70 @@ class Listener:
         """
         name = f"worker {peer}"
         visitor = self._reception.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)
-        return TcpLink(Stream(visitor.socket, f"{name} ({visitor.address})"))
+        return TcpLink(Stream(visitor.socket, f"{name} ({visitor.address})", silence))
 
     def close(self) -> None:
         """Stop listening and turn everyone away; a wait for a peer ends with PeerLost."""
         self._reception.close()
 
 
-def _open_connection(address: str, name: str, deadline: Deadline) -> socket.socket:
+class Knock:
+    """Asks a worker's host whether it is there, without a word to the worker: for whoever waits to be connected to.
+
+    The answer has to come all the way back, so of a path that is cut, be it in one direction, both ends learn.
+    """
+
+    def __init__(self, address: str, name: str) -> None:
+        self._name = name
+        self._began = time.monotonic()
+        self._socket: socket.socket | None = None
+        try:
+            family, kind, protocol, _, place = _places(address, name)[0]
+        except PeerLost:  # it may know our address all the same
+            return
+        self._socket = socket.socket(family, kind, protocol)
+        close_in_children(self._socket)
+        self._socket.setblocking(False)
+        if self._socket.connect_ex(place) != errno.EINPROGRESS:
+            self.close()
+
+    def check(self, limit: float) -> None:
+        """Raise PeerLost if there has been no answer, be it a refusal, for so many seconds."""
+        if self._socket is None:
+            return
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        if poller.poll(0):
+            self.close()
+        elif (waited := time.monotonic() - self._began) >= max(limit, SHORTEST_CALL):
+            self.close()
+            raise PeerLost(self._name, _unanswered(waited))
+
+    def close(self) -> None:
+        """Ask no longer."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _unanswered(seconds: float) -> str:
+    return f"its host has not answered for {seconds:.1f} s"
+
+
+def _places(address: str, name: str) -> Sequence[Place]:
     host, port = split_address(address)
     try:
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise PeerLost(name, f"its address is not known here ({error})") from error
+
+
+def _open_connection(address: str, name: str, deadline: Deadline, silence: float | None) -> socket.socket:
     reasons = []
-    for family, kind, protocol, _, place in places:
+    for family, kind, protocol, _, place in _places(address, name):
         sock = socket.socket(family, kind, protocol)
         try:
-            _connect_to(sock, place, name, deadline)
+            _connect_to(sock, place, name, deadline, silence)
         except OSError as error:
             sock.close()
             reasons.append(str(error))
@@ -147,14 +216,18 @@ def _open_connection(address: str, name: str, deadline: Deadline) -> socket.sock
     raise PeerLost(name, f"it cannot be reached ({'; '.join(reasons)})")
 
 
-def _connect_to(sock: socket.socket, place: tuple[object, ...], name: str, deadline: Deadline) -> None:
+def _connect_to(
+    sock: socket.socket, place: tuple[object, ...], name: str, deadline: Deadline, silence: float | None
+) -> None:
     sock.setblocking(False)
     began = time.monotonic()
     try:
         sock.connect(place)
     except BlockingIOError:
         while not (found := wait_for(sock, select.POLLOUT, deadline)):
-            pass
+            waited = time.monotonic() - began
+            if silence is not None and waited >= max(silence, SHORTEST_CALL):
+                raise OSError(_unanswered(waited)) from None
         if found < 0:
             raise PeerLost(name, f"no connection within {time.monotonic() - began:.1f} s") from None
         if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+from quorate.core.networks import enter_network
 from quorate.core.processes import die_with_parent
 from quorate.worker.assignment import Assignment
 
@@ -13,6 +14,8 @@ def main() -> int:
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assignment = Assignment.from_json(sys.stdin.readline())
+    if assignment.network:
+        enter_network(assignment.network)
     # Only now: importing torch takes seconds, in which the parent may die.
     from quorate.training.machine import pin_machine
     from quorate.training.source import load_task_type

@@ -71,9 +71,11 @@ class Surroundings:
 
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
+    check_commit: Callable[[], None]
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
+    save_requested: Callable[[], bool] = lambda: False
     tell_all: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
 
@@ -143,7 +145,9 @@ def assemble(
         replica=replica,
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
-        strategy=RingStrategy(reduction, generation, worker, gradients, replica.buffers, courier),
+        strategy=RingStrategy(
+            reduction, generation, worker, gradients, replica.buffers, courier, skips=spec.on_poison == "skip"
+        ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
         saver=Saver(
@@ -152,7 +156,7 @@ def assemble(
             _plain(spec),
             ground.environment,
             publish=publish,
-            check_lease=outside.check_lease,
+            check_lease=outside.check_commit,
         ),
         activity=outside.activity,
         progress=progress,
@@ -160,6 +164,7 @@ def assemble(
         check_lease=outside.check_lease,
         stop_requested=outside.stop_requested,
         break_requested=outside.break_requested,
+        save_requested=outside.save_requested,
         tell_all=outside.tell_all,
         errand=errand,
     )

@@ -4,8 +4,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quorate.core.fault import Act, Fault
+from quorate.core.fault import Fault
 from quorate.training.errand import Errand
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,12 @@ class Assignment:
     coordinator: str
     token: str
     checkpoint: str | None = None
+    is_replacement: bool = False
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
+    host: str = LOOPBACK
+    # The namespace that it lives in, if it is another than that of its parent.
+    network: str = ""
 
     def to_json(self) -> str:
         """One line."""
@@ -32,5 +38,5 @@ class Assignment:
     def from_json(cls, text: str) -> "Assignment":
         """From that line."""
         fields = json.loads(text)
-        faults = tuple(Fault(**fault | {"act": Act(fault["act"])}) for fault in fields["faults"])
+        faults = tuple(Fault.from_dict(fault) for fault in fields["faults"])
         return cls(**fields | {"errand": Errand(**fields["errand"]), "faults": faults})

@@ -5,31 +5,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from quorate.core.cursor import Cursor
-from quorate.core.errors import DivergedError, FrameError, GenerationOver, JobError, LeaseExpired
+from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Generation
+from quorate.core.pace import Pace
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
-from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
-from quorate.wire.proto.codec import (
-    decode_failure,
-    decode_generation,
-    decode_id,
-    encode_cursor,
-    encode_failure,
-    encode_id,
-)
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failure, encode_id, encode_pace
+from quorate.worker.calls import Calls
+from quorate.worker.heartbeats import Heartbeats
 from quorate.worker.lease import Clock, Lease
-from quorate.worker.outbox import Outbox
+from quorate.worker.outbox import Batch
+from quorate.worker.registration import Registration
+from quorate.worker.standing import JobEnded, Standing
 
 log = logging.getLogger(__name__)
 
@@ -43,31 +38,6 @@ class WorkerStatus:
 
     step: int
     phase: str
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Who a worker is, and what it starts from. `slot` is the worker id that it wishes for."""
-
-    slot: int
-    pid: int
-    host: str
-    ring_address: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    cursor: Cursor = field(default_factory=Cursor)
-    local_address: str = ""
-
-
-class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
-    """The coordinator has ended the job: for somebody's failure, or because it is complete."""
-
-    def __init__(self, failure: Failure | None) -> None:
-        self.failure = failure
-        super().__init__("the job has ended: " + (failure.message if failure else "it is complete"))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.failure,)
 
 
 class Membership:
@@ -86,86 +56,97 @@ class Membership:
         token: str,
         timing: Timing,
         status: Callable[[], WorkerStatus],
+        pace: Callable[[], Pace | None] = lambda: None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._address = address
-        self._metadata = token_metadata(token)
         self._timing = timing
         self._status = status
+        self._pace = pace
         self._clock = clock
+        self._calls = Calls(address, token, timing)
         self._lease = Lease(timing, clock)
-        self._outbox = Outbox()
-        self._worker: int | None = None
-        self._pid = 0
-        self._address_on_ring = ""
-        self._generation: Generation | None = None
-        self._over: GenerationId | None = None
-        self._break_at: GenerationId | None = None
-        self._stop: str | None = None
-        self._ended = False
-        self._failure: Failure | None = None
-        self._close_links: Callable[[], None] | None = None
-        self._changed = threading.Condition()
-        self._beat_turn = threading.Lock()
-        self._closing = threading.Event()
+        self._standing = Standing()
+        self._heartbeats = Heartbeats(
+            self._calls, self._lease, timing, self._next_heartbeat, self._present_again, clock
+        )
+        self._registration: Registration | None = None
+        self._is_leaving = False
         self._threads: list[threading.Thread] = []
         self._follow_call: Any = None
-        self._channel = open_channel(address)
-        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     # --- joining
 
     def register(self, registration: Registration) -> int:
         """Ask for a place; the worker id. Raises DivergedError, FrameError or JobEnded when it is refused."""
-        request = pb.RegisterRequest(
-            slot=registration.slot,
-            pid=registration.pid,
-            host=registration.host,
-            ring_address=registration.ring_address,
-            local_address=registration.local_address,
-            facts=dict(registration.facts),
-            tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in registration.tensors.items()],
-            cursor=pb.Cursor(step=registration.cursor.step, phase=registration.cursor.phase),
-        )
+        self._standing.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
+        self._enrol(registration.request(), self._timing.connect)
+        self._registration = registration
+        self._start_thread("heartbeat", self._heartbeats.keep_beating)
+        self._start_thread("follow", self._keep_following)
+        return registration.slot
+
+    def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
+        """Register, however often that has to be asked for in so many seconds; the incarnation that has answered."""
         sent = self._clock()
-        try:
-            reply = self._call(self._stub.Register, request, self._timing.connect)
-        except grpc.RpcError as error:
-            raise unanswered(self._address, error) from None
+        register = self._calls.stub.Register
+        reply = self._calls.ask_until_answered(register, request, lambda: self._clock() < sent + within)
+        if reply is None:
+            raise LinkError(
+                f"the coordinator at {self._calls.address} does not answer: nothing came within {within:.1f} s"
+            )
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise _refused(refusal)
         self._lease.renew(sent, reply.lease)
-        self._worker = reply.worker
-        self._pid, self._address_on_ring = registration.pid, registration.ring_address
-        self._start_thread("heartbeat", self._keep_beating)
-        self._start_thread("follow", self._keep_following)
-        return self._worker
+        return int(reply.incarnation)
+
+    def _present_again(self, incarnation: int) -> None:
+        """Come back to a coordinator that was started again: it learns from its workers how far the job is."""
+        assert self._registration is not None, "a worker registers before it sends heartbeats"
+        position = self._standing.present(incarnation)
+        log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
+        try:
+            answered = self._enrol(self._registration.request(position), self._timing.lease / 2)
+            if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
+                self._standing.present(answered)
+        except (LinkError, JobError) as error:
+            # Whoever is not wanted any more has no lease, and is told why when it reports its state.
+            log.info("the coordinator did not take it up: %s", error)
 
     def await_generation(self, after: Generation | None = None) -> Generation:
-        """Wait for a generation that this worker belongs to, newer than the given one."""
-        with self._changed:
-            while not self._ended and (self._generation is None or self._generation is after):
-                # A coordinator that is gone forms no generation.
-                self._check_coordinator()
-                # A lease moves while we wait, so it is asked again.
-                self._changed.wait(self._timing.heartbeat_every)
-            if self._ended or self._generation is None:
-                raise JobEnded(self._failure)
-            return self._generation
+        """Wait for a generation that this worker belongs to, newer than the given one, and for leave to act in it."""
+        # A coordinator that is gone forms no generation.
+        pause = self._timing.heartbeat_every
+        generation = self._standing.await_generation(after, self._check_coordinator_returns, pause)
+        while self._lease.remaining() <= 0 and not self.ended:
+            self._check_coordinator_returns()
+            self._calls.closing.wait(pause / 10)
+        return generation
 
-    def report_state(self, generation: Generation, cursor: Cursor, symptom: Failure | None) -> None:
-        """Promise that this worker has left a generation, and stands at a cursor until the next. Raises JobEnded."""
-        assert self._worker is not None, "a worker registers before it leaves a generation"
+    def report_state(
+        self, generation: Generation, cursor: Cursor, symptom: Failure | None, *, is_saved: bool = False
+    ) -> None:
+        """Promise that this worker has left a generation, and stands at a cursor until the next. Raises JobEnded.
+
+        `is_saved`: there is a checkpoint of it.
+        """
+        registration = self._registered()
+        self._standing.leave(cursor)
         report = pb.StateReport(
-            worker=self._worker,
-            pid=self._pid,
+            worker=registration.slot,
+            pid=registration.pid,
             generation=encode_id(generation.id),
             cursor=encode_cursor(cursor),
             symptom=encode_failure(symptom),
+            saved=is_saved,
         )
-        reply = self._call_until_answered(self._stub.ReportState, report)
-        refusal = decode_failure(reply.refusal) if reply else self._failure
+        reply = self._ask_until_answered(self._calls.stub.ReportState, report)
+        while reply is not None and reply.unknown:
+            self._present_again(reply.incarnation)
+            self._check_coordinator_returns()
+            self._calls.closing.wait(self._timing.heartbeat_every)
+            reply = self._ask_until_answered(self._calls.stub.ReportState, report)
+        refusal = decode_failure(reply.refusal) if reply else self._standing.failure
         if reply is None or refusal is not None:
             raise JobEnded(refusal)
 
@@ -177,38 +158,51 @@ class Membership:
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
-        if self._ended:
-            raise JobEnded(self._failure)
-        self._check_coordinator()
-        if self._generation is not None and self._over == self._generation.id:
-            raise GenerationOver(f"generation {self._over} is over: it has lost a member")
+        self._standing.check()
+        if self._lease.remaining() <= 0:
+            raise LeaseExpired(self._lease.explain(self._calls.address))
+
+    def check_commit(self) -> None:
+        """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
+        generation, and what all had agreed on before stays true."""
+        if not self.ended:
+            self.check_lease()
+
+    def hold_state(self) -> None:
+        """This worker holds the state of the job from now on, and not just a beginning."""
+        self._standing.hold()
 
     @property
     def break_requested(self) -> bool:
-        """Whether the generation shall end at the next step boundary, to let somebody in."""
-        return self._generation is not None and self._break_at == self._generation.id
+        """Whether the generation shall end at the next step boundary, to let somebody in or go."""
+        return self._standing.break_requested
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether it shall end there with a checkpoint."""
+        return self._standing.save_requested
 
     @property
     def stop_requested(self) -> str | None:
         """Why the job shall stop at the next step boundary, if it shall."""
-        return self._stop
+        return self._standing.stop
 
     @property
     def ended(self) -> bool:
         """Whether the coordinator has ended the job."""
-        return self._ended
+        return self._standing.ended
 
     def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
         """Have `close` called when this generation, or the job, is over: from the follow thread, or now if it is."""
-        with self._changed:
-            self._close_links = close
-            is_over = self._ended or self._over == generation.id
-        if is_over:
-            close()
+        self._standing.close_when_over(generation, close)
+
+    def ask_to_leave(self) -> None:
+        """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
+        self._is_leaving = True
 
     def publish(self, event: Event) -> None:
         """Tell an event with the next heartbeat."""
-        self._outbox.put(event)
+        self._heartbeats.publish(event)
 
     # --- leaving
 
@@ -218,11 +212,21 @@ class Membership:
         end = self._clock() + limit
         try:
             self._flush(lambda: end - self._clock())
-            if not self._ended:
-                report = pb.FailureReport(worker=self._worker, failure=encode_failure(failure))
-                self._call(self._stub.ReportFailure, report, limit)
+            if not self.ended:
+                worker = self._registration.slot if self._registration else None
+                report = pb.FailureReport(worker=worker, failure=encode_failure(failure))
+                self._calls.call(self._calls.stub.ReportFailure, report, limit)
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._address, error)
+            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._calls.address, error)
+
+    def tell_all(self) -> None:
+        """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough."""
+        self._flush(self.lease_remaining)
+        self.check_lease()
+
+    def tell_before_promise(self) -> None:
+        """Send what is queued, for as long as a coordinator may come back that could hear a promise, too."""
+        self._flush(lambda: -1.0 if self.ended else self._lease.remaining() + self._timing.failure_timeout)
 
     def tell_the_rest(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
@@ -230,164 +234,106 @@ class Membership:
         try:
             self._flush(lambda: end - self._clock())
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s the last events: %r", self._address, error)
+            log.warning("cannot tell the coordinator at %s the last events: %r", self._calls.address, error)
 
     def complete(self, digest: str, result: Mapping[str, Any]) -> bool:
         """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded.
 
         False if the generation has broken meanwhile: somebody was lost who was not done.
         """
-        assert self._worker is not None, "a worker registers before it completes"
+        registration = self._registered()
         # The lease grows with every answer, so a long queue has its time as long as the coordinator takes it.
         self._flush(self.lease_remaining)
         request = pb.CompleteRequest(
-            worker=self._worker,
-            pid=self._pid,
-            generation=encode_id(self._generation.id) if self._generation else None,
+            worker=registration.slot,
+            pid=registration.pid,
+            generation=encode_id(self._standing.generation_id),
             weights_digest=digest,
             result=json.dumps(dict(result)),
         )
-        reply = self._call_until_answered(self._stub.Complete, request)
+        reply = self._ask_until_answered(self._calls.stub.Complete, request)
         if reply is not None and reply.regroup:
             return False
-        failure = decode_failure(reply.failure) if reply else self._failure
+        failure = decode_failure(reply.failure) if reply else self._standing.failure
         if failure is not None:
             raise JobEnded(failure)
         return True
 
     def close(self) -> None:
         """Leave: sends nothing more, and ends the threads."""
-        self._closing.set()
+        self._calls.closing.set()
         if self._follow_call is not None:
             self._follow_call.cancel()
-        self._channel.close()
+        self._calls.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _check_coordinator(self) -> None:
-        if self._lease.remaining() <= 0:
-            raise LeaseExpired(self._lease.explain(self._address))
+    # --- asking
 
-    def _call_until_answered(self, method: Any, request: Any) -> Any:
-        """The answer, however often it has to be asked for; None if the job has ended meanwhile."""
-        while True:
-            try:
-                return self._call(method, request, self._timing.failure_timeout)
-            except grpc.RpcError as error:
-                if not _may_pass(error):
-                    raise unanswered(self._address, error) from None
-            if self._ended:
-                return None
-            self._check_coordinator()
-            self._closing.wait(self._timing.heartbeat_every)
+    def _registered(self) -> Registration:
+        assert self._registration is not None, "a worker registers first"
+        return self._registration
 
-    # --- the heartbeat thread
+    def _flush(self, deadline: Callable[[], float]) -> None:
+        if self._registration is not None:
+            self._heartbeats.flush(deadline)
 
-    def _keep_beating(self) -> None:
-        while not self._closing.is_set():
-            arrived = self._beat(self._timing.lease / 2)
-            # A burst of events goes out at once; a coordinator that is away is not hurried.
-            if not arrived or self._outbox.is_empty():
-                self._closing.wait(self._timing.heartbeat_every)
+    def _ask_until_answered(self, method: Any, request: Any) -> Any:
+        return self._calls.ask_until_answered(method, request, self._may_still_be_answered)
 
-    def _beat(self, timeout: float) -> bool:
-        """Send one heartbeat; whether it was answered. A coordinator that restarts is away for a while: no error."""
-        end = self._clock() + timeout
-        if not self._beat_turn.acquire(timeout=timeout):
+    def _may_still_be_answered(self) -> bool:
+        if self.ended:
             return False
-        try:
-            request = self._next_heartbeat()
-            sent = self._clock()
-            reply = self._call(self._stub.Heartbeat, request, max(0.0, end - sent))
-            self._outbox.answered()
-            self._lease.renew(sent, reply.lease)
-            return True
-        except (grpc.RpcError, ValueError) as error:  # the latter for a channel that was closed meanwhile
-            log.debug("a heartbeat was not answered: %r", error)
-            return False
-        finally:
-            self._beat_turn.release()
+        self._check_coordinator_returns()
+        return True
 
-    def _next_heartbeat(self) -> pb.HeartbeatRequest:
-        batch = self._outbox.next_batch()
+    def _check_coordinator_returns(self) -> None:
+        """Give up on a coordinator that has been away for too long.
+
+        Whoever waits does nothing that needs a lease, and gives it the time in which it may be started again.
+        """
+        if self._lease.remaining() <= -self._timing.failure_timeout:
+            raise LeaseExpired(self._lease.explain(self._calls.address))
+
+    def _next_heartbeat(self, batch: Batch) -> pb.HeartbeatRequest:
+        registration = self._registered()
         status = self._status()
         return pb.HeartbeatRequest(
-            worker=self._worker,
-            generation=encode_id(self._generation.id if self._generation else GenerationId(0, 0)),
+            worker=registration.slot,
+            generation=encode_id(self._standing.generation_id),
             sequence=batch.sequence,
             step=status.step,
             phase=status.phase,
             events=batch.lines,
-            pid=self._pid,
+            pid=registration.pid,
+            leaving=self._is_leaving,
+            pace=encode_pace(self._pace()),
         )
 
-    def _flush(self, deadline: Deadline) -> None:
-        """Send what is queued, for as long as `deadline` allows."""
-        while self._worker is not None and not self._outbox.is_empty():
-            remaining = deadline()
-            if remaining <= 0:
-                return
-            if not self._beat(remaining):
-                self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
-
-    # --- the follow thread
+    # --- following
 
     def _keep_following(self) -> None:
-        while not self._closing.is_set() and not self._ended:
+        while not self._calls.closing.is_set() and not self.ended:
             try:
                 self._follow()
             except (grpc.RpcError, ValueError) as error:
                 log.debug("the coordinator's directives broke off: %r", error)
-                self._closing.wait(self._timing.heartbeat_every)
+                self._calls.closing.wait(self._timing.heartbeat_every)
+            except Exception:
+                # Whoever hears nothing any more, and sends heartbeats all the same, would be waited for for ever.
+                log.exception("a directive of the coordinator could not be followed")
+                self._calls.closing.wait(self._timing.heartbeat_every)
 
     def _follow(self) -> None:
-        request = pb.FollowRequest(worker=self._worker)
-        self._follow_call = self._stub.Follow(request, metadata=self._metadata, wait_for_ready=True)
-        if self._closing.is_set():  # `close` came before there was a call that it could cancel
+        request = pb.FollowRequest(worker=self._registered().slot)
+        self._follow_call = self._calls.listen(self._calls.stub.Follow, request)
+        if self._calls.closing.is_set():  # `close` came before there was a call that it could cancel
             self._follow_call.cancel()
         for directive in self._follow_call:
-            self._heed(directive)
-
-    def _heed(self, directive: pb.Directive) -> None:
-        with self._changed:
-            match directive.WhichOneof("what"):
-                case "formed":
-                    self._adopt(decode_generation(directive.formed))
-                case "stop":
-                    self._stop = directive.stop.reason
-                case "regroup":
-                    self._regroup(decode_id(directive.regroup.generation), directive.regroup.at_boundary)
-                case "end":
-                    self._failure = decode_failure(directive.end.failure)
-                    self._ended = True
-                    self._lease.end()
-            is_over = self._ended or (self._generation is not None and self._over == self._generation.id)
-            close = self._close_links if is_over else None
-            self._changed.notify_all()
-        if close is not None:
-            close()
-
-    def _adopt(self, generation: Generation) -> None:
-        """Take a generation over that we belong to, unless it is older than ours: a late word of an earlier
-        coordinator. One of the time before we came may have had another worker in our place."""
-        is_ours = any(
-            (member.worker, member.address) == (self._worker, self._address_on_ring) for member in generation.members
-        )
-        if is_ours and (self._generation is None or generation.id > self._generation.id):
-            self._generation = generation
-            self._close_links = None
-
-    def _regroup(self, generation: GenerationId, at_boundary: bool) -> None:
-        if at_boundary:
-            self._break_at = generation
-        else:
-            self._over = generation
-
-    # --- calls and threads
-
-    def _call(self, method: Any, request: Any, timeout: float) -> Any:
-        return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+            if directive.HasField("end"):
+                self._lease.end()
+            self._standing.heed(directive)
 
     def _start_thread(self, name: str, work: Callable[[], None]) -> None:
         # Daemons: a worker that fails before it can close its membership must still be able to exit.
@@ -400,7 +346,3 @@ def _refused(failure: Failure) -> JobError:
     """The error that a refusal amounts to."""
     own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
     return own_kinds[failure.kind](failure.message) if failure.kind in own_kinds else JobEnded(failure)
-
-
-def _may_pass(error: Any) -> bool:
-    return error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}

@@ -1,6 +1,7 @@
 """Events on their way to the coordinator."""
 
 import logging
+import threading
 from collections import deque
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ class Outbox:
         self._lines: deque[str] = deque()
         self._batch = Batch(0, ())
         self._answered = True
+        # Whoever asks while a batch is taken must not find neither lines nor batch.
+        self._taking = threading.Lock()
 
     def put(self, event: Event) -> None:
         """Queue an event."""
@@ -39,15 +42,19 @@ class Outbox:
 
     def next_batch(self) -> Batch:
         """What to tell next: what has not been answered yet, or the oldest that is queued."""
-        if self._answered:
-            lines: list[str] = []
-            size = 0
-            while self._lines and (not lines or size + len(self._lines[0]) <= _BATCH_BYTES):
-                lines.append(self._lines.popleft())
-                size += len(lines[-1])
-            self._batch = Batch(self._batch.sequence + 1, tuple(lines))
-            self._answered = False
-        return self._batch
+        with self._taking:
+            if self._answered:
+                self._batch = Batch(self._batch.sequence + 1, tuple(self._take()))
+                self._answered = False
+            return self._batch
+
+    def _take(self) -> list[str]:
+        lines: list[str] = []
+        size = 0
+        while self._lines and (not lines or size + len(self._lines[0]) <= _BATCH_BYTES):
+            lines.append(self._lines.popleft())
+            size += len(lines[-1])
+        return lines
 
     def answered(self) -> None:
         """The last batch has arrived."""
@@ -55,4 +62,5 @@ class Outbox:
 
     def is_empty(self) -> bool:
         """Whether everything has arrived."""
-        return not self._lines and (self._answered or not self._batch.lines)
+        with self._taking:
+            return not self._lines and (self._answered or not self._batch.lines)

@@ -1,33 +1,27 @@
 """A worker's life: build, register, meet the neighbours, train, report, leave."""
 
-import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
-import time
 import traceback
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, GenerationOver, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, LinkError, QuorateError
+from quorate.core.exit_codes import ENDED_WITH_THE_JOB, LEFT
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.observe.event import Event
-from quorate.reduce.meeting import Listeners, Meeting, meet
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
+from quorate.reduce.meeting import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
-from quorate.training.loop import BREAK, Loop
 from quorate.training.machine import canary, machine_facts, pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
@@ -36,20 +30,18 @@ from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import source_digest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
-from quorate.wire.handshake import Credentials
-from quorate.wire.link import Deadline
-from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples, check_evaluable, evaluation_plan
+from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.faults import FaultWatch
-from quorate.worker.membership import JobEnded, Membership, Registration, WorkerStatus
+from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.narration import Narration
-from quorate.worker.state_copy import align
-from quorate.worker.status import StatusPage, status_file
+from quorate.worker.pace import PaceMeter
+from quorate.worker.passage import Passage
+from quorate.worker.registration import Registration
+from quorate.worker.standing import Dismissed, JobEnded
+from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
-ENDED_WITH_THE_JOB = 3
 
 
 def start_log(assignment: Assignment) -> None:
@@ -75,22 +67,33 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
-        self._membership = Membership(assignment.coordinator, assignment.token, self._timing, self._status)
+        self._pace = PaceMeter()
+        self._membership = Membership(
+            assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
+        )
         self._narration = Narration(self._membership.publish, self._timing)
         self._faults = FaultWatch(
             assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
         )
         # Nobody watches for faults where there are none.
         self._tell = self._faults.tell if assignment.faults else self._page.write
-        self._activity = Activity(self._tell)
+        linger = self._faults.linger if assignment.faults else None
+        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, linger)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
+        # A machine that is taken away warns first: the worker completes its step, and the others go on without it.
+        signal.signal(signal.SIGTERM, lambda *_: self._membership.ask_to_leave())
+        # Loaders are told to end by the same signal, and do.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
             self._train()
             return 0
         except JobEnded as ended:
             return self._leave(ended)
+        except Dismissed as reason:
+            log.info("%s", reason)
+            return LEFT
         except QuorateError as error:
             if self._membership.ended and isinstance(error, LinkError):
                 return self._leave(error)
@@ -118,103 +121,36 @@ class Worker:
         self._membership.report_failure(placed.at(message=_with_place(placed)))
         return failure.exit_code
 
-    def _is_called(self) -> bool:
-        """Whether this generation is to end at the next boundary. Raises when it has ended."""
-        self._membership.check_lease()
-        return self._membership.break_requested or self._membership.stop_requested is not None
-
     def _status(self) -> WorkerStatus:
         status = self._page.status
         return WorkerStatus(status.step, status.phase)
 
     def _train(self) -> None:
         ground, progress = self._build()
-        listeners = Listeners.bind(LOOPBACK, shares_memory=self._spec.links == "auto")
+        listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
-            self._live_through_generations(ground, worker, progress, listeners)
+            self._tell(progress.cursor.step, WAITING, None)
+            Passage(
+                ground,
+                worker,
+                progress,
+                listeners,
+                self._membership,
+                self._narration,
+                self._faults,
+                self._activity,
+                self._tell,
+                self._assignment,
+                self._timing,
+            ).complete()
         finally:
             listeners.close()
 
-    def _live_through_generations(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
-        """Train in one generation after the other, until one of them completes the job."""
-        generation = None
-        started, samples = time.perf_counter(), progress.samples
-        while True:
-            is_new = generation is None
-            generation = self._membership.await_generation(after=generation)
-            self._faults.enter({member.worker for member in generation.members}, self._is_called)
-            symptom = None
-            try:
-                with contextlib.ExitStack() as stack:
-                    loop, ending = None, BREAK
-                    reduction, memory = self._meet(generation, worker, listeners, ground)
-                    stack.callback(reduction.close)
-                    self._membership.close_when_over(generation, reduction.close)
-                    progress = self._align(generation, worker, reduction, ground, progress)
-                    if is_new:  # what it has copied is not its own work, and does not count for its speed
-                        started, samples = time.perf_counter(), progress.samples
-                    loop = self._assemble(ground, generation, worker, reduction, memory, progress)
-                    stack.callback(loop.close)
-                    ending = loop.run()
-                    progress = loop.progress
-                    if ending != BREAK:
-                        seconds = time.perf_counter() - started
-                        digest = ground.replica.weights_digest()
-                        result = _result(ending, digest, progress, progress.samples - samples, seconds)
-                        if self._membership.complete(digest, result):
-                            return
-            except LinkError as error:
-                if self._membership.ended:
-                    raise
-                log.info("generation %s is over for this worker: %s", generation.id, error)
-                symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
-                progress = loop.progress if loop is not None else progress
-            self._tell(progress.cursor.step, "regroup", None)
-            # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
-            self._membership.tell_the_rest()
-            self._membership.report_state(generation, progress.cursor, symptom)
-
-    def _align(
-        self, generation: Generation, worker: int, reduction: Reduction, ground: Ground, progress: Progress
-    ) -> Progress:
-        if generation.behind:
-            self._tell(generation.cursor.step, "copy", None)
-        began = time.perf_counter()
-        progress, size = align(generation, worker, reduction, ground.replica, progress)
-        if size and 0 in generation.members[generation.position(worker)].lanes:
-            seconds = round(time.perf_counter() - began, 4)
-            fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
-            self._narration.tell(Event("copied", progress.cursor.step, fields))
-        if worker in generation.behind:
-            # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
-            self._activity.begin_step(progress.cursor.step)
-        return progress
-
-    def _assemble(
-        self,
-        ground: Ground,
-        generation: Generation,
-        worker: int,
-        reduction: Reduction,
-        memory: GradientMemory,
-        progress: Progress,
-    ) -> Loop:
-        return assemble(
-            ground,
-            generation,
-            worker,
-            reduction=reduction,
-            memory=memory,
-            progress=progress,
-            outside=self._surroundings(),
-            errand=self._assignment.errand,
-        )
-
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
-        self._tell(0, "build", None)
-        self._activity.phase = "build"
+        self._tell(0, BUILDING, None)
+        self._activity.phase = BUILDING
         pin_machine(spec.threads, spec.deterministic)
         task = self._configure()
         replica = Replica(task, spec)
@@ -242,10 +178,15 @@ class Worker:
     def _restore(self, ground: Ground) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
-        self._tell(0, "restore", None)
+        self._tell(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent)
         info = next((info for info in folder.list() if info.path == path), None)
+        if info is None and self._assignment.is_replacement:
+            # Others have gone on and removed it: what is newest now is as good, and so is a copy of their state.
+            info = folder.newest_whole()
+            if info is None:
+                return Progress()
         if info is None:
             raise CheckpointError(
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
@@ -267,27 +208,6 @@ class Worker:
             cursor=progress.cursor,
         )
 
-    def _meet(
-        self, generation: Generation, worker: int, listeners: Listeners, ground: Ground
-    ) -> tuple[Reduction, GradientMemory]:
-        self._tell(generation.cursor.step, "join", None)
-        credentials = Credentials(self._assignment.token, worker, generation.id)
-        deadline, lease = _within(self._timing.connect), self._membership.lease_remaining
-        meeting = Meeting(generation, credentials, listeners, deadline, lease)
-        return meet(meeting, ground.plan, trusts_versions=ground.replica.optimizers.are_torchs_own)
-
-    def _surroundings(self) -> Surroundings:
-        membership = self._membership
-        return Surroundings(
-            publish=self._narration.tell,
-            check_lease=membership.check_lease,
-            stop_requested=lambda: membership.stop_requested,
-            activity=self._activity,
-            break_requested=lambda: membership.break_requested,
-            tell_all=membership.tell_the_rest,
-            keep=self._narration.keep,
-        )
-
 
 def _under(progress: Progress, early_stop: EarlyStopSpec | None) -> Progress:
     """A branch may have another patience, or none: what was an early stop before need not be one for it."""
@@ -302,20 +222,3 @@ def _with_place(failure: Failure) -> str:
     place = {"worker": failure.worker, "lane": failure.lane, "step": failure.step}
     where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
     return f"{where}: {failure.message}"
-
-
-def _within(seconds: float) -> Deadline:
-    over = time.monotonic() + seconds
-    return lambda: over - time.monotonic()
-
-
-def _result(ending: str, digest: str, progress: Progress, samples: int, seconds: float) -> dict[str, Any]:
-    best = progress.best
-    return {
-        "ending": ending,
-        "steps": progress.cursor.step,
-        "weights_digest": digest,
-        "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
-        "final_metrics": progress.metrics,
-        "best": None if best is None else {"value": best.value, "step": best.step},
-    }

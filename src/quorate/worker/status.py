@@ -4,6 +4,7 @@ import logging
 import mmap
 import os
 import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,17 +12,40 @@ from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
+BUILDING, RESTORING, WAITING = "build", "restore", "wait"
+"""What a worker does before it can tell its coordinator, and after."""
+
+MOST_SAMPLES = 512
+"""Of a lane that reads more, only the first are told, and how many there are."""
+
 _FORMAT = struct.Struct("<qi16s")
+# Step and lane once more, so that the samples of the lane before are not taken for those of this one.
+_READING = struct.Struct("<qiqq")
+_READING_AT = 32
+_SAMPLES_AT = _READING_AT + _READING.size + 4
+_SAMPLE_SIZE = array("q").itemsize
+_SIZE = _SAMPLES_AT + MOST_SAMPLES * _SAMPLE_SIZE
 _NO_LANE = -1
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a worker is."""
+    """Where a worker is; in a lane also which samples of which epoch that has read, or was about to.
+
+    `sample_count` is how many these are, of which `samples` are all or the first.
+    """
 
     step: int
     phase: str
     lane: int | None = None
+    epoch: int | None = None
+    samples: tuple[int, ...] = ()
+    sample_count: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the worker is still being built: its coordinator has not heard of it."""
+        return self.phase in (BUILDING, RESTORING)
 
 
 def status_file(run: RunFolder, slot: int) -> Path:
@@ -30,7 +54,7 @@ def status_file(run: RunFolder, slot: int) -> Path:
 
 
 class StatusPage:
-    """A file of a few bytes, mapped: writing costs less than a microsecond and survives SIGKILL."""
+    """A file of a few kilobytes, mapped: writing costs about a microsecond and survives SIGKILL."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -38,12 +62,12 @@ class StatusPage:
         except OSError as error:
             # A full disk must not keep a worker from starting: its death will be told with less detail, that is all.
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
-            self._memory = mmap.mmap(-1, _FORMAT.size)
+            self._memory = mmap.mmap(-1, _SIZE)
         self._said: tuple[int, str, int | None] = (0, "start", None)
 
     @property
     def status(self) -> Status:
-        """What was said last."""
+        """What was said last of its place."""
         return Status(*self._said)
 
     def write(self, step: int, phase: str, lane: int | None = None) -> None:
@@ -51,13 +75,21 @@ class StatusPage:
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
         self._said = (step, phase, lane)
 
+    def write_samples(self, epoch: int, samples: memoryview) -> None:
+        """Say which samples the lane that the worker is in has, as whole numbers of 64 bits."""
+        step, _, lane = self._said
+        told = samples[:MOST_SAMPLES]
+        self._memory[_SAMPLES_AT : _SAMPLES_AT + told.nbytes] = told
+        # After them: whoever is killed in between has told of no samples.
+        _READING.pack_into(self._memory, _READING_AT, step, _NO_LANE if lane is None else lane, epoch, len(samples))
+
 
 def _map(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
-        os.posix_fallocate(descriptor, 0, _FORMAT.size)
-        return mmap.mmap(descriptor, _FORMAT.size)
+        os.posix_fallocate(descriptor, 0, _SIZE)
+        return mmap.mmap(descriptor, _SIZE)
     finally:
         os.close(descriptor)
 
@@ -68,8 +100,16 @@ def read_status(path: Path) -> Status | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    if len(content) < _FORMAT.size:
+    if len(content) < _SIZE:
         return None
     step, lane, phase = _FORMAT.unpack_from(content)
     name = phase.rstrip(b"\0").decode()
-    return Status(step, name, None if lane == _NO_LANE else lane) if name else None
+    if not name:
+        return None
+    if lane == _NO_LANE:
+        return Status(step, name)
+    reading_step, reading_lane, epoch, count = _READING.unpack_from(content, _READING_AT)
+    if (reading_step, reading_lane) != (step, lane):
+        return Status(step, name, lane)
+    samples = array("q", content[_SAMPLES_AT : _SAMPLES_AT + min(count, MOST_SAMPLES) * _SAMPLE_SIZE])
+    return Status(step, name, lane, epoch, tuple(samples), count)

@@ -94,6 +94,7 @@ def _meeting(
         listeners,
         deadline=lambda: over - time.monotonic(),
         lease=lambda: over - time.monotonic(),
+        silence=order["limit"],
     )
 
 

@@ -128,6 +128,7 @@ class Place:
             listeners,
             deadline=lambda: over - time.monotonic(),
             lease=lambda: over - time.monotonic(),
+            silence=self.order["limit"],
         )
 
 
@@ -212,7 +213,11 @@ def _train(place: Place, number: int, overlap: bool, steps: int) -> tuple[list[S
     listeners.close()
     diary = Diary()
     outside = Surroundings(
-        publish=lambda _: None, check_lease=lambda: None, stop_requested=lambda: None, activity=diary
+        publish=lambda _: None,
+        check_lease=lambda: None,
+        check_commit=lambda: None,
+        stop_requested=lambda: None,
+        activity=diary,
     )
     loop = assemble(
         ground,

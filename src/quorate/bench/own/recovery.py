@@ -1,5 +1,6 @@
 """The stopwatch of the recovery benchmark: starts a command, kills one of its workers, and learns when it went on."""
 
+import itertools
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +39,10 @@ class Patient(Protocol):
         """When it completed its first step without the victim, and when the victim was replaced, if it is known."""
         ...
 
+    def step_times(self) -> list[float]:
+        """When each step was completed."""
+        ...
+
 
 def main() -> None:
     """Answer the launcher."""
@@ -47,15 +52,24 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         measured = [_kill_one(patient, process, order["step_ms"] / 1000) for _ in range(order["kills"])]
+        _await("all workers train again", patient.victims, process)
     finally:
         process.terminate()
         process.wait()
     lanes = -(-order["processes"] // (order["processes"] - 1)) if order["system"] == "quorate" else 1
     details = {"redo_ms": lanes * float(order["step_ms"])}
+    details["lost_ms"] = 1000 * lost_time(patient.step_times()) / order["kills"]
     back = [moment for _, moment in measured if moment is not None]
     if back:
         details["back_ms"] = statistics.median(back)
     answer(reading(f"{order['processes']} workers", order["processes"], [ms for ms, _ in measured], details=details))
+
+
+def lost_time(moments: Sequence[float]) -> float:
+    """Seconds in which nothing came about: what steps took longer than usual, where that is twice as long or more."""
+    pauses = [later - earlier for earlier, later in itertools.pairwise(sorted(moments))]
+    usual = statistics.median(pauses)
+    return sum(pause - usual for pause in pauses if pause >= 2 * usual)
 
 
 def _kill_one(patient: Patient, process: subprocess.Popen[bytes], step: float) -> tuple[float, float | None]:
@@ -123,6 +137,10 @@ class Quorate:
         steps = [event["time"] for event in events if event["kind"] == "step" and event["time"] > formed[0]["time"]]
         return (min(steps), whole[0]) if steps else None
 
+    def step_times(self) -> list[float]:
+        """By the run's own events."""
+        return [event["time"] for event in self._events() if event["kind"] == "step"]
+
     def _events(self) -> list[dict[str, Any]]:
         lines = [line for file in self._runs.glob("*/events.jsonl") for line in file.read_text().splitlines()]
         events = []
@@ -165,6 +183,10 @@ class Torchrun:
         newest = max((start for start, moment in self._steps() if moment <= killed), default=-1)
         moment = min((moment for start, moment in self._steps() if start > newest), default=None)
         return None if moment is None else (moment, moment)
+
+    def step_times(self) -> list[float]:
+        """As it has noted them."""
+        return [moment for _, moment in self._steps()]
 
     def _steps(self) -> list[tuple[int, float]]:
         file = self._folder / "steps"

@@ -1,10 +1,13 @@
 """Values of the core as messages, and back."""
 
 import json
+from dataclasses import asdict
 
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.pace import Pace
+from quorate.core.position import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 
 
@@ -57,6 +60,31 @@ def encode_id(generation: GenerationId) -> pb.GenerationId:
 def decode_id(message: pb.GenerationId) -> GenerationId:
     """The id that a message tells; (0, 0) when it is absent."""
     return GenerationId(message.incarnation, message.number)
+
+
+def encode_position(position: Position) -> pb.Position:
+    """A position as its message."""
+    generation = encode_generation(position.generation) if position.generation else None
+    cursor = encode_cursor(position.cursor)
+    return pb.Position(
+        generation=generation, cursor=cursor, has_left=position.has_left, has_trained=position.has_trained
+    )
+
+
+def decode_position(message: pb.Position) -> Position:
+    """The position that a message tells."""
+    generation = decode_generation(message.generation) if message.HasField("generation") else None
+    return Position(generation, decode_cursor(message.cursor), message.has_left, message.has_trained)
+
+
+def encode_pace(pace: Pace | None) -> pb.Pace | None:
+    """A pace as its message."""
+    return None if pace is None else pb.Pace(**asdict(pace))
+
+
+def decode_pace(message: pb.Pace) -> Pace:
+    """The pace that a message tells."""
+    return Pace(message.steps, message.lanes, message.data_s, message.compute_s, message.apply_s)
 
 
 def encode_failure(failure: Failure | None) -> str:

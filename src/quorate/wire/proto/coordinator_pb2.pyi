@@ -59,7 +59,7 @@ class TensorDigest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor", "local_address")
+    __slots__ = ("slot", "pid", "host", "ring_address", "facts", "tensors", "cursor", "local_address", "position")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class RegisterRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     host: str
@@ -83,20 +84,35 @@ class RegisterRequest(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorDigest]
     cursor: Cursor
     local_address: str
-    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., local_address: _Optional[str] = ...) -> None: ...
+    position: Position
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., ring_address: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorDigest, _Mapping]]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., local_address: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("generation", "cursor", "has_left", "has_trained")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    HAS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    HAS_TRAINED_FIELD_NUMBER: _ClassVar[int]
+    generation: Generation
+    cursor: Cursor
+    has_left: bool
+    has_trained: bool
+    def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., has_left: _Optional[bool] = ..., has_trained: _Optional[bool] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("worker", "lease", "refusal")
+    __slots__ = ("worker", "lease", "refusal", "incarnation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     lease: float
     refusal: str
-    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid")
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving", "pace")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +120,8 @@ class HeartbeatRequest(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     generation: GenerationId
     sequence: int
@@ -111,13 +129,33 @@ class HeartbeatRequest(_message.Message):
     phase: str
     events: _containers.RepeatedScalarFieldContainer[str]
     pid: int
-    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    pace: Pace
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("steps", "lanes", "data_s", "compute_s", "apply_s")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    lanes: int
+    data_s: float
+    compute_s: float
+    apply_s: float
+    def __init__(self, steps: _Optional[int] = ..., lanes: _Optional[int] = ..., data_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lease",)
+    __slots__ = ("lease", "unknown", "incarnation")
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     lease: float
-    def __init__(self, lease: _Optional[float] = ...) -> None: ...
+    unknown: bool
+    incarnation: int
+    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("worker",)
@@ -126,44 +164,64 @@ class FollowRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("formed", "stop", "end", "regroup")
+    __slots__ = ("formed", "stop", "end", "regroup", "dismiss")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     REGROUP_FIELD_NUMBER: _ClassVar[int]
+    DISMISS_FIELD_NUMBER: _ClassVar[int]
     formed: Generation
     stop: StopDirective
     end: EndDirective
     regroup: RegroupDirective
-    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ...) -> None: ...
+    dismiss: DismissDirective
+    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ..., dismiss: _Optional[_Union[DismissDirective, _Mapping]] = ...) -> None: ...
 
 class RegroupDirective(_message.Message):
-    __slots__ = ("generation", "at_boundary")
+    __slots__ = ("generation", "at_boundary", "saves")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     AT_BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     generation: GenerationId
     at_boundary: bool
-    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ...) -> None: ...
+    saves: bool
+    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., at_boundary: _Optional[bool] = ..., saves: _Optional[bool] = ...) -> None: ...
+
+class DismissDirective(_message.Message):
+    __slots__ = ("worker", "pid", "incarnation")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    pid: int
+    incarnation: int
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class StateReport(_message.Message):
-    __slots__ = ("worker", "pid", "generation", "cursor", "symptom")
+    __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     pid: int
     generation: GenerationId
     cursor: Cursor
     symptom: str
-    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ...) -> None: ...
+    saved: bool
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ..., saved: _Optional[bool] = ...) -> None: ...
 
 class StateReply(_message.Message):
-    __slots__ = ("refusal",)
+    __slots__ = ("refusal", "unknown", "incarnation")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     refusal: str
-    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+    unknown: bool
+    incarnation: int
+    def __init__(self, refusal: _Optional[str] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class StopDirective(_message.Message):
     __slots__ = ("reason",)
@@ -208,7 +266,7 @@ class CompleteReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., regroup: _Optional[bool] = ...) -> None: ...
 
 class ExitReport(_message.Message):
-    __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase")
+    __slots__ = ("slot", "pid", "host", "exit_code", "signal", "step", "phase", "lane", "epoch", "samples", "sample_count")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +274,10 @@ class ExitReport(_message.Message):
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     host: str
@@ -223,7 +285,11 @@ class ExitReport(_message.Message):
     signal: int
     step: int
     phase: str
-    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    lane: int
+    epoch: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    sample_count: int
+    def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., lane: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sample_count: _Optional[int] = ...) -> None: ...
 
 class ExitReply(_message.Message):
     __slots__ = ("refill", "after", "restore")
@@ -241,23 +307,45 @@ class StopRequest(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class ResizeRequest(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+
+class ResizeReply(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+
 class OutcomeRequest(_message.Message):
-    __slots__ = ("timeout",)
+    __slots__ = ("timeout", "seen_to", "workers")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TO_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     timeout: float
-    def __init__(self, timeout: _Optional[float] = ...) -> None: ...
+    seen_to: _containers.RepeatedScalarFieldContainer[int]
+    workers: int
+    def __init__(self, timeout: _Optional[float] = ..., seen_to: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("ended", "failure", "result", "expelled")
+    __slots__ = ("ended", "failure", "result", "expelled", "vacant", "restore", "workers")
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     EXPELLED_FIELD_NUMBER: _ClassVar[int]
+    VACANT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     ended: bool
     failure: str
     result: str
     expelled: _containers.RepeatedCompositeFieldContainer[Expelled]
-    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ...) -> None: ...
+    vacant: _containers.RepeatedScalarFieldContainer[int]
+    restore: bool
+    workers: int
+    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ..., vacant: _Optional[_Iterable[int]] = ..., restore: _Optional[bool] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class Expelled(_message.Message):
     __slots__ = ("slot", "pid")

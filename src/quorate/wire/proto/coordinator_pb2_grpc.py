@@ -74,6 +74,11 @@ class CoordinatorStub:
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StopRequest.SerializeToString,
                 response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/quorate.v1.Coordinator/Resize',
+                request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.FromString,
+                _registered_method=True)
         self.Outcome = channel.unary_unary(
                 '/quorate.v1.Coordinator/Outcome',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeRequest.SerializeToString,
@@ -140,8 +145,15 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resize(self, request, context):
+        """Go on with another number of workers, from the next step boundary on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Outcome(self, request, context):
-        """How the job ended; waits for the end for as long as asked.
+        """How the job ended, or what there is to do for the supervisor; waits for either for as long as asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,6 +201,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StopRequest.FromString,
                     response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.FromString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.SerializeToString,
             ),
             'Outcome': grpc.unary_unary_rpc_method_handler(
                     servicer.Outcome,
@@ -412,6 +429,33 @@ class Coordinator:
             '/quorate.v1.Coordinator/Stop',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.StopRequest.SerializeToString,
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quorate.v1.Coordinator/Resize',
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.SerializeToString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,104 @@
+"""Failures that are told, and processes that are gone."""
+
+from dataclasses import replace
+
+from quorate.coordinator.actions import Action, RecordLoss
+from quorate.coordinator.autopsy import autopsy_of_exit
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import ExitReported, FailureReported
+from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, regroup, vacate
+from quorate.coordinator.places import places
+from quorate.coordinator.poison import with_victim
+from quorate.coordinator.states import Active, Crew, Recalling, Training
+from quorate.coordinator.succession import without_missing
+from quorate.core.errors import LinkError
+from quorate.core.exit_codes import LEFT
+
+
+def report(state: Active, event: FailureReported) -> Decision:
+    """Somebody tells why it stops: user code that raises ends the job, a broken link is a symptom."""
+    known = state.crew.find(event.worker)
+    failure = event.failure
+    if failure.worker is None:
+        failure = failure.at(worker=event.worker)
+    if known and failure.step is None:
+        failure = failure.at(step=known.place.step, phase=failure.phase or known.place.phase)
+    if failure.kind not in _symptom_kinds():
+        return end(failure)
+    reason = f"worker {event.worker} gives up for a symptom; it is lost when it exits: {failure.message}"
+    if known is None:
+        return Decision(state, (), reason)
+    return Decision(replace(state, crew=state.crew.having(replace(known, last_words=failure.message))), (), reason)
+
+
+def _symptom_kinds() -> set[str]:
+    """Every kind of error between two processes: one of them is the trouble, and neither knows which."""
+    kinds: list[type[LinkError]] = [LinkError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    return {kind.__name__ for kind in kinds}
+
+
+def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
+    """The supervisor has reaped a process."""
+    crew, process = state.crew, (event.worker, event.pid)
+    known = crew.find(event.worker, event.pid)
+    is_missing = isinstance(state, Recalling) and process in state.missing
+    # The coordinator before may have let it go.
+    is_from_before = event.exit_code == LEFT and crew.is_successor and (known is not None or is_missing)
+    if process in crew.dismissed or is_from_before:
+        return _see_off(state, event, now)
+    failure = autopsy_of_exit(event, known, had_joined=is_missing)
+    if known is not None:
+        died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known)))
+        return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)
+    if process in crew.reaped | crew.expelled:
+        return _reap(state, event, now)
+    reaped: Active = replace(state, crew=replace(crew, reaped=crew.reaped | {process}))
+    if isinstance(reaped, Recalling) and is_missing:
+        reaped = without_missing(reaped, process)
+    elif event.worker not in crew.awaited:
+        return Decision(
+            reaped, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member"
+        )
+    return fill_place(reaped, event.worker, failure, (RecordLoss(failure, 0.0),), now, is_vacant=True)
+
+
+def _reap(state: Active, event: ExitReported, now: float) -> Decision:
+    """One whose loss has been told is gone for sure: now its place is free."""
+    crew, process = state.crew, (event.worker, event.pid)
+    reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
+    if process in crew.reaped and event.worker not in crew.awaited:
+        return Decision(state, (), reason)
+    # Where the answer was lost it is told again; the answer is given again, and nobody is counted twice.
+    crew = replace(crew, expelled=crew.expelled - {process}, reaped=crew.reaped | {process})
+    return vacate(replace(state, crew=crew), event.worker, (), reason, now)
+
+
+def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
+    """One that was let go is gone, which is no failure; its place is for another, if there still is one."""
+    crew, process = state.crew, (event.worker, event.pid)
+    is_wanted = event.worker in places(crew)
+    awaited = crew.awaited | ({event.worker} if is_wanted else set())
+    known = crew.find(event.worker, event.pid)
+    crew = replace(
+        crew,
+        enrolled=tuple(other for other in crew.enrolled if other is not known),
+        dismissed=crew.dismissed - {process},
+        reaped=crew.reaped | {process},
+        awaited=awaited,
+    )
+    reason = f"worker {event.worker} (pid {event.pid}) has left"
+    left: Active = replace(state, crew=crew)
+    actions: tuple[Action, ...] = ()
+    if isinstance(left, Recalling):
+        left = without_missing(left, process)
+    elif known is not None and isinstance(left, Training) and known.within == left.generation.id:
+        left, actions = regroup(left, now)
+    if is_wanted:
+        return vacate(left, event.worker, actions, reason, now)
+    return form_if_ready(left, actions, reason, now)
+
+
+def _since_first_sign(crew: Crew, now: float) -> float:
+    return now - crew.suspicion.since if crew.suspicion else 0.0

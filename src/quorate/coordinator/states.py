@@ -1,0 +1,226 @@
+"""What a coordinator knows.
+
+::
+
+    Forming ──everybody stands ready──▶ Training ──all completed──▶ Ended
+       ▲──────a loss, a newcomer───────────┘
+       └────────nobody can go on, or a failure────────────────────▶ Ended
+    Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quorate.coordinator.events import Completed, Place, Reading, Registered
+from quorate.coordinator.ring_order import Pair
+from quorate.coordinator.terms import Terms
+from quorate.core.cursor import Cursor
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId
+from quorate.core.pace import Pace
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How long a worker's own work takes it, smoothed over all its steps so far.
+
+    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_told`: that has been reported.
+    """
+
+    pace: Pace
+    slow_steps: int = 0
+    slow_s: float = 0.0
+    is_told: bool = False
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A worker that died in the task's own code: in which lane of which step, and how, in words."""
+
+    worker: int
+    step: int
+    phase: str
+    reading: Reading
+    how: str
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A registered worker, when it was last heard, and its last word.
+
+    `within`: the generation that it has not left; without one it stands at `cursor`, and waits for the next.
+    `has_trained`: it has gone on from where a generation did, so what it holds is the state of the job and not just a
+    beginning. It `moved` on to the step that it is at then, and the `usual` step takes it so many seconds.
+    """
+
+    registration: Registered
+    heard: float
+    cursor: Cursor
+    sequence: int = 0
+    place: Place = field(default_factory=Place)
+    within: GenerationId | None = None
+    has_trained: bool = False
+    is_leaving: bool = False
+    is_saved: bool = False
+    last_words: str = ""
+    moved: float = 0.0
+    usual: float = 0.0
+    measured: Measured | None = None
+
+    @property
+    def worker(self) -> int:
+        """Its id."""
+        return self.registration.worker
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take part in the next generation."""
+        return self.within is None
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A link failed: somebody may be dead, and the proof may be on its way.
+
+    `symptoms` are what the members of the generation tell of it, in the order in which it is heard.
+    """
+
+    symptoms: tuple[Failure, ...]
+    since: float
+
+    @property
+    def failure(self) -> Failure:
+        """What was heard first: the rest may be its consequences."""
+        return self.symptoms[0]
+
+
+@dataclass(frozen=True)
+class WeakLink:
+    """Two workers whose link has failed so many `times` although both were alive, and `failed` then for the last time.
+
+    `apart_helps` until it fails between two that are no neighbours: where everybody is linked to everybody.
+    """
+
+    pair: Pair
+    times: int
+    failed: float
+    apart_helps: bool = True
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What is known of the workers, whatever the state."""
+
+    terms: Terms
+    ticked: float
+    # How many take part; the rest are spares.
+    wanted: int
+    enrolled: tuple[Enrolled, ...] = ()
+    # Whether there was a coordinator before: somebody may come whom that one knew.
+    is_successor: bool = False
+    # The first that registered: everyone else is compared with it, also when it is gone.
+    reference: Registered | None = None
+    # Places for which a process is on its way.
+    awaited: frozenset[int] = frozenset()
+    # Processes that count as lost and have not been reaped; and those that have: a late word of theirs is nobody's.
+    expelled: frozenset[tuple[int, int]] = frozenset()
+    reaped: frozenset[tuple[int, int]] = frozenset()
+    # Processes that were let go and have not been reaped.
+    dismissed: frozenset[tuple[int, int]] = frozenset()
+    suspicion: Suspicion | None = None
+    # Whether a loss is known that explains every link of the last generation that broke.
+    is_explained: bool = False
+    # Links that have failed for no such reason, and how the last generation stood on its ring.
+    links: tuple[WeakLink, ...] = ()
+    ring: tuple[int, ...] = ()
+    stop: str | None = None
+    # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
+    generations: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    # When that generation began.
+    formed: float = 0.0
+    # The highest cursor that a generation has begun from: losing everybody does not make it lower.
+    furthest: Cursor = field(default_factory=Cursor)
+    # Of what there is a checkpoint for sure.
+    saved: Cursor = field(default_factory=Cursor)
+    deaths: int = 0
+    futile: int = 0
+    # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.
+    stillborn: int = 0
+    # Who died one after the other in the task's own code, all at the same step.
+    victims: tuple[Victim, ...] = ()
+    # The step that was last reported to take too long.
+    slow_step: int | None = None
+
+    def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
+        """The worker of that id, if it is registered; with a pid, if it is that process."""
+        return next(
+            (
+                known
+                for known in self.enrolled
+                if known.worker == worker and (pid is None or known.registration.pid == pid)
+            ),
+            None,
+        )
+
+    def having(self, changed: Enrolled) -> "Crew":
+        """With this in place of what was known of the same worker."""
+        enrolled = tuple(changed if known.worker == changed.worker else known for known in self.enrolled)
+        return replace(self, enrolled=enrolled)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether anybody holds the state of the job."""
+        return any(known.has_trained for known in self.enrolled)
+
+
+@dataclass(frozen=True)
+class Forming:
+    """Waiting until everybody who is to take part stands ready."""
+
+    crew: Crew
+    since: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """A generation is at work; those who are done wait for the others.
+
+    `is_called`: it has been asked to end at the next step boundary, to let somebody in again who was left out, or to
+    share the lanes anew.
+    """
+
+    crew: Crew
+    generation: Generation
+    completed: tuple[Completed, ...] = ()
+    is_called: bool = False
+
+
+@dataclass(frozen=True)
+class Recalling:
+    """A coordinator before this one has died; those who are `missing` have not come back yet.
+
+    `newest` is the highest generation that anybody was in.
+    """
+
+    crew: Crew
+    since: float
+    missing: frozenset[tuple[int, int]]
+    newest: Generation | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job is over, for good: with a failure, or with a result."""
+
+    failure: Failure | None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    # By worker, the number of the last heartbeat that was heard: their last events may still be on the way.
+    heard: Mapping[int, int] = field(default_factory=dict)
+
+
+Active = Recalling | Forming | Training
+
+
+State = Active | Ended

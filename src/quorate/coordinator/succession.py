@@ -1,0 +1,118 @@
+"""A coordinator that takes the place of another: it knows nobody, and learns from the workers how far the job is.
+
+Until everybody who is there has come back, nothing is decided. If all members of the newest generation are still at
+work in it, they go on as if nothing had happened. Otherwise it is over for all of them, and so is every older one: the
+coordinator before may have told only some of its workers of the last.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from quorate.coordinator.actions import Action, Regroup
+from quorate.coordinator.events import Registered
+from quorate.coordinator.places import call_together, places
+from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Training
+from quorate.coordinator.terms import Roster, Terms
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId
+from quorate.observe.event import Event
+
+
+def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
+    """The state of a coordinator that has just taken over."""
+    generations = 1 if roster.has_begun else 0
+    # The one before may have left a place empty for a number of workers that nobody else has heard of.
+    everything = frozenset(range(terms.workers + terms.spares))
+    empty = everything - {worker for worker, _ in roster.present}
+    crew = Crew(
+        terms,
+        ticked=now,
+        wanted=terms.workers,
+        awaited=(roster.awaited & everything) | empty,
+        generations=generations,
+        is_successor=True,
+    )
+    return Recalling(crew, now, roster.present)
+
+
+def ended_as_told(event: Event) -> Ended:
+    """The end that a predecessor has written down, and may not have told."""
+    if event.kind == "finished":
+        return Ended(None, event.fields["result"])
+    fields = {name: value for name, value in event.fields.items() if name != "cause"}
+    return Ended(Failure.from_dict({**fields, "kind": event.fields["cause"], "step": event.step}))
+
+
+def take_back(state: Active, event: Registered, now: float) -> Active:
+    """A worker has come back, and says where it stands."""
+    position = event.position
+    assert position is not None, "whoever comes back says where it stands"
+    generation = position.generation
+    returned = Enrolled(
+        event,
+        heard=now,
+        cursor=position.cursor,
+        within=None if position.has_left or generation is None else generation.id,
+        has_trained=position.has_trained,
+        is_leaving=event.worker not in places(state.crew),
+    )
+    crew = replace(
+        state.crew,
+        enrolled=(*state.crew.enrolled, returned),
+        reference=state.crew.reference or event,
+        awaited=state.crew.awaited - {event.worker},
+    )
+    if not isinstance(state, Recalling):
+        return replace(state, crew=crew)
+    newest = state.newest
+    if generation is not None and (newest is None or generation.id > newest.id):
+        # Who stands before the cursor of a generation has not gone on from it.
+        newest, crew = generation, replace(crew, cursor=max(crew.cursor, generation.cursor))
+    return replace(state, crew=crew, newest=newest, missing=state.missing - {(event.worker, event.pid)})
+
+
+def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
+    """One that will not come back, which explains every link to it that broke."""
+    crew = replace(state.crew, is_explained=True, suspicion=None)
+    return replace(state, crew=crew, missing=state.missing - {process})
+
+
+def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
+    """The state to go on with, once nobody is missing any more."""
+    if not isinstance(state, Recalling) or state.missing:
+        return state, ()
+    newest = state.newest
+    if newest is None:
+        return Forming(state.crew, since=now), ()
+    ring = tuple(member.worker for member in newest.members)
+    crew = replace(state.crew, generations=newest.id.number, cursor=newest.cursor, ring=ring)
+    entered = {known.within for known in crew.enrolled if known.within is not None}
+    if not _is_at_work(newest, crew):
+        return Forming(crew, since=now), _end_all(entered)
+    actions = _end_all(entered - {newest.id})
+    at_work = Training(crew, newest)
+    return at_work, (*actions, *call_together(at_work))
+
+
+def _end_all(generations: Collection[GenerationId]) -> tuple[Action, ...]:
+    return tuple(Regroup(generation, at_boundary=False) for generation in sorted(generations))
+
+
+def _is_at_work(generation: Generation, crew: Crew) -> bool:
+    """Whether all its members are in it, as they were."""
+    known = {one.worker: one for one in crew.enrolled}
+    return all(
+        member.worker in known
+        and known[member.worker].within == generation.id
+        and known[member.worker].registration.address == member.address
+        for member in generation.members
+    )
+
+
+def is_expected(state: Active, worker: int, pid: int) -> bool:
+    """Whether a process that is not known was known, or may have been, to the coordinator before this one."""
+    if not state.crew.is_successor or state.crew.find(worker) is not None:
+        return False
+    is_missing = isinstance(state, Recalling) and (worker, pid) in state.missing
+    is_gone = (worker, pid) in state.crew.reaped | state.crew.expelled | state.crew.dismissed
+    return is_missing or (worker in state.crew.awaited and not is_gone)

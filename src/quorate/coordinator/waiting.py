@@ -1,0 +1,92 @@
+"""What time brings: silence, stalls, trials, and an end to waiting."""
+
+from dataclasses import replace
+
+from quorate.coordinator.actions import Expel, RecordLoss, Regroup, Warn
+from quorate.coordinator.autopsy import autopsy_of_absence, autopsy_of_no_return, autopsy_of_silence
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.forming import end, fill_place, lose
+from quorate.coordinator.stall import Stall, find_stall
+from quorate.coordinator.states import Active, Forming, Recalling, Training
+from quorate.coordinator.succession import without_missing
+from quorate.coordinator.weak_links import who_may_return
+
+
+def tick(state: Active, now: float) -> Decision:
+    """Time has passed."""
+    crew = state.crew
+    timeout = crew.terms.timing.failure_timeout
+    if now - crew.ticked > timeout / 2:
+        return _forgive_silence(state, now)
+    state = replace(state, crew=replace(crew, ticked=now))
+    quietest = min(crew.enrolled, key=lambda known: known.heard, default=None)
+    if quietest and now - quietest.heard >= timeout:
+        failure = autopsy_of_silence(quietest, now, crew.terms)
+        return lose(state, quietest, failure, now - quietest.heard, now, expel=True)
+    if isinstance(state, Recalling):
+        return _give_up_missing(state, now)
+    if stall := find_stall(state.crew, now):
+        return _act_on_stall(state, stall, now)
+    if isinstance(state, Training):
+        return _let_in_again(state, now)
+    return _give_up_forming(state, now)
+
+
+def _forgive_silence(state: Active, now: float) -> Decision:
+    """Nobody is lost by a pause of the coordinator itself (a suspended machine, a stopped process group)."""
+    crew = state.crew
+    heard = tuple(replace(known, heard=now, moved=now) for known in crew.enrolled)
+    suspicion = crew.suspicion and replace(crew.suspicion, since=now)
+    reason = f"the coordinator was held up for {now - crew.ticked:.1f} s; silence counts from now"
+    forgiven: Active = replace(state, crew=replace(crew, ticked=now, enrolled=heard, suspicion=suspicion))
+    if not isinstance(forgiven, Training):
+        forgiven = replace(forgiven, since=forgiven.since + now - crew.ticked)
+    return Decision(forgiven, (), reason)
+
+
+def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
+    crew = state.crew
+    step_timeout = crew.terms.step_timeout
+    if step_timeout is not None:
+        return lose(state, stall.culprit, stall.failure(step_timeout), stall.seconds, now, expel=True)
+    if crew.slow_step == stall.step:
+        return Decision(state, (), f"step {stall.step} still takes its time")
+    message = f"{stall.message} It is waited for, since step_timeout is not set."
+    told = replace(state, crew=replace(crew, slow_step=stall.step))
+    return Decision(told, (Warn(message, stall.step),), message)
+
+
+def _give_up_missing(state: Recalling, now: float) -> Decision:
+    """Those who have not come back are lost, one after the other; until then nobody is who was not reaped."""
+    if not state.missing or now - state.since < state.crew.terms.timing.failure_timeout:
+        return Decision(state, (), "nothing is overdue")
+    worker, pid = process = min(state.missing)
+    failure = autopsy_of_no_return(worker, pid, state.crew.terms)
+    gone = without_missing(state, process)
+    left = replace(gone, crew=replace(gone.crew, expelled=gone.crew.expelled | {process}))
+    actions = (RecordLoss(failure, now - state.since), Expel(worker, pid))
+    return fill_place(left, worker, failure, actions, now, is_vacant=False)
+
+
+def _let_in_again(state: Training, now: float) -> Decision:
+    """Who was left out for a bad link is let in again at a step boundary: to train with it is to try it."""
+    crew = state.crew
+    back = who_may_return(crew, now) if crew.stop is None and not state.is_called else {}
+    if not back:
+        return Decision(state, (), "nothing is overdue")
+    told = ", ".join(
+        f"worker {worker} (its link between workers {link.pair[0]} and {link.pair[1]} has rested"
+        f" {now - link.failed:.1f} s)"
+        for worker, link in back.items()
+    )
+    action = Regroup(state.generation.id, at_boundary=True)
+    return Decision(replace(state, is_called=True), (action,), f"let in again at the next step boundary: {told}")
+
+
+def _give_up_forming(state: Forming, now: float) -> Decision:
+    crew = state.crew
+    terms = crew.terms
+    is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
+    if crew.awaited and is_short and now - state.since >= terms.registration_limit:
+        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), crew.wanted, terms))
+    return Decision(state, (), "nothing is overdue")

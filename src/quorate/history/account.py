@@ -1,0 +1,107 @@
+"""What a run has told about the samples of its steps, read back from its `events.jsonl`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import RunError
+from quorate.data.ledger import Tally
+from quorate.observe.event import Event
+
+_LARGEST = 2**63
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """What a step has told of its samples. The step that ends an epoch also says what was dropped, and what `order()`
+    has given for the epoch if the task has an order of its own. What a step that `is_skipped` has read has not gone
+    into the weights."""
+
+    tally: Tally
+    samples: int
+    is_own: bool = False
+    dropped: tuple[int, ...] = ()
+    planned: Tally | None = None
+    is_skipped: bool = False
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> "StepEntry":
+        """From the fields of a step event. Raises what shows that they are none."""
+        planned = fields.get("planned")
+        dropped = tuple(int(index) for index in fields.get("dropped", ()))
+        if not all(0 <= index < _LARGEST for index in dropped):
+            raise ValueError("a sample has a number that none can have")
+        return cls(
+            tally=Tally.from_hex(fields["ledger"]),
+            samples=int(fields["samples"]),
+            is_own=bool(fields.get("own_order", False)),
+            dropped=dropped,
+            planned=None if planned is None else Tally.from_hex(planned),
+            is_skipped=fields.get("skipped") is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run says when it begins: after which step, and how its epochs are."""
+
+    from_step: int
+    steps_per_epoch: int
+    samples: int
+
+
+@dataclass
+class Account:
+    """All of it, by step. `other` are steps that were told twice with other samples, `without` counts the tellings that
+    say nothing about samples."""
+
+    courses: list[Course] = field(default_factory=list)
+    steps: dict[int, StepEntry] = field(default_factory=dict)
+    other: set[int] = field(default_factory=set)
+    told_again: int = 0
+    without: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "Account":
+        """From a run's events. Every telling of a step counts here, where a timeline keeps the last."""
+        account = cls()
+        for event in _events(path):
+            if event.kind == "run":
+                account._begin(event.fields)
+            elif event.kind == "step" and type(event.step) is int:
+                account._take(event.step, event.fields)
+        return account
+
+    def _begin(self, fields: dict[str, Any]) -> None:
+        names = ("from_step", "steps_per_epoch", "dataset_samples")
+        values = [fields.get(name) for name in names]
+        if all(type(value) is int and value >= 0 for value in values) and values[1]:
+            self.courses.append(Course(*values))  # type: ignore[arg-type]
+
+    def _take(self, step: int, fields: dict[str, Any]) -> None:
+        try:
+            entry = StepEntry.of(fields)
+        except (KeyError, TypeError, ValueError):
+            self.without += 1
+            return
+        before = self.steps.setdefault(step, entry)
+        if before is not entry:
+            self.told_again += 1
+            if before != entry:
+                self.other.add(step)
+
+
+def _events(path: Path) -> Iterator[Event]:
+    """The events of a file; what a crash has left half written is passed over."""
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    yield Event.from_json(line.decode())
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    continue
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error

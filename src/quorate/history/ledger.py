@@ -1,0 +1,268 @@
+"""Whether each sample was used exactly once an epoch: what a run has told of its steps, added up and judged."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib.metadata import version
+
+from quorate.core.errors import QuorateError, RunError
+from quorate.data.ledger import Tally, total
+from quorate.history.account import Account, Course
+from quorate.spec.job import JobSpec
+from quorate.spec.load import load_recorded
+from quorate.storage.run_folder import RunFolder
+
+_NAMED = 3
+
+Plan = Callable[[int], Tally]
+"""What the order of a job has a step use."""
+
+
+class EpochStatus(StrEnum):
+    """What has become of an epoch's samples."""
+
+    WHOLE = "whole"
+    INCOMPLETE = "incomplete"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class EpochEntry:
+    """One epoch: the steps of it that the run has come through, what they used, and what that makes of it.
+
+    `reason` says why it is incomplete or broken. `is_own`: the task has an order of its own for it. `skipped_steps`
+    have read `skipped_samples`, which went into nothing (on_poison: skip).
+    """
+
+    epoch: int
+    first_step: int
+    last_step: int
+    steps: int
+    samples: int
+    dropped: tuple[int, ...]
+    is_own: bool
+    status: EpochStatus
+    reason: str
+    skipped_steps: tuple[int, ...] = ()
+    skipped_samples: int = 0
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
+    with the order of the job one by one; each is usually empty."""
+
+    epochs: tuple[EpochEntry, ...] = ()
+    samples: int = 0
+    told_again: int = 0
+    trouble: str = ""
+    unplanned: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing departs: no sample was used twice in an epoch, and none was left out without being listed."""
+        return not self.trouble and self.first_broken is None
+
+    @property
+    def first_broken(self) -> EpochEntry | None:
+        """The first epoch that departs."""
+        return next((entry for entry in self.epochs if entry.status is EpochStatus.BROKEN), None)
+
+    @property
+    def verdict(self) -> str:
+        """All of it in a few sentences."""
+        broken = self.first_broken
+        if self.trouble:
+            return f"Broken: {self.trouble}."
+        if broken is not None:
+            return f"Broken in epoch {broken.epoch}: {broken.reason}."
+        if not self.epochs:
+            return "No step is told yet, so there is nothing to judge."
+        return " ".join(f"{sentence}." for sentence in self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        whole = [entry for entry in self.epochs if entry.status is EpochStatus.WHOLE]
+        usual, own = [entry for entry in whole if not entry.is_own], sum(entry.is_own for entry in whole)
+        if usual:
+            but = ["those listed as dropped"] if any(entry.dropped for entry in usual) else []
+            skipped = sum(entry.skipped_samples for entry in usual)
+            but += [f"{skipped:,} skipped"] if skipped else []
+            but_for = f", but for {' and '.join(but)}" if but else ""
+            yield f"Whole: each of {_count(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
+        if own:
+            yield f"{_count(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
+        for entry in self.epochs:
+            if entry.status is EpochStatus.INCOMPLETE:
+                yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
+        if any(entry.skipped_steps for entry in self.epochs):
+            yield self._skipped()
+        if all(entry.is_own for entry in self.epochs):
+            return
+        if self.unplanned:
+            yield f"Single steps were not compared with the order of the job: {self.unplanned}"
+        else:
+            yield "Every step used the samples that the order of the job gives it"
+
+    def _skipped(self) -> str:
+        steps = [step for entry in self.epochs for step in entry.skipped_steps]
+        samples = sum(entry.skipped_samples for entry in self.epochs)
+        named = _steps(steps)
+        return f"Skipped, since the loss was not finite: {named}, with {_count(samples, 'sample')}"
+
+
+def read_ledger(run: RunFolder) -> Ledger:
+    """Judge a run by what its folder holds."""
+    account = Account.read(run.events_file)
+    result = run.whole_result() or {}
+    steps = result.get("steps")
+    done = steps if type(steps) is int else 0
+    _check_told(run, account, done)
+    plan, unplanned = _plan(run, account)
+    return _held_against(judge(account, done, plan, unplanned), account, done, result.get("ledger"))
+
+
+def _held_against(ledger: Ledger, account: Account, done: int, state: object) -> Ledger:
+    """With what the state of the run says that it is made of, which passes through checkpoints and copies: a step that
+    was done again, with others, would not be told a second time."""
+    is_from_the_beginning = bool(account.courses) and account.courses[0].from_step == 0
+    if not isinstance(state, str) or not ledger.is_whole or not is_from_the_beginning:
+        return ledger
+    told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
+    if str(told) == state:
+        return ledger
+    return replace(ledger, trouble="the weights are made of other samples than the steps tell")
+
+
+def _check_told(run: RunFolder, account: Account, done: int) -> None:
+    if not account.steps and (account.without or (done and not account.courses)):
+        raise RunError(
+            f"run {run.name} has no ledger: no step in {run.events_file} says which samples it used. An earlier "
+            "version may have trained it, or the file is not as it was. Train the job again to have one."
+        )
+    if account.steps and not account.courses:
+        raise RunError(
+            f"the ledger of run {run.name} cannot be judged: {run.events_file} does not tell how the run began, so the "
+            "number of its samples is not known."
+        )
+
+
+def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -> Ledger:
+    """Add up every epoch; all steps up to `done` must have been told. With a plan each step is held against it."""
+    if not account.courses:
+        return Ledger()
+    begin = account.courses[0]
+    sizes = list(dict.fromkeys(course.samples for course in account.courses))
+    if len(sizes) > 1:
+        trouble = f"the training set had {' and then '.join(f'{size:,}' for size in sizes)} samples"
+        return Ledger(samples=begin.samples, told_again=account.told_again, trouble=trouble, unplanned=unplanned)
+    first = min([course.from_step for course in account.courses] + [step - 1 for step in account.steps]) + 1
+    last = max([done, first - 1, *account.steps])
+    if last < first:
+        return Ledger(samples=begin.samples, unplanned=unplanned)
+    epochs = range((first - 1) // begin.steps_per_epoch, (last - 1) // begin.steps_per_epoch + 1)
+    entries = tuple(_Epoch(account, begin, epoch, first, last).judged(plan) for epoch in epochs)
+    return Ledger(entries, begin.samples, account.told_again, unplanned=unplanned)
+
+
+class _Epoch:
+    """One epoch of an account that reaches from step `first` to step `last`."""
+
+    def __init__(self, account: Account, course: Course, epoch: int, first: int, last: int) -> None:
+        per_epoch = course.steps_per_epoch
+        begin, end = epoch * per_epoch + 1, (epoch + 1) * per_epoch
+        self._epoch = epoch
+        self._set = course.samples
+        self._begins_late, self._ends_early = first > begin, last < end
+        self._range = range(max(first, begin), min(last, end) + 1)
+        self._told = {step: account.steps[step] for step in self._range if step in account.steps}
+        self._other = account.other
+        self._is_own = any(entry.is_own for entry in self._told.values())
+        self._dropped = tuple(index for entry in self._told.values() for index in entry.dropped)
+
+    def judged(self, plan: Plan | None) -> EpochEntry:
+        problem = self._problem(None if self._is_own else plan)
+        status = EpochStatus.BROKEN if problem else EpochStatus.WHOLE
+        if not problem and (self._begins_late or self._ends_early):
+            status, problem = EpochStatus.INCOMPLETE, self._where()
+        return EpochEntry(
+            epoch=self._epoch,
+            first_step=self._range.start,
+            last_step=self._range.stop - 1,
+            steps=len(self._told),
+            samples=sum(entry.samples for entry in self._told.values() if not entry.is_skipped),
+            dropped=self._dropped,
+            is_own=self._is_own,
+            status=status,
+            reason=problem,
+            skipped_steps=tuple(step for step, entry in self._told.items() if entry.is_skipped),
+            skipped_samples=sum(entry.samples for entry in self._told.values() if entry.is_skipped),
+        )
+
+    def _where(self) -> str:
+        begin, end = self._range.start, self._range.stop - 1
+        parts = [f"the run began after step {begin - 1:,}, from a checkpoint of another"] if self._begins_late else []
+        parts += [f"the run has come to step {end:,}"] if self._ends_early else []
+        return " and ".join(parts)
+
+    def _problem(self, plan: Plan | None) -> str:
+        missing = [step for step in self._range if step not in self._told]
+        if missing:
+            return f"{_steps(missing)} did not tell which samples were used"
+        for step, entry in self._told.items():
+            if step in self._other:
+                return f"step {step:,} was told twice, with other samples the second time"
+            if plan is not None and entry.tally != plan(step):
+                return f"step {step:,} did not use the samples that the order of the job gives it"
+        return "" if self._begins_late or self._ends_early else self._sum_problem()
+
+    def _sum_problem(self) -> str:
+        planned = next((entry.planned for entry in self._told.values() if entry.planned is not None), None)
+        if self._is_own and planned is None:
+            return "its last step did not tell the order of the epoch"
+        used, dropped = sum(entry.samples for entry in self._told.values()), len(self._dropped)
+        if not self._is_own and used + dropped != self._set:
+            left_out = f" and dropped {dropped:,}" if dropped else ""
+            return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
+        found = total(entry.tally for entry in self._told.values()) + Tally.of(self._epoch, self._dropped)
+        if self._is_own:
+            return "" if found == planned else "its steps did not use the samples that the task's order() gives"
+        if found == Tally.of_all(self._epoch, self._set):
+            return ""
+        return "its steps used as many samples as there are, but some of them more than once and others not at all"
+
+
+def _plan(run: RunFolder, account: Account) -> tuple[Plan | None, str]:
+    """What each step should have used, or why that is not known."""
+    if not account.courses or all(entry.is_own for entry in account.steps.values()):
+        return None, ""
+    try:
+        spec = load_recorded(run.job_file, {}, []).spec
+        recorded = (run.read_environment() or {}).get("torch")
+    except QuorateError:
+        return None, "what the run has recorded of its job cannot be read, and `quorate show` says why"
+    # Its shuffling is not promised to stay the same from version to version.
+    if recorded is not None and recorded != version("torch"):
+        return None, f"the run was made with torch {recorded}, and here is {version('torch')}"
+    return _planned(spec, account.courses[0].samples), ""
+
+
+def _planned(spec: JobSpec, samples: int) -> Plan:
+    # Only here: torch takes seconds to import.
+    from quorate.data.curriculum import Curriculum
+
+    curriculum = Curriculum(spec, samples, lambda _epoch, _generator: None)
+    return lambda step: Tally.of(curriculum.epoch_of(step), curriculum.batch(step))
+
+
+def _steps(steps: list[int]) -> str:
+    more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
+    named = ", ".join(f"{step:,}" for step in steps[:_NAMED])
+    return f"{'step' if len(steps) == 1 else 'steps'} {named}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _each(epochs: list[EpochEntry]) -> str:
+    return f"epoch {epochs[0].epoch}" if len(epochs) == 1 else f"each of {len(epochs):,} epochs"

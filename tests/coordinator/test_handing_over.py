@@ -1,0 +1,115 @@
+"""Whoever leaves hands over first, and nobody goes on from less than the job has: played to the pure membership."""
+
+from dataclasses import replace
+
+from coordinator.played import (
+    FIRST,
+    PEER_LOST,
+    TERMS,
+    declared,
+    heartbeat,
+    killed,
+    last_of,
+    pid_of,
+    play,
+    registered,
+    reported,
+    training,
+    workers_of,
+)
+from quorate.coordinator.actions import DeclareGeneration, Dismiss, Refill, Refuse, Regroup, Welcome
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.events import ExitReported, HeartbeatReceived, Place, ResizeRequested, StateReported
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Training
+from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Roster
+from quorate.core.cursor import Cursor
+from quorate.core.generation import GenerationId
+from quorate.core.position import Position
+
+ALONE = replace(TERMS, workers=1, spares=1)
+
+
+def kinds(decision: Decision) -> list[type]:
+    return [type(action) for action in decision.actions]
+
+
+def with_spare() -> Training:
+    """Worker 0 trains alone, and worker 1 is its spare."""
+    state = last_of(start(ALONE, 0.0), (0.0, registered(0)), (0.0, registered(1))).state
+    assert isinstance(state, Training)
+    return state
+
+
+def asked_to_leave(worker: int, sequence: int = 1) -> HeartbeatReceived:
+    return replace(heartbeat(worker, sequence), is_leaving=True)
+
+
+def left(worker: int) -> ExitReported:
+    return ExitReported(worker, pid_of(worker), "a", 0, None, Place())
+
+
+def test_a_spare_does_not_begin_anew_while_somebody_brings_the_checkpoint() -> None:
+    decision = decide(with_spare(), killed(0), 1.0)
+    assert Refill(0, 0.0, restore=True) in decision.actions
+    assert DeclareGeneration not in kinds(decision), "the spare holds just a beginning"
+    formed = declared(decide(decision.state, registered(0, life=1, cursor=Cursor(12)), 2.0))
+    assert (formed.cursor, workers_of(formed)) == (Cursor(12), [0]), "whoever has most, not whoever was here first"
+
+
+def test_those_who_stay_copy_from_one_that_leaves() -> None:
+    state = with_spare()
+    asked = decide(state, asked_to_leave(0), 1.0)
+    assert Regroup(FIRST, at_boundary=True, saves=True) in asked.actions
+    promised = decide(asked.state, replace(reported(0, step=17), is_saved=True), 1.1)
+    formed = declared(promised)
+    assert (workers_of(formed), formed.behind) == ([0, 1], (1,))
+    both = [(1.2, StateReported(worker, pid_of(worker), formed.id, Cursor(18))) for worker in (0, 1)]
+    after = last_of(promised.state, *both)
+    assert Dismiss(0, pid_of(0)) in after.actions
+    assert workers_of(declared(after)) == [1]
+
+
+def test_nobody_is_let_go_before_all_have_left_the_generation() -> None:
+    state = training()
+    asked = decide(state, asked_to_leave(1), 1.0)
+    decisions = play(asked.state, *[(1.1, reported(worker, step=17)) for worker in (1, 0, 2)])
+    assert [Dismiss in kinds(decision) for decision in decisions] == [False, False, True]
+
+
+def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not() -> None:
+    pair = replace(TERMS, workers=2)
+    state = last_of(training(pair), (1.0, killed(0)), (1.1, reported(1, step=17))).state
+    # Worker 0 is on its way when the job shrinks to one worker, and worker 1, which has the state, must leave.
+    shrunk = decide(state, ResizeRequested(1), 1.2)
+    second = GenerationId(3, 2)
+    saved = StateReported(1, pid_of(1), second, Cursor(19), is_saved=True)
+    gone = last_of(shrunk.state, (1.3, saved), (1.4, left(1)))
+    came = decide(gone.state, registered(0, life=1), 2.0)
+    assert Dismiss(0, pid_of(0, life=1)) in came.actions
+    assert DeclareGeneration not in kinds(came)
+    seen_off = decide(came.state, replace(left(0), pid=pid_of(0, life=1)), 2.1)
+    assert Refill(0, 0.0, restore=True) in seen_off.actions
+    # If the checkpoint cannot be read, an older one has to do: it is not tried for ever.
+    formed = declared(decide(seen_off.state, registered(0, life=2, cursor=Cursor(9)), 3.0))
+    assert formed.cursor == Cursor(9)
+
+
+def test_a_broken_link_with_one_that_has_left_is_not_blamed() -> None:
+    pair = replace(TERMS, workers=2)
+    state = decide(training(pair), asked_to_leave(1), 1.0).state
+    symptom = replace(reported(0, step=17), symptom=replace(PEER_LOST, peer=1))
+    formed = declared(last_of(state, (1.1, symptom), (1.1, reported(1, step=17))))
+    assert workers_of(formed) == [0]
+
+
+def test_one_whose_place_is_no_more_comes_back_to_the_next_coordinator_and_leaves_as_it_should() -> None:
+    before = training(replace(TERMS, workers=2)).generation
+    roster = Roster(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
+    state = succeed(replace(TERMS, incarnation=4, workers=1), roster, 100.0)
+    back = [registered(worker, position=Position(before, has_left=False, has_trained=True)) for worker in range(2)]
+    decisions = play(state, (100.1, back[1]), (100.1, back[0]))
+    assert [kinds(decision)[0] for decision in decisions] == [Welcome, Welcome]
+    assert Regroup(before.id, at_boundary=True) in decisions[-1].actions
+    assert kinds(decide(state, registered(2), 100.1)) == [Refuse]

@@ -1,0 +1,275 @@
+"""Tasks that hang, exit, fork, print without end or upset everything: the job ends and says why, or goes on."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import Workplace
+from schemas import validate
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
+
+SAMPLES, FATAL_SAMPLE, STEPS = 32, 17, 8
+POISONED = {40, 41, 42}
+HUNG_UP = "08"
+"""CLOSE_WAIT: the other end is gone."""
+
+TASK = f"""
+import ctypes
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import quorate
+
+TROUBLE, _, PLACE = os.environ.get("TROUBLE", "").partition(" in ")
+HERE = Path.cwd()
+
+
+def get_into_trouble(place):
+    if place != PLACE:
+        return
+    if TROUBLE == "sys.exit":
+        sys.exit(0)
+    if TROUBLE == "os._exit":
+        os._exit(0)
+    if TROUBLE == "abort":
+        os.abort()
+    if TROUBLE == "segfault":
+        ctypes.string_at(0)
+    if TROUBLE == "hang":
+        while not (HERE / "go").exists():
+            time.sleep(0.01)
+
+
+def turn_upside_down():
+    torch.manual_seed(1)
+    numpy.random.seed(1)
+    random.seed(1)
+    os.chdir("/")
+    torch.set_num_threads(3)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+
+
+class Points:
+    def __init__(self, samples={SAMPLES}):
+        self.inputs = torch.randn(samples, 3, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        if index == {FATAL_SAMPLE}:
+            get_into_trouble("sample")
+        factor = float("nan") if TROUBLE == "nan" and index in {POISONED} else 1.0
+        return index, factor * self.inputs[index], self.inputs[index].sum()
+
+
+class Troubled(quorate.Task):
+    def model(self):
+        return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1))
+
+    def datasets(self):
+        return Points(48) if TROUBLE == "nan" else Points()
+
+    def loss(self, model, batch):
+        indices, inputs, targets = batch
+        if {FATAL_SAMPLE} in indices:
+            get_into_trouble("loss")
+        if TROUBLE == "fork" and {FATAL_SAMPLE} in indices and not (HERE / "forked").exists():
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(600)
+                os._exit(0)
+            (HERE / "forked").write_text(str(pid))
+        if TROUBLE == "threads":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        if TROUBLE == "print":
+            for _ in range(int(os.environ["MEGABYTES"])):
+                print("x" * (2**20 - 1))
+        loss = F.mse_loss(model(inputs).squeeze(-1) * float(1 + torch.rand(())), targets)
+        if TROUBLE == "upside down":
+            turn_upside_down()
+        return loss
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+"""
+
+KEYS: dict[str, Any] = {"task": "task.py:Troubled", "steps": STEPS, "batch_size": 8, "failure_timeout": 3.0}
+
+
+@pytest.fixture
+def troubled(tmp_path: Path) -> Iterator[Workplace]:
+    place = Workplace(tmp_path)
+    place.task.write_text(TASK)
+    place.write_job(**KEYS)
+    yield place
+    place.clean_up()
+    place.assert_nobody_left()
+
+
+def failure_of(place: Workplace, *arguments: str, **environment: str) -> dict[str, Any]:
+    done = place.train("--json", *arguments, **environment)
+    assert done.code == 1, f"{done.stdout}\n{done.stderr}"
+    validate("error", done.document)
+    (told,) = place.failures()
+    assert told["message"] == done.document["failure"]["message"]
+    failure: dict[str, Any] = place.result()["failure"]
+    assert failure == done.document["failure"]
+    assert failure.get("samples", []) == told.get("samples", [])
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("trouble", "death"),
+    [
+        ("os._exit", "(code 0)"),
+        pytest.param("abort", "was killed by SIGABRT", marks=pytest.mark.long),
+        pytest.param("segfault", "was killed by SIGSEGV", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize(("place", "phase"), [("loss", "compute"), ("sample", "data")])
+def test_what_kills_every_worker_ends_the_job_and_names_the_samples(
+    troubled: Workplace, trouble: str, death: str, place: str, phase: str
+) -> None:
+    workers = 2 if place == "loss" else 1
+    failure = failure_of(troubled, "--workers", str(workers), TROUBLE=f"{trouble} in {place}")
+    assert failure["kind"] == "PoisonBatch"
+    assert failure["phase"] == phase
+    assert FATAL_SAMPLE in failure["samples"]
+    assert len(failure["samples"]) == 2  # what a lane reads
+    assert failure["message"].count(death) == 3
+    named = re.escape(", ".join(map(str, failure["samples"])))
+    assert re.search(
+        rf"step {failure['step']} \(epoch 0\) .* lane {failure['lane']}:.* samples {named}\.", failure["message"]
+    )
+    lost = [event for event in troubled.events() if event["kind"] == "lost"]
+    assert [(event["step"], event["phase"]) for event in lost] == [(failure["step"], phase)] * 3
+
+
+@pytest.mark.parametrize("place", ["loss", "sample"])
+@pytest.mark.parametrize("loaders", ["0", pytest.param("1", marks=pytest.mark.long)])
+def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str, loaders: str) -> None:
+    settings = ("--workers", "2", "--set", f"loader_workers={loaders}")
+    failure = failure_of(troubled, *settings, TROUBLE=f"sys.exit in {place}")
+    assert failure["kind"] == "UserCodeError"
+    assert "SystemExit: 0" in failure["message"]
+    assert ("loss()" if place == "loss" else f"sample {FATAL_SAMPLE} of the training set") in failure["message"]
+
+
+@pytest.mark.parametrize("trouble", ["os._exit", pytest.param("segfault", marks=pytest.mark.long)])
+def test_a_loader_process_that_dies_ends_the_job(troubled: Workplace, trouble: str) -> None:
+    failure = failure_of(troubled, "--workers", "1", "--set", "loader_workers=1", TROUBLE=f"{trouble} in sample")
+    assert failure["message"].startswith("worker 0, lane ")
+    assert "A loader process failed (loader_workers: 1)" in failure["message"]
+    assert (failure["phase"], failure["kind"]) == ("data", "JobError")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["loss", "sample"])
+def test_a_task_that_hangs_again_and_again_ends_where_there_is_a_time_limit(troubled: Workplace, place: str) -> None:
+    settings = ("--workers", "1", "--set", "step_timeout=1")
+    failure = failure_of(troubled, *settings, TROUBLE=f"hang in {place}")
+    assert failure["kind"] == "WorkerLost"
+    assert "is held up in the task's own code" in failure["message"]
+    assert "longer than step_timeout (1.0)" in failure["message"]
+    assert "without a completed step in between" in failure["message"]
+
+
+@pytest.mark.long
+def test_a_task_that_hangs_is_reported_and_waited_for_where_there_is_none(troubled: Workplace) -> None:
+    running = troubled.start("train", "job.yaml", "--workers", "2", "--json", TROUBLE="hang in loss")
+    report = running.await_event("log")
+    assert "is held up in the task's own code (computing its lanes)" in report["message"]
+    assert "step_timeout is not set" in report["message"]
+    troubled.go()
+    done = running.done()
+    assert (done.code, done.document["steps"]) == (0, STEPS)
+
+
+def test_a_child_that_a_task_leaves_behind_holds_nothing_up(troubled: Workplace) -> None:
+    done = troubled.start("train", "job.yaml", "--workers", "2", "--json", TROUBLE="fork").done()
+    assert done.code == 0, done.stderr
+    child = int((troubled.folder / "forked").read_text())
+    try:
+        assert troubled.pids() == [child]
+        # What is left is the call to a coordinator that has hung up: no port, no link, nothing that anybody waits for.
+        assert not open_sockets(child)
+        # The run is free as well: another command can have it.
+        shown = troubled.start("resume", "last", "--set", f"steps={STEPS + 2}", "--json").done()
+        assert (shown.code, shown.document["steps"]) == (0, STEPS + 2)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_threads_that_a_task_leaves_behind_hold_nothing_up(troubled: Workplace) -> None:
+    done = troubled.train("--workers", "2", "--json", TROUBLE="threads")
+    assert (done.code, done.document["steps"]) == (0, STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loaders", ["0", "1"])
+def test_what_a_task_turns_upside_down_changes_no_bit(troubled: Workplace, loaders: str) -> None:
+    """Generators, the working directory, signal handlers and the number of threads: each lane begins with its own."""
+    settings = ("--json", "--set", f"loader_workers={loaders}")
+    digests = {
+        done.document["weights_digest"]
+        for trouble in ("", "upside down")
+        for workers in ("1", "2")
+        if (done := troubled.train("--workers", workers, *settings, TROUBLE=trouble)).code == 0
+    }
+    assert len(troubled.runs()) == 4
+    assert len(digests) == 1
+
+
+@pytest.mark.long
+def test_a_gigabyte_of_prints_leaves_logs_of_bounded_size(troubled: Workplace) -> None:
+    lanes, megabytes = 4, 32  # 8 steps of 4 lanes: 1 GiB
+    running = troubled.start("train", "job.yaml", "--workers", "2", "--json", TROUBLE="print", MEGABYTES=str(megabytes))
+    largest, resident = 0, 0
+    while running.process.poll() is None:
+        for file in (troubled.folder / "runs").glob("*/logs/*.log"):
+            largest = max(largest, file.stat().st_size)
+        resident = max(resident, resident_bytes(running.process.pid))
+        time.sleep(0.02)  # between two looks
+    done = running.done()
+    assert (done.code, done.document["steps"]) == (0, STEPS), done.stderr
+    sizes = {file.name: file.stat().st_size for file in (troubled.last / "logs").glob("*.log")}
+    assert sum(sizes.values()) < 200 * 2**20, sizes
+    assert largest < STEPS * lanes * megabytes * 2**20 / 2  # of one worker's share; it is cut while it grows
+    assert "bytes were cut out here" in troubled.log("worker-0")
+    assert resident < 1 * 2**30
+
+
+def open_sockets(pid: int) -> list[list[str]]:
+    """The kernel's lines about the sockets that a process holds; those that were reset by the other end have none."""
+    links = (str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir())
+    held = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
+    tables = (Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6", "unix", "udp"))
+    lines = (line.split() for table in tables for line in table.splitlines())
+    return [fields for fields in lines if held & set(fields) and HUNG_UP not in fields]
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,102 @@
+"""Fifty recoveries, and whoever has lived through all of them is as it was: nothing is left of the dead."""
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from command import Running, Workplace, await_condition
+
+pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(900)]
+
+RECOVERIES = 50
+BEFORE = 5  # what is made once, at the first few, is no leak
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a process holds."""
+
+    threads: int
+    descriptors: Counter[str]
+    kilobytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Holdings":
+        descriptors: Counter[str] = Counter()
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                # Numbers differ from one to the next; kinds do not: socket, pipe, memfd, file.
+                descriptors[str(entry.readlink()).partition(":")[0].partition(" ")[0]] += 1
+            except OSError:
+                continue
+        status = Path(f"/proc/{pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        return cls(int(fields["Threads"]), descriptors, int(fields["VmRSS"].split()[0]))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    workplace = Workplace(tmp_path / "job")
+    yield workplace
+    workplace.clean_up()
+    workplace.assert_nobody_left()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+
+
+def pid_of(place: Workplace, worker: int) -> int:
+    """The process in a place, by the log of who starts them."""
+    lines = [line for line in place.log("nursery").splitlines() if f"worker {worker} is process" in line]
+    return int(lines[-1].partition("process ")[2].partition(",")[0])
+
+
+def lose_one(place: Workplace, running: Running, worker: int) -> None:
+    """Kill a worker, and wait until it has been replaced and the job has gone on."""
+    os.kill(pid_of(place, worker), signal.SIGKILL)
+    known = len([event for event in place.events() if event["kind"] == "generation"])
+
+    def is_whole_again() -> bool:
+        assert running.process.poll() is None, running.process.communicate()
+        generations = [event for event in place.events() if event["kind"] == "generation"]
+        return len(generations) > known and len(generations[-1]["members"]) == 3
+
+    await_condition("all three", is_whole_again)
+    step = place.events()[-1].get("step") or 0
+    running.await_event("step", at_least=step + 1)
+
+
+def test_fifty_recoveries_leave_nothing_behind(place: Workplace) -> None:
+    place.write_job(steps=100_000, workers=3, checkpoint={"every": 1000, "keep": 2})
+    shared = set(Path("/dev/shm").iterdir())
+    running = place.start("train", "job.yaml", "--json", PAUSE="0.005")
+    running.await_event("step", at_least=5)
+    survivor = pid_of(place, 0)
+    keepers = {"worker 0": survivor, "launcher": running.process.pid}
+    keepers |= {"coordinator": place.pids("quorate.coordinator")[0], "nursery": place.pids("quorate.engines")[0]}
+    for turn in range(BEFORE):
+        lose_one(place, running, 1 + turn % 2)
+    before = {name: Holdings.of(pid) for name, pid in keepers.items()}
+    processes = len(place.pids())
+    for turn in range(BEFORE, RECOVERIES):
+        lose_one(place, running, 1 + turn % 2)
+    after = {name: Holdings.of(pid) for name, pid in keepers.items()}
+    assert len(place.pids()) == processes
+    for name in keepers:
+        assert after[name].threads == before[name].threads, name
+        assert after[name].descriptors == before[name].descriptors, name
+        assert after[name].kilobytes <= before[name].kilobytes * 1.05, name
+    assert set(Path("/dev/shm").iterdir()) == shared
+    running.process.send_signal(signal.SIGTERM)
+    done = running.done()
+    assert done.code == 143
+    losses = [json.loads(line) for line in (place.last / "events.jsonl").read_text().splitlines()]
+    assert sum(event["kind"] == "lost" for event in losses) == RECOVERIES

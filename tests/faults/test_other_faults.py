@@ -1,0 +1,106 @@
+"""Whatever else can fail besides a worker, by the real command: coordinator, launcher, and workers that come and go."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from command import Workplace
+from trial import chaos, told, undisturbed_in
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
+
+KEYS: dict[str, Any] = {
+    "steps": 24,
+    "workers": 2,
+    "failure_timeout": 2.0,
+    "evaluate": {"every": 6},
+    "checkpoint": {"every": 8, "keep": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    with undisturbed_in(tmp_path_factory.mktemp("others"), **KEYS) as shared:
+        yield shared
+
+
+def assert_same(place: Workplace, document: dict[str, Any]) -> None:
+    """Every fault came about, it has not changed a bit, and every step is told."""
+    assert [fault["fault"] for fault in document["faults"] if not fault["fired"]] == []
+    assert document["same"]
+    assert document["ledger_whole"]
+    assert {event["step"] for event in told(place, document, "step")} == set(range(1, KEYS["steps"] + 1))
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "exchange",
+        pytest.param("checkpoint", marks=pytest.mark.long),
+        pytest.param("data", marks=pytest.mark.long),
+        pytest.param("forward", marks=pytest.mark.long),
+        pytest.param("apply", marks=pytest.mark.long),
+        pytest.param("evaluation", marks=pytest.mark.long),
+        pytest.param("join", marks=pytest.mark.long),
+    ],
+)
+def test_a_coordinator_killed_in_a_phase_costs_nobody_anything(place: Workplace, phase: str) -> None:
+    document = chaos(place, f"kill coordinator at step {1 if phase == 'join' else 8} in {phase}")
+    assert_same(place, document)
+    assert document["recoveries"] == []
+    (replaced,) = told(place, document, "coordinator")
+    assert replaced["incarnation"] == 2
+
+
+@pytest.mark.long
+def test_a_coordinator_killed_while_a_newcomer_takes_up_the_state(place: Workplace) -> None:
+    document = chaos(place, "kill worker 1 at step 6", "kill coordinator at step 7 in copy")
+    assert_same(place, document)
+    assert len(document["recoveries"]) == 1
+
+
+def test_a_killed_launcher_is_followed_by_another_that_resumes(place: Workplace) -> None:
+    document = chaos(place, "kill launcher at step 12")
+    assert_same(place, document)
+    assert [event["from_step"] for event in told(place, document, "run")] == [0, 8]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["exchange", "apply", "evaluation", "checkpoint"])
+def test_a_launcher_killed_in_a_phase(place: Workplace, phase: str) -> None:
+    assert_same(place, chaos(place, f"kill launcher at step 16 in {phase}"))
+
+
+def test_workers_that_come_and_go(place: Workplace) -> None:
+    document = chaos(place, "term worker 1 at step 3 in exchange", "add worker at step 8", "remove worker at step 16")
+    assert_same(place, document)
+    assert document["recoveries"] == []
+    assert [(event["before"], event["workers"]) for event in told(place, document, "resize")] == [(2, 3), (3, 2)]
+
+
+@pytest.mark.long
+def test_everything_at_once(place: Workplace) -> None:
+    document = chaos(
+        place,
+        "term worker 1 at step 3",
+        "kill coordinator at step 4 in exchange",
+        "kill worker 0 at step 5 in apply",
+        "kill launcher at step 10 in evaluation",
+        "kill all at step 13",
+        "kill coordinator at step 14",
+        "slow worker 0 3x from step 15",
+        "stop worker 1 at step 17 in forward for 300ms",
+        "kill launcher at step 20 in checkpoint",
+    )
+    assert_same(place, document)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("namespaces")
+def test_a_worker_that_is_cut_off_for_a_while(place: Workplace) -> None:
+    document = chaos(place, "cut worker 1 at step 9 for 4s")
+    assert_same(place, document)
+    (loss,) = told(place, document, "lost")
+    assert loss["worker"] == 1
+    assert "has not been heard for" in loss["message"]

@@ -1,0 +1,64 @@
+"""A job that has run undisturbed, and is run again under faults: what has to hold of every such trial."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from command import Workplace
+from schemas import validate
+
+REFERENCE = "tiny-0001"
+
+
+@contextmanager
+def undisturbed_in(folder: Path, source: str | None = None, **keys: Any) -> Iterator[Workplace]:
+    """A folder in which the job has run undisturbed; runs under faults are added to it."""
+    place = Workplace(folder)
+    if source is not None:
+        place.task.write_text(source)
+    place.write_job(**keys)
+    done = place.train("--json")
+    assert done.code == 0, done.stderr
+    yield place
+    place.clean_up()
+    place.assert_nobody_left()
+
+
+def chaos(
+    place: Workplace, *faults: str, code: int = 0, settings: tuple[str, ...] = (), **environment: str
+) -> dict[str, Any]:
+    """Run the job under faults; the document, which has to fit its schema."""
+    given = [word for fault in faults for word in ("--fault", fault)]
+    changed = [word for setting in settings for word in ("--set", setting)]
+    done = place.run("chaos", "job.yaml", "--against", REFERENCE, "--quiet", "--json", *given, *changed, **environment)
+    assert done.code == code, f"{done.stdout}\n{done.stderr}"
+    validate("chaos", done.document)
+    return done.document
+
+
+def told(place: Workplace, document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """The events of one kind of a run under faults."""
+    return [event for event in place.events(place.folder / "runs" / document["run"]) if event["kind"] == kind]
+
+
+def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
+    """Every fault came about, there was something to recover from, and it has not changed a bit."""
+    assert [fault["fired"] for fault in document["faults"]] == [True] * len(document["faults"])
+    assert len(told(place, document, "generation")) > 1
+    assert document["same"]
+    assert document["digest"] == document["undisturbed_digest"]
+    assert document["steps"] == max(event["step"] for event in told(place, document, "step"))
+    assert document["recoveries"]
+    steps = {event["step"] for event in told(place, document, "step")}
+    assert steps == set(range(1, document["steps"] + 1)), "every step is told"
+
+
+def firings(document: dict[str, Any], fault: str) -> list[tuple[int, str]]:
+    """At which steps and in which phases the faults of this wording came about."""
+    return [
+        (firing["step"], firing["phase"])
+        for told in document["faults"]
+        if told["fault"] == fault
+        for firing in told["firings"]
+    ]
