@@ -47,7 +47,7 @@ def test_the_ledger_lists_what_was_skipped(place: Workplace) -> None:
     assert place.run("show", REFERENCE).code == place.run("runs").code == 0
 
 
-@pytest.mark.parametrize("moment", ["exchange", "data"])
+@pytest.mark.parametrize("moment", ["exchange", pytest.param("data", marks=pytest.mark.long)])
 def test_a_worker_killed_at_a_skipped_step_changes_nothing(place: Workplace, moment: str) -> None:
     reference = skipped(place.events(place.folder / "runs" / REFERENCE))
     step = min(step for step in reference if step > 1)
