@@ -67,7 +67,7 @@ USUAL: dict[str, Any] = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "shared": {"lanes": 4, "workers": 3, "steps": 600},
-    "ring": {"lanes": 4, "workers": 3, "steps": 500, "links": "tcp", "spares": 1},
+    "ring": {"lanes": 4, "workers": 3, "steps": 500, "links": "tcp"},
     "convolution": {"lanes": 6, "workers": 2, "steps": 400, "params": {"convolves": True}, "loader_workers": 1},
     "alone": {"lanes": 4, "workers": 1, "steps": 300},
     "balanced": {"lanes": 8, "workers": 3, "steps": 400, "balance": "speed", "min_workers": 2},

@@ -86,6 +86,7 @@ class FaultWatch:
         self._is_called: Callable[[], bool] = lambda: True
         self._place = (0, "start")
         self._factor = 1.0
+        self._given_up: set[int] = set()
         self._pending = {
             number: fault
             for number, fault in enumerate(faults)
@@ -117,7 +118,8 @@ class FaultWatch:
                 met = marker_of(self._logs, number, None)
                 self._wait_while(lambda met=met: not met.exists(), lane)  # type: ignore[misc]
         if phase == PHASES["data"]:
-            self._wait_while(lambda: self._misses_somebody(step), lane)
+            if not self._wait_while(lambda: self._misses_somebody(step), lane):
+                self._give_up_on_the_absent(step)
 
     def _call_for(self, number: int) -> None:
         """Ask the launcher for a fault from outside, which is to come at this moment."""
@@ -125,16 +127,17 @@ class FaultWatch:
         with contextlib.suppress(OSError):  # another worker was first, or nothing can be written: then it does not come
             write_new_file(call_of(self._logs, number), [json.dumps({"step": step, "phase": phase}).encode()])
 
-    def _wait_while(self, is_early: Callable[[], bool], lane: int | None) -> None:
-        """Wait on purpose, under a word of its own: it is not held up in its step."""
+    def _wait_while(self, is_early: Callable[[], bool], lane: int | None) -> bool:
+        """Wait on purpose, under a word of its own: it is not held up in its step. False if that took too long."""
         if not is_early():
-            return
+            return True
         step, phase = self._place
         over = time.monotonic() + LONGEST_WAIT
         self._tell(step, "wait", lane)
         while is_early() and not self._is_called() and time.monotonic() < over:
             time.sleep(0.005)
         self._tell(step, phase, lane)
+        return time.monotonic() < over
 
     def linger(self, phase: str, seconds: float) -> float:
         """Stay in a phase for longer than it took, if this worker is slow by a fault; how many seconds longer."""
@@ -149,7 +152,12 @@ class FaultWatch:
         return any(
             fault.step < step and self._needs_the_absent(fault) and not self._has_begun(number, fault)
             for number, fault in enumerate(self._faults)
+            if number not in self._given_up
         )
+
+    def _give_up_on_the_absent(self, step: int) -> None:
+        """Wait no more for those who did not come in time: one that stands by as a spare may never."""
+        self._given_up |= {number for number, fault in enumerate(self._faults) if fault.step < step}
 
     def _needs_the_absent(self, fault: Fault) -> bool:
         if len(self._members) == len(self._everyone):
