@@ -117,9 +117,8 @@ class FaultWatch:
                 self._call_for(number)
                 met = marker_of(self._logs, number, None)
                 self._wait_while(lambda met=met: not met.exists(), lane)  # type: ignore[misc]
-        if phase == PHASES["data"]:
-            if not self._wait_while(lambda: self._misses_somebody(step), lane):
-                self._give_up_on_the_absent(step)
+        if phase == PHASES["data"] and not self._wait_while(lambda: self._misses_somebody(step), lane):
+            self._give_up_on_the_absent(step)
 
     def _call_for(self, number: int) -> None:
         """Ask the launcher for a fault from outside, which is to come at this moment."""
