@@ -30,6 +30,13 @@ class Narration:
             self._publish(self._kept.popleft())
         self._publish(event)
 
+    def tell_last(self, step: int) -> None:
+        """Tell what was kept of the step that this worker has come to: if it is ahead, nobody else can, and those who
+        copy its state never will."""
+        for event in self._kept:
+            if event.step == step:
+                self._publish(event)
+
     def keep(self, event: Event) -> None:
         """Be quiet about an event that another tells."""
         self._kept.append(event)
