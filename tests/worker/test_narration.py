@@ -36,13 +36,11 @@ def test_what_is_kept_is_bounded_and_a_clock_that_is_set_back_does_no_harm() -> 
     assert len(told) == MOST_KEPT + 1
 
 
-def test_whoever_is_ahead_tells_of_its_last_step_though_another_hosts_lane_0() -> None:
+def test_whoever_is_ahead_tells_what_it_has_kept_though_another_hosts_lane_0() -> None:
     told: list[Event] = []
     narration = Narration(told.append, Timing(5.0))
-    for step in (6, 7):
-        narration.keep(Event("step", step))
-    narration.keep(Event("evaluation", 7))
-    narration.tell_last(7)
-    assert [(event.kind, event.step) for event in told] == [("step", 7), ("evaluation", 7)]
-    narration.tell(Event("step", 8))
-    assert [event.step for event in told[2:]] == [6, 7, 7, 8], "kept still, for whoever writes them down once"
+    for number in (6, 7):
+        narration.keep(step(number))
+    narration.tell_kept()
+    narration.tell(step(8))
+    assert [event.step for event in told] == [6, 7, 8]

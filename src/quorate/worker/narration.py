@@ -26,16 +26,13 @@ class Narration:
 
     def tell(self, event: Event) -> None:
         """Tell an event, after those that were kept: this worker hosts lane 0 now."""
-        while self._kept:
-            self._publish(self._kept.popleft())
+        self.tell_kept()
         self._publish(event)
 
-    def tell_last(self, step: int) -> None:
-        """Tell what was kept of the step that this worker has come to: if it is ahead, nobody else can, and those who
-        copy its state never will."""
-        for event in self._kept:
-            if event.step == step:
-                self._publish(event)
+    def tell_kept(self) -> None:
+        """Tell what was kept, in its order: if this worker is ahead of the others, those who copy its state cannot."""
+        while self._kept:
+            self._publish(self._kept.popleft())
 
     def keep(self, event: Event) -> None:
         """Be quiet about an event that another tells."""

@@ -151,7 +151,7 @@ class Passage:
     def _leave(self, generation: Generation, symptom: Failure | None, is_saved: bool) -> None:
         self.tell(self.progress.cursor.step, "regroup", None)
         # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
-        self.narration.tell_last(self.progress.cursor.step)
+        self.narration.tell_kept()
         self.membership.tell_before_promise()
         self.membership.report_state(generation, self.progress.cursor, symptom, is_saved=is_saved)
 
