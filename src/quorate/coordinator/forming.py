@@ -18,7 +18,6 @@ from quorate.coordinator.weak_links import (
     explain_stuck,
     is_bad,
     line_up,
-    without,
 )
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
@@ -58,7 +57,7 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         # Who is expelled has not died of what it was doing.
         victims=() if expel else state.crew.victims,
         suspicion=None,
-        links=without(state.crew.links, worker),
+        links=state.crew.links_without({worker}),
         is_explained=isinstance(state, Forming) or not known.is_ready,
     )
     actions: tuple[Action, ...] = (RecordLoss(failure, detect),)

@@ -103,9 +103,7 @@ def let_go(crew: Crew, going: Collection[Enrolled]) -> tuple[Crew, tuple[Action,
     actions = tuple(Dismiss(worker, pid) for worker, pid in sorted(processes))
     gone = {worker for worker, _ in processes}
     crew = replace(crew, enrolled=left, dismissed=crew.dismissed | processes)
-    # A broken link with one that is gone needs no measure: whoever takes its place has links of its own.
-    links = tuple(link for link in crew.links if not gone & set(link.pair))
-    return replace(crew, links=links, suspicion=_without(crew.suspicion, gone)), actions
+    return replace(crew, links=crew.links_without(gone), suspicion=_without(crew.suspicion, gone)), actions
 
 
 def _without(suspicion: Suspicion | None, gone: Collection[int]) -> Suspicion | None:

@@ -8,7 +8,7 @@
     Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,6 +168,10 @@ class Crew:
         """With this in place of what was known of the same worker."""
         enrolled = tuple(changed if known.worker == changed.worker else known for known in self.enrolled)
         return replace(self, enrolled=enrolled)
+
+    def links_without(self, gone: Collection[int]) -> tuple[WeakLink, ...]:
+        """What is left when these are gone: whoever takes their places has links of its own."""
+        return tuple(link for link in self.links if not set(gone) & set(link.pair))
 
     @property
     def has_state(self) -> bool:

@@ -81,11 +81,6 @@ def _once_more(crew: Crew, pair: Pair, suspicion: Suspicion) -> WeakLink:
     return WeakLink(pair, 1, suspicion.since, apart_helps)
 
 
-def without(links: Iterable[WeakLink], worker: int) -> tuple[WeakLink, ...]:
-    """What is left when a worker is lost: whoever takes its place has links of its own."""
-    return tuple(link for link in links if worker not in link.pair)
-
-
 # --- who stands where
 
 
