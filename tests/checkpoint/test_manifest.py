@@ -1,8 +1,10 @@
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError
@@ -11,7 +13,7 @@ MANIFEST = Manifest(
     step=200,
     phase=1,
     created="2026-01-01T00:00:00+00:00",
-    parts=(Part("state.safetensors", 10, "ab"), Part("more.safetensors", 0, "cd")),
+    parts=(Part("1-of-2.ab.safetensors", 10, "xxh3-128:ab"), Part("2-of-2.cd.safetensors", 0, "sha-256:cd")),
     skeleton={"dict": {"ünï": [1, -0.0, None, True, {"tuple": []}]}},
     weights_digest="ef",
     job={"seed": 7, "order": {"b": 1, "a": 2}},
@@ -53,3 +55,48 @@ def test_a_sound_document_of_another_kind_is_refused() -> None:
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(CheckpointError, match="phase is 7"):
         dataclasses.replace(MANIFEST, phase=7)
+
+
+class TestEncrypted:
+    CIPHER = Cipher(bytes(range(32)))
+
+    def test_comes_back_and_shows_nothing_of_the_skeleton(self) -> None:
+        text = MANIFEST.sealed(self.CIPHER).to_json()
+        assert "tuple" not in text
+        assert "\\u00fcn\\u00ef" in MANIFEST.to_json()
+        assert "\\u00fcn\\u00ef" not in text
+        again = Manifest.from_json(text)
+        assert again.encryption == {"cipher": "aes-256-gcm", "key": self.CIPHER.key_id}
+        assert again.opened(self.CIPHER) == MANIFEST
+
+    def test_in_plain_it_is_left_as_it_is(self) -> None:
+        assert MANIFEST.sealed(None) is MANIFEST
+        assert MANIFEST.opened(None) is MANIFEST
+        assert MANIFEST.opened(self.CIPHER) is MANIFEST
+
+    def test_without_the_key_it_stays_shut(self) -> None:
+        sealed = MANIFEST.sealed(self.CIPHER)
+        with pytest.raises(CheckpointError, match="no key is given"):
+            sealed.opened(None)
+        with pytest.raises(CheckpointError, match=r"step 200 cannot be decrypted.*the key given is"):
+            sealed.opened(Cipher(bytes(32)))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"step": 201},
+            {"phase": 0},
+            {"weights_digest": "00"},
+            {"parts": MANIFEST.parts[:1]},
+            {"parts": MANIFEST.parts[::-1]},
+            {"parts": (Part("1-of-2.ab.safetensors", 10, "xxh3-128:ac"), MANIFEST.parts[1])},
+        ],
+    )
+    def test_it_belongs_to_its_parts_and_to_no_others(self, change: dict[str, Any]) -> None:
+        with pytest.raises(CheckpointError, match=r"cannot be decrypted.*not authentic"):
+            dataclasses.replace(MANIFEST.sealed(self.CIPHER), **change).opened(self.CIPHER)
+
+    @pytest.mark.parametrize("skeleton", [None, {"dict": {}}, "not base64!", "ünï"])
+    def test_a_skeleton_that_is_not_encrypted_is_refused(self, skeleton: Any) -> None:
+        with pytest.raises(CheckpointError, match="not encrypted as the manifest says"):
+            dataclasses.replace(MANIFEST.sealed(self.CIPHER), skeleton=skeleton).opened(self.CIPHER)

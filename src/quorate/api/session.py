@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from quorate.api.copies import Copies
+from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
 from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
@@ -138,8 +140,13 @@ def resume(
     branch: bool = False,
     faults: tuple[Fault, ...] = (),
 ) -> Result:
-    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning."""
+    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
+
+    Where the reference is a copy of a run at another place, that is fetched first.
+    """
     refuse_in_worker()
+    if is_copy(reference):
+        reference = str(fetch_run(runs, reference))
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
@@ -232,25 +239,40 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, spec, workers))
     narrator = Narrator(show)
-    launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+    copied: list[dict[str, Any]] = []
+    try:
+        copies = Copies(run, spec, narrator.handle)
+        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+        try:
+            fields = _trained(plan, launch, signals, narrator, copies)
+        finally:
+            copied = copies.conclude(signals) if narrator.has_trained else copies.abandon()
+    finally:
+        show.close()
+    if narrator.has_trained and not narrator.has_finished:
+        log.warning("the last events could not be written: %s ends too early", near(run.events_file))
+    if copied:
+        fields["copies"] = copied
+        _write_result(run, fields)
+    return Result.of(run, fields)
+
+
+def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, copies: Copies) -> dict[str, Any]:
+    """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
     started = time.perf_counter()
     try:
-        with islands_for(plan.faults, workers + spec.spares) as islands:
-            outcome = LocalEngine(replace(launch, islands=islands), narrator.handle, plan.accept_facts, signals).run()
+        with islands_for(plan.faults, launch.workers + launch.spec.spares) as islands:
+            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept_facts, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise
         outcome = Outcome(Failure.of(error), {})
-    finally:
-        show.close()
     if outcome.failure is not None:
         failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
         raise _failed(plan, failure, narrator.recoveries)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
-    if narrator.has_trained and not narrator.has_finished:
-        log.warning("the last events could not be written: %s ends too early", near(run.events_file))
-    _write_result(run, fields)
-    return Result.of(run, fields)
+    _write_result(plan.run, fields)
+    return fields
 
 
 def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:

@@ -1,29 +1,34 @@
 """What a checkpoint is: the page that says which parts belong to it, and which is written last."""
 
+import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from quorate.checkpoint.cipher import Cipher
+from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
 
-FORMAT = 1
 _HEAD = '{{"digest": "{digest}",\n'
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a checkpoint."""
+    """One file of a checkpoint, with the digest of the bytes that lie in it: to verify it takes no key."""
 
     file: str
     bytes: int
-    xxh3_128: str
+    digest: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint except the content of its tensors."""
+    """Everything about a checkpoint except the content of its tensors.
+
+    Where the checkpoint is encrypted, `encryption` names cipher and key id, and `skeleton` is sealed.
+    """
 
     step: int
     phase: int
@@ -34,6 +39,7 @@ class Manifest:
     job: dict[str, Any]
     environment: dict[str, Any]
     metrics: dict[str, Any]
+    encryption: dict[str, str] | None = None
     format: int = FORMAT
 
     @property
@@ -56,17 +62,42 @@ class Manifest:
         """From what `to_json` wrote; anything else is refused with what is wrong."""
         content = _parsed(text)
         digest = content.pop("digest", None)
-        if content.get("format") != FORMAT:
-            raise CheckpointError(
-                f"the manifest has format {content.get('format')!r} and this version of Quorate reads format {FORMAT}"
-            )
+        refuse_unknown(content)
         head = _HEAD.format(digest=digest)
         if not text.startswith(head) or content_digest(text[len(head) :].encode()) != digest:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
         try:
-            return cls(**{**content, "parts": tuple(Part(**part) for part in content["parts"])})
+            present = migrated(content)
+            return cls(**{**present, "parts": tuple(Part(**part) for part in present["parts"])})
         except (TypeError, KeyError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
+
+    def sealed(self, cipher: Cipher | None) -> "Manifest":
+        """The same with its skeleton encrypted, if there is a cipher; called last, since it is bound to the parts."""
+        if cipher is None:
+            return self
+        sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
+        return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label)
+
+    def opened(self, cipher: Cipher | None) -> "Manifest":
+        """The same with its skeleton in plain; the cipher is the one that `key.cipher_of` finds."""
+        if self.encryption is None:
+            return self
+        if cipher is None:
+            raise CheckpointError(f"the skeleton of step {self.step} is encrypted, and no key is given")
+        try:
+            sealed = base64.b64decode(self.skeleton, validate=True)
+            skeleton = json.loads(cipher.open(sealed, self._bound()))
+        except CheckpointError as error:
+            raise CheckpointError(f"the skeleton of step {self.step} cannot be decrypted: {error}") from None
+        except (TypeError, ValueError):
+            raise CheckpointError(f"the skeleton of step {self.step} is not encrypted as the manifest says") from None
+        return replace(self, skeleton=skeleton, encryption=None)
+
+    def _bound(self) -> bytes:
+        """What a sealed skeleton is bound to: with parts of another checkpoint it does not open."""
+        parts = [[part.bytes, part.digest] for part in self.parts]
+        return json.dumps([self.step, self.phase, self.weights_digest, parts]).encode()
 
     def __post_init__(self) -> None:
         if self.phase not in tuple(Phase):

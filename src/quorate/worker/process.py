@@ -10,6 +10,7 @@ from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, LinkError, QuorateError
@@ -30,7 +31,7 @@ from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import source_digest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
-from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan
+from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
@@ -42,6 +43,9 @@ from quorate.worker.standing import Dismissed, JobEnded
 from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
+
+SAVING_PATIENCE = 5.0
+"""Seconds that a worker which leaves gives to a checkpoint that is being saved."""
 
 
 def start_log(assignment: Assignment) -> None:
@@ -131,6 +135,20 @@ class Worker:
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
             self._tell(progress.cursor.step, WAITING, None)
+            self._pass_through(ground, worker, progress, listeners)
+        finally:
+            listeners.close()
+
+    def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
+        saver = saver_of(
+            ground,
+            self._assignment.errand,
+            publish=self._membership.publish,
+            check_lease=self._membership.check_lease,
+            check_commit=self._membership.check_commit,
+            tell_all=self._membership.tell_all,
+        )
+        try:
             Passage(
                 ground,
                 worker,
@@ -143,9 +161,10 @@ class Worker:
                 self._tell,
                 self._assignment,
                 self._timing,
+                saver,
             ).complete()
         finally:
-            listeners.close()
+            saver.close(SAVING_PATIENCE)
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -168,7 +187,9 @@ class Worker:
         }
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
-        folder = CheckpointFolder(self._run.checkpoints)
+        rules = spec.checkpoint
+        cipher = None if rules.encrypt is None else read_key(rules.encrypt)
+        folder = CheckpointFolder(self._run.checkpoints, digest=rules.digest, cipher=cipher)
         ground = Ground(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
 
