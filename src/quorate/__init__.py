@@ -7,8 +7,9 @@
     model = result.load_model()
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
-`RequestError` and `JobFailed` are what may go wrong, and `QuorateError` is both. The names are imported when first
-used, so that the command line answers without waiting for torch.
+`Shards` reads data that do not fit into memory; `RequestError` and `JobFailed` are what may go wrong, and
+`QuorateError` is both. The names are imported when first used, so that the command line answers without waiting for
+torch.
 """
 
 from importlib import import_module
@@ -23,6 +24,7 @@ _HOMES = {
     "RequestError": "quorate.core.errors",
     "Result": "quorate.api.result",
     "RunError": "quorate.core.errors",
+    "Shards": "quorate.data.shards.dataset",
     "Task": "quorate.training.task",
     "TaskError": "quorate.core.errors",
     "evaluate": "quorate.api.evaluate",
@@ -40,6 +42,7 @@ __all__ = [
     "RequestError",
     "Result",
     "RunError",
+    "Shards",
     "Task",
     "TaskError",
     "evaluate",

@@ -11,6 +11,7 @@ from quorate.core.errors import RequestError as RequestError
 from quorate.core.errors import RunError as RunError
 from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
+from quorate.data.shards.dataset import Shards as Shards
 from quorate.training.task import Task as Task
 
 __version__: str
@@ -24,6 +25,7 @@ __all__ = [
     "RequestError",
     "Result",
     "RunError",
+    "Shards",
     "Task",
     "TaskError",
     "evaluate",

@@ -22,6 +22,7 @@ PROMISED = [
     "RequestError",
     "Result",
     "RunError",
+    "Shards",
     "Task",
     "TaskError",
     "evaluate",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from catalogue import command_lines, datasets, job_files, machine, runs, signals, tasks
+from catalogue import command_lines, data_verbs, datasets, job_files, machine, runs, signals, tasks
 from catalogue.case import Case
 from catalogue.forked import run_forked
 from catalogue.page import Page
@@ -15,6 +15,7 @@ PAGES = (
     Page("command_lines", "Mistakes on the command line and in the environment", command_lines.CASES),
     Page("tasks", "Mistakes in a task", tasks.CASES),
     Page("datasets", "Mistakes in the data", datasets.CASES),
+    Page("data_verbs", "Mistakes with data in shards", data_verbs.CASES),
     Page("runs", "Mistakes with runs and folders", runs.CASES),
 )
 CASES = [

@@ -49,6 +49,15 @@ def test_of_many_epochs_the_last_and_the_broken_ones_are_shown() -> None:
     assert lines[-1] == "Broken in epoch 2: step 7 did not tell which samples were used."
 
 
+def test_bad_samples_have_a_column_where_there_are_any() -> None:
+    assert "bad" not in page(WHOLE)
+    lines = page(Ledger((entry(0), replace(entry(1), bad=(17, 4))), 30)).splitlines()
+    assert lines[1].split()[-2:] == ["bad", "samples"]
+    assert lines[2].split()[-2:] == ["-", "-"]
+    assert lines[3].split()[-3:] == ["-", "17,", "4"]
+    assert "Left out, since the data do not give them: samples 4, 17." in lines[-1]
+
+
 def test_skipped_steps_have_a_column_where_there_are_any() -> None:
     assert "skipped" not in page(WHOLE)
     skipping = replace(entry(1), skipped_steps=(4, 6), skipped_samples=20)

@@ -56,7 +56,7 @@ def feeding(dataset: Any, loader_workers: int, threads: int = 1, collate_with: A
 
 def batches(loader_workers: int, threads: int = 1) -> list[dict[str, torch.Tensor]]:
     with feeding(Noisy(), loader_workers, threads) as feed:
-        return [feed.next(request) for request in REQUESTS]
+        return [feed.next(request).content for request in REQUESTS]
 
 
 def in_child(act: Any) -> int:
@@ -148,7 +148,7 @@ def test_a_loader_process_that_dies_is_a_clear_error(end: Any) -> None:
 
 def test_a_loader_process_that_dies_does_not_interrupt_what_the_worker_is_doing() -> None:
     with feeding(Lingering(), 1) as feed:
-        pid = int(feed.next(REQUESTS[0])[0])
+        pid = int(feed.next(REQUESTS[0]).content[0])
         os.kill(pid, signal.SIGKILL)
         assert wait_until_gone(pid)
         torch.rand(2)  # the user's loss, say
@@ -194,7 +194,7 @@ def wait_until_gone(pid: int) -> bool:
 
 def test_closing_ends_the_loader_processes() -> None:
     with feeding(Lingering(), 2) as feed:
-        pids = {int(feed.next(request)[0]) for request in REQUESTS[:3]}
+        pids = {int(feed.next(request).content[0]) for request in REQUESTS[:3]}
         assert os.getpid() not in pids
     assert all(wait_until_gone(pid) for pid in pids)
 
@@ -204,7 +204,7 @@ def test_loader_processes_die_with_a_worker_that_is_killed() -> None:
     worker = os.fork()
     if worker == 0:
         with feeding(Lingering(), 2) as feed:
-            pids = sorted({int(feed.next(request)[0]) for request in REQUESTS[:3]})
+            pids = sorted({int(feed.next(request).content[0]) for request in REQUESTS[:3]})
             os.write(tell, f"{pids}".encode())
             signal.pause()
     os.close(tell)

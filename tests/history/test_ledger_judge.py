@@ -87,6 +87,27 @@ def test_a_skipped_step_with_other_samples_breaks_the_ledger_like_any(judged: Ju
     assert statuses(ledger) == [WHOLE, BROKEN]
 
 
+def test_bad_samples_are_listed_and_count_as_neither_used_nor_lost(judged: Judged) -> None:
+    story, used = tell(begin(Story()), [1, 2, 3]), PLAN.batch(4).tolist()
+    tell(story, [4], **read(used[2:], bad=used[:2]))
+    ledger = judged(tell(story, [5, 6, 7]), 7)
+    assert statuses(ledger) == [WHOLE, WHOLE, INCOMPLETE]
+    assert [entry.samples for entry in ledger.epochs] == [24, 22, 8]
+    assert ledger.epochs[1].bad == tuple(used[:2])
+    assert "but for those listed as dropped and 2 bad." in ledger.verdict
+    named = ", ".join(map(str, sorted(used[:2])))
+    assert f"Left out, since the data do not give them: samples {named}." in ledger.verdict
+
+
+def test_a_bad_sample_that_was_used_all_the_same_or_is_of_another_step_breaks_the_ledger(judged: Judged) -> None:
+    used, other = PLAN.batch(4).tolist(), PLAN.batch(5).tolist()
+    for bad, left in ((used[:1], used), (other[:1], used[1:])):
+        story = tell(tell(begin(Story()), [1, 2, 3]), [4], **read(left, bad=bad))
+        ledger = judged(tell(story, [5, 6]), 6)
+        assert statuses(ledger) == [WHOLE, BROKEN]
+        assert "step 4 did not use the samples" in ledger.verdict
+
+
 def test_whole_epochs_with_what_they_dropped(judged: Judged) -> None:
     ledger = judged(tell(begin(Story()), range(1, 7)), 6)
     assert statuses(ledger) == [WHOLE, WHOLE]

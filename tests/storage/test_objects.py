@@ -35,6 +35,15 @@ class TestStore:
         assert {key: each.bytes for key, each in listed.items()} == {"small": 3, "folder/large": len(content)}
         assert all(abs((each.modified or 0) - time.time()) < 60 for each in listed.values())
 
+    def test_reads_ranges(self, store: ObjectStore) -> None:
+        content = bytes(range(256))
+        store.put("key", content)
+        assert store.size("key") == 256
+        assert store.read("key", 0, 10) == content[:10]
+        assert store.read("key", 100, 50) == content[100:150]
+        assert store.read("key", 250, 50) == content[250:]
+        assert store.read("key", 250) == content[250:]
+
     def test_replaces_and_removes(self, store: ObjectStore) -> None:
         store.put("key", b"old")
         store.put("key", b"newer")
@@ -45,7 +54,11 @@ class TestStore:
         assert store.list() == {}
 
     def test_names_a_missing_object(self, store: ObjectStore, tmp_path: Path) -> None:
-        for read in (lambda: store.read("none"), lambda: store.fetch("none", tmp_path / "file", 1)):
+        for read in (
+            lambda: store.read("none"),
+            lambda: store.size("none"),
+            lambda: store.fetch("none", tmp_path / "file", 1),
+        ):
             with pytest.raises(ObjectMissing, match="there is no object none"):
                 read()
 

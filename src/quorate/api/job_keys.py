@@ -25,6 +25,7 @@ class JobKeys(TypedDict, total=False):
     evaluate: Section
     early_stop: Section | None
     on_poison: Literal["fail", "skip"]
+    on_bad_sample: Literal["fail", "skip"]
     deterministic: bool
     bucket_mb: float
     strategy: str | Section
@@ -37,6 +38,7 @@ class JobKeys(TypedDict, total=False):
     runs: str
     checkpoint: Section
     loader_workers: int
+    loader_prefetch: int
     links: Literal["auto", "tcp"]
     overlap: bool
     port: int

@@ -8,6 +8,7 @@ from quorate.cli.bench import app as bench
 from quorate.cli.chaos import chaos
 from quorate.cli.checkpoint import checkpoint
 from quorate.cli.checkpoints import app as checkpoints
+from quorate.cli.data import app as data
 from quorate.cli.diff import diff
 from quorate.cli.doctor import doctor
 from quorate.cli.eval import evaluate
@@ -41,6 +42,7 @@ app.command()(diff)
 app.command()(resize)
 app.command()(checkpoint)
 app.add_typer(checkpoints, name="checkpoints")
+app.add_typer(data, name="data")
 app.command()(chaos)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

@@ -28,6 +28,7 @@ def ledger_document(ledger: Ledger) -> dict[str, Any]:
                 **asdict(entry),
                 "dropped": list(entry.dropped),
                 "skipped_steps": list(entry.skipped_steps),
+                "bad": list(entry.bad),
                 "status": entry.status.value,
                 "reason": entry.reason or None,
             }
@@ -65,6 +66,9 @@ def _table(entries: list[EpochEntry]) -> Table:
     skips = any(entry.skipped_steps for entry in entries)
     if skips:
         table.add_column("skipped steps", overflow="fold")
+    has_bad = any(entry.bad for entry in entries)
+    if has_bad:
+        table.add_column("bad samples", overflow="fold")
     for entry in entries:
         table.add_row(
             f"{entry.epoch:,}",
@@ -73,6 +77,7 @@ def _table(entries: list[EpochEntry]) -> Table:
             Text(entry.status.value, style=_STYLES[entry.status]),
             _listed(entry.dropped),
             *([_listed(entry.skipped_steps)] if skips else []),
+            *([_listed(entry.bad)] if has_bad else []),
         )
     return table
 

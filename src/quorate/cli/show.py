@@ -14,19 +14,31 @@ from quorate.cli.options import RUNS, Json, Run, Runs
 WithLedger = Annotated[
     bool, typer.Option("--ledger", help="Check that every sample was used exactly once an epoch; exit code 1 if not.")
 ]
+WithData = Annotated[
+    bool, typer.Option("--data", help="Tell which lane reads which shards of the data, and how much is done and left.")
+]
 
 
-def show(run: Run, with_ledger: WithLedger = False, runs: Runs = RUNS, as_json: Json = False) -> None:
+def show(
+    run: Run,
+    with_ledger: WithLedger = False,
+    with_data: WithData = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
     """Show everything about a run: how it stands, its curves, its checkpoints, its job, and what to type next.
 
     Every value of the job is told with where it came from, and whether it changes the bits. With --ledger the samples
-    that its steps have used are added up instead, epoch by epoch.
+    that its steps have used are added up instead, epoch by epoch, and with --data it tells how far each lane is in the
+    shards of the training set.
 
     Examples:
 
       quorate show last
 
       quorate show last --ledger
+
+      quorate show last --data
 
       quorate show digits-0001 --json
     """
@@ -38,8 +50,11 @@ def show(run: Run, with_ledger: WithLedger = False, runs: Runs = RUNS, as_json: 
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
+    if with_data and not as_json:
+        _show_data(folder.path)
     if with_ledger and not as_json:
         _show_ledger(folder.path)
+    if (with_data or with_ledger) and not as_json:
         return
     detail = RunDetail.read(folder)
     spec = None if detail.job is None else detail.job.spec
@@ -47,10 +62,32 @@ def show(run: Run, with_ledger: WithLedger = False, runs: Runs = RUNS, as_json: 
     now = datetime.now(UTC)
     if not as_json:
         print_run(Page(sys.stdout, is_terminal=sys.stdout.isatty()), detail, advice, now)
-    elif with_ledger:
-        _print_with_ledger(detail_document(detail, advice, now), folder.path)
+        return
+    document = detail_document(detail, advice, now)
+    if with_data:
+        document |= {"data": _data_of(folder.path)}
+    if with_ledger:
+        _print_with_ledger(document, folder.path)
     else:
-        print_document(detail_document(detail, advice, now))
+        print_document(document)
+
+
+def _show_data(path: Path) -> None:
+    from quorate.cli.data_view import print_data
+    from quorate.cli.page import Page
+    from quorate.history.streaming import read_data_progress
+    from quorate.storage.run_folder import RunFolder
+
+    progress = read_data_progress(RunFolder(path))
+    print_data(Page(sys.stdout, is_terminal=sys.stdout.isatty()), path.name, progress)
+
+
+def _data_of(path: Path) -> dict[str, Any]:
+    from quorate.cli.data_view import data_document
+    from quorate.history.streaming import read_data_progress
+    from quorate.storage.run_folder import RunFolder
+
+    return data_document(read_data_progress(RunFolder(path)))
 
 
 def _show_ledger(path: Path) -> None:

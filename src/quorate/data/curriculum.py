@@ -9,66 +9,32 @@ import torch
 from quorate.core.errors import JobError, TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
+from quorate.data.ledger import Indices, Tally
+from quorate.data.sample_order import SampleOrder
 from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
-Indices = numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]
 Order = Callable[[int, torch.Generator], Sequence[int] | None]
 
 
-class Curriculum:
-    """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
+class Curriculum(SampleOrder):
+    """The order of samples that are read one by one: all shuffled in every epoch, or in an order of the task's own.
 
-    Steps count from 1, epochs from 0. `order(epoch, generator)` may return None for an ordinary shuffle.
+    `order(epoch, generator)` may return None for an ordinary shuffle.
     """
 
     def __init__(self, spec: JobSpec, samples: int, order: Order) -> None:
-        self._spec = spec
-        self._samples = samples
+        self.spec = spec
+        self.samples = samples
         self._order = order
         self._own: dict[int, bool] = {}
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
         self._batch = lru_cache(maxsize=2)(self._batch_of)
         self.epoch_length = len(self._epoch(0))
-        if self.steps_per_epoch == 0:
-            raise TaskError(self._nothing_to_train_on())
-
-    def _nothing_to_train_on(self) -> str:
         if self.epoch_length == 0:
-            return "order() gave no samples for epoch 0, so there is nothing to train on."
-        where = "The training set has" if self.epoch_length == self._samples else "An epoch of order() has"
-        return (
-            f"{where} {self.epoch_length} samples, less than one batch (batch_size: {self._spec.batch_size}), and "
-            f"`last_batch: drop` leaves out what does not fill a batch. Use a batch_size of at most "
-            f"{self.epoch_length}, or `last_batch: keep`."
-        )
-
-    @property
-    def samples(self) -> int:
-        """Samples in the training set."""
-        return self._samples
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
-        whole, rest = divmod(self.epoch_length, self._spec.batch_size)
-        return whole + (1 if rest and self._spec.last_batch == "keep" else 0)
-
-    @property
-    def total_steps(self) -> int:
-        """Steps in the whole job."""
-        if self._spec.steps is not None:
-            return self._spec.steps
-        return (self._spec.epochs or 0) * self.steps_per_epoch
-
-    def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to."""
-        return (step - 1) // self.steps_per_epoch
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is complete after this step."""
-        return step % self.steps_per_epoch == 0
+            raise TaskError("order() gave no samples for epoch 0, so there is nothing to train on.")
+        self.check_trainable("The training set" if self.epoch_length == samples else "An epoch of order()")
 
     def is_own(self, epoch: int) -> bool:
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
@@ -80,31 +46,29 @@ class Curriculum:
         """Indices of a whole epoch, in order, also of those that no step reads."""
         return self._epoch(epoch)
 
+    def planned(self, epoch: int) -> Tally:
+        """The tally of a whole epoch, also of those that no step reads."""
+        return Tally.of_order(epoch, self._epoch(epoch))
+
     def dropped(self, epoch: int) -> Indices:
         """What `last_batch: drop` leaves out of an epoch, in order."""
-        return self._epoch(epoch)[self.steps_per_epoch * self._spec.batch_size :]
+        return self._epoch(epoch)[self.steps_per_epoch * self.spec.batch_size :]
 
     def batch(self, step: int) -> Indices:
         """Indices of the whole batch of a step, in order."""
         return self._batch(step)
 
     def _batch_of(self, step: int) -> Indices:
-        start = (step - 1) % self.steps_per_epoch * self._spec.batch_size
-        return self._epoch(self.epoch_of(step))[start : start + self._spec.batch_size]
+        start = (step - 1) % self.steps_per_epoch * self.spec.batch_size
+        return self._epoch(self.epoch_of(step))[start : start + self.spec.batch_size]
 
     def share(self, step: int, lane: int) -> Indices:
         """Indices of a lane's part of a batch, in order."""
         batch = self.batch(step)
-        return batch[cut(len(batch), self._spec.lanes)[lane]]
-
-    def micro_batches(self, step: int, lane: int) -> tuple[tuple[int, ...], ...]:
-        """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
-        share = self.share(step, lane)
-        parts = (tuple(share[part].tolist()) for part in cut(len(share), self._spec.accumulate))
-        return tuple(part for part in parts if part)
+        return batch[cut(len(batch), self.spec.lanes)[lane]]
 
     def _epoch_order(self, epoch: int) -> Indices:
-        seed = derive_seed(self._spec.seed, "order", epoch)
+        seed = derive_seed(self.spec.seed, "order", epoch)
         generator = torch.Generator().manual_seed(seed)
         # order() may draw from the global generators all the same; workers reach an epoch at different moments.
         seed_generators(seed)
@@ -112,7 +76,7 @@ class Curriculum:
             chosen = self._order(epoch, generator)
             self._own[epoch] = chosen is not None
             if chosen is None:
-                return torch.randperm(self._samples, generator=generator).numpy()
+                return torch.randperm(self.samples, generator=generator).numpy()
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
         self._check_chosen(epoch, order, expected=None if epoch == 0 else self.epoch_length)
         return order
@@ -128,9 +92,9 @@ class Curriculum:
                 f"order() gave {len(order)} samples for epoch {epoch} and {expected} for epoch 0. "
                 "Every epoch of a job must have the same length."
             )
-        outside = order[(order < 0) | (order >= self._samples)]
+        outside = order[(order < 0) | (order >= self.samples)]
         if len(outside):
             raise self._trouble(epoch)(
                 f"order() names sample {outside[0]} in epoch {epoch}, "
-                f"but the training set has samples 0 to {self._samples - 1}."
+                f"but the training set has samples 0 to {self.samples - 1}."
             )

@@ -10,7 +10,7 @@ import xxhash
 
 from quorate.core.child import ask_child
 from quorate.core.errors import JobError, TaskError
-from quorate.data.reading import Request
+from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
 _TROUBLE = "!"
@@ -39,12 +39,17 @@ def _told(samples: Samples) -> str:
 
 
 def fingerprint(samples: Samples) -> str:
-    """Lengths and the first and last sample of each dataset: cheap, and it catches another version of the data."""
+    """Lengths and the first and last sample of each dataset: cheap, and it catches another version of the data.
+
+    Of shards it is the digest of their index.
+    """
     digest = xxhash.xxh3_128()
     for source, dataset in samples.datasets.items():
         length = len(dataset)
         digest.update(f"{source.value}:{length}".encode())
-        for index in (0, length - 1):
+        if source in samples.shards:
+            digest.update(samples.shards[source].fingerprint.encode())
+        for index in _looked_at(samples, source, length):
             once, again = (_content(samples[Request(source, 0, (index,))]) for _ in range(2))
             if once != again:
                 raise TaskError(
@@ -54,6 +59,14 @@ def fingerprint(samples: Samples) -> str:
                 )
             digest.update(once)
     return digest.hexdigest()
+
+
+def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]:
+    """Of shards the index has a digest of every byte; only what the task makes of them is looked at."""
+    shards = samples.shards.get(source)
+    if shards is None:
+        return 0, length - 1
+    return (0,) if shards.has_decode else ()
 
 
 def _content(answer: Fetched | FetchTrouble) -> bytes:

@@ -1,11 +1,11 @@
 """What one worker will read, in the order in which it will: known in advance, so it can be fetched in advance."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from quorate.core.cursor import Cursor, Phase
-from quorate.data.curriculum import Curriculum
+from quorate.data.sample_order import SampleOrder
 
 
 class Source(Enum):
@@ -17,11 +17,12 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """Samples that are fetched and collated together."""
+    """Samples that are fetched and collated together, and the lane that they are for."""
 
     source: Source
     epoch: int
     indices: tuple[int, ...]
+    lane: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,20 @@ class EvaluationPlan:
     def request(self, batch: int) -> Request:
         """What one batch reads."""
         start = batch * self.batch_size
-        return Request(Source.VALIDATION, 0, tuple(range(start, min(start + self.batch_size, self.samples))))
+        indices = tuple(range(start, min(start + self.batch_size, self.samples)))
+        return Request(Source.VALIDATION, 0, indices, batch % self.lanes)
 
     def hosted_batches(self, hosted: range) -> Iterator[int]:
         """The batches that the host of these lanes evaluates."""
         return (batch for batch in range(self.batches) if batch % self.lanes in hosted)
 
-    def is_due(self, step: int, curriculum: Curriculum) -> bool:
+    def is_due(self, step: int, curriculum: SampleOrder) -> bool:
         """Whether the job evaluates after this step; it always does after the last one."""
         if self.samples == 0 or step == 0:
             return False
         return step == curriculum.total_steps or self.has_effects(step, curriculum)
 
-    def has_effects(self, step: int, curriculum: Curriculum) -> bool:
+    def has_effects(self, step: int, curriculum: SampleOrder) -> bool:
         """Whether the rate and the patience react to the evaluation after this step.
 
         Not to one that is there only because the job ends: a longer job has none at that step.
@@ -64,7 +66,7 @@ class EvaluationPlan:
 
 
 def reading_plan(
-    curriculum: Curriculum, evaluation: EvaluationPlan, hosted: range, cursor: Cursor
+    curriculum: SampleOrder, evaluation: EvaluationPlan, hosted: range, cursor: Cursor
 ) -> Iterator[Request]:
     """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
     if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, curriculum):
@@ -72,6 +74,6 @@ def reading_plan(
     for step in range(cursor.step + 1, curriculum.total_steps + 1):
         for lane in hosted:
             for indices in curriculum.micro_batches(step, lane):
-                yield Request(Source.TRAINING, curriculum.epoch_of(step), indices)
+                yield Request(Source.TRAINING, curriculum.epoch_of(step), indices, lane)
         if evaluation.is_due(step, curriculum):
             yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

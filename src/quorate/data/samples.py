@@ -1,9 +1,10 @@
 """The task's datasets, addressed by request: each sample has a random stream of its own."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -11,16 +12,27 @@ from quorate.core.errors import TaskError
 from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, describe, user_traceback
+from quorate.data.bad_sample import BadSample
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.columns import Columns, columns_of
 from quorate.data.reading import Request, Source
+from quorate.data.shards.dataset import Shards
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
 _BY_INDEX = (
     " Samples are read by index, so that any number of workers reads each exactly once: give anything with len() and "
-    "[], such as a list or a torch Dataset (an IterableDataset becomes one with list(...))."
+    "[], such as a list or a torch Dataset. An IterableDataset becomes one with list(...); data that do not fit into "
+    "memory are read as quorate.Shards(PATH), from tar, Parquet, JSONL, text or HDF5 files that "
+    "`quorate data index PATH` has listed."
 )
+_MEND = (
+    "Restore the file, or list what it holds now (`quorate data index PATH --force`) and train anew; "
+    "`on_bad_sample: skip` leaves such samples out."
+)
+_DECODE = "Mend decode() or the record; `on_bad_sample: skip` leaves such samples out."
 _ALIKE = "Make all samples alike in the dataset, or write collate(self, samples), which may pad or convert them."
 
 
@@ -34,21 +46,26 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A collated batch and the request that it answers."""
+    """A collated batch and the request that it answers; None for a batch if all of its samples are bad."""
 
     request: Request
     batch: Any
+    bad: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class FetchTrouble:
-    """User code raised while fetching. A value, because exceptions lose their traceback between processes."""
+    """What kept a batch from being fetched. A value, because exceptions lose their traceback between processes.
+
+    `kind`: user code raised it, a sample is bad, or the data cannot be reached.
+    """
 
     request: Request
     index: int | None
     message: str
     traceback: str
     hint: str = ""
+    kind: Literal["code", "sample", "access"] = "code"
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,8 @@ class Samples:
     # A collate() of one's own may hand out the dataset's own memory, and a loss() that works in place would then
     # change the dataset, in one worker only. A loader process does not help: it shares the memory of what it sends.
     copies: bool = False
+    # Whether a bad sample is left out of its batch (on_bad_sample: skip); otherwise it ends the job.
+    skips: bool = False
     # Which sets have been seen to draw from a random generator.
     drawing: set[Source] = field(default_factory=set, compare=False)
 
@@ -72,44 +91,105 @@ class Samples:
         """
         columns = self._columns.get(request.source)
         if columns is not None:
-            return Fetched(request, columns.batch(request.indices))
+            return self._read_columns(request, columns)
         if request.source not in self.drawing:
             rest_generators()
             answer = self._read(request, seeded=False)
             if not have_drawn():
+                self._settle(request.source, drew=False)
                 return answer
             self.drawing.add(request.source)
+        self._settle(request.source, drew=True)
         return self._read(request, seeded=True)
 
     @cached_property
-    def _columns(self) -> dict[Source, Columns]:
+    def shards(self) -> dict[Source, Shards]:
+        """The sets that are read block by block."""
+        return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, Shards)}
+
+    def is_columns(self, source: Source) -> bool:
+        """Whether batches of a set in shards come from columns, without any code of the task."""
+        return source in self.shards and source in self._columns
+
+    def divide_memory(self, processes: int) -> None:
+        """So many processes read from now on: blocks may take no more memory in all of them than in one."""
+        # An evaluation reads in order, and so needs few blocks at a time.
+        parts = {source: 1 if source is Source.VALIDATION else 3 for source in self.shards}
+        for source, dataset in self.shards.items():
+            dataset.limit = LIMIT * parts[source] // (sum(parts.values()) * processes)
+
+    def expect(self, blocks: Mapping[Source, Sequence[int]]) -> None:
+        """Tell the sets in shards which of their blocks are read next."""
+        for source, dataset in self.shards.items():
+            dataset.expect(blocks.get(source, ()))
+
+    def _settle(self, source: Source, drew: bool) -> None:
+        # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
+        if source in self.shards:
+            self.shards[source].settle(drew)
+
+    @cached_property
+    def _columns(self) -> dict[Source, Columns | Shards]:
         """Of the sets for which neither reading nor collating runs code of the task."""
         if self.collate is not collate:
             return {}
-        found = {source: columns_of(dataset) for source, dataset in self.datasets.items()}
+        found = {
+            source: dataset if isinstance(dataset, Shards) and dataset.is_columns else columns_of(dataset)
+            for source, dataset in self.datasets.items()
+        }
         return {source: columns for source, columns in found.items() if columns is not None}
+
+    def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchTrouble:
+        bad: list[int] = []
+        try:
+            with contextlib.suppress(BadSample):
+                return Fetched(request, columns.batch(request.indices))
+            # One by one, to find out which of them it is.
+            for index in request.indices:
+                try:
+                    columns.batch((index,))
+                except BadSample as error:
+                    if not self.skips:
+                        return FetchTrouble(request, index, error.message, "", _MEND, "sample")
+                    bad.append(index)
+            good = [index for index in request.indices if index not in bad]
+            return Fetched(request, columns.batch(good) if good else None, tuple(bad))
+        except UnlikeSamples as error:
+            return FetchTrouble(request, None, self._named(error, request, bad), "", _ALIKE)
+        except Unreachable as error:
+            return FetchTrouble(request, None, error.message, "", kind="access")
 
     def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
         index: int | None = None
+        bad: list[int] = []
         try:
             dataset = self.datasets[request.source]
             fetched = []
             for index in request.indices:
                 if seeded:
                     seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
-                fetched.append(dataset[index])
+                try:
+                    fetched.append(dataset[index])
+                except BadSample as error:
+                    if not self.skips:
+                        hint = _DECODE if error.traceback else _MEND
+                        return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
+                    bad.append(index)
             index = None
-            batch = self.collate(fetched)
-            return Fetched(request, fresh_copy(batch) if self.copies else batch)
+            batch = self.collate(fetched) if fetched else None
+            return Fetched(request, fresh_copy(batch) if self.copies else batch, tuple(bad))
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchTrouble(request, None, self._named(error, request), "", _ALIKE)
+            return FetchTrouble(request, None, self._named(error, request, bad), "", _ALIKE)
+        except Unreachable as error:
+            return FetchTrouble(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
 
-    def _named(self, error: UnlikeSamples, request: Request) -> str:
+    def _named(self, error: UnlikeSamples, request: Request, bad: Sequence[int]) -> str:
         if self.copies:  # a collate() of one's own may have passed others on than it was given
             return str(error)
-        indices = [str(request.indices[position]) for position in error.positions]
+        collated = [index for index in request.indices if index not in bad]
+        indices = [str(collated[position]) for position in error.positions]
         which = f"sample {indices[0]}" if len(indices) == 1 else f"samples {' and '.join(indices)}"
         return f"{which} of the {request.source.value} set {error.how}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.data.ledger import Tally
+from quorate.history.streaming import Streaming
 from quorate.observe.event import Event
 
 _LARGEST = 2**63
@@ -16,7 +17,7 @@ _LARGEST = 2**63
 class StepEntry:
     """What a step has told of its samples. The step that ends an epoch also says what was dropped, and what `order()`
     has given for the epoch if the task has an order of its own. What a step that `is_skipped` has read has not gone
-    into the weights."""
+    into the weights; `bad` samples could not be read at all, and were left out of its batch."""
 
     tally: Tally
     samples: int
@@ -24,13 +25,14 @@ class StepEntry:
     dropped: tuple[int, ...] = ()
     planned: Tally | None = None
     is_skipped: bool = False
+    bad: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "StepEntry":
         """From the fields of a step event. Raises what shows that they are none."""
         planned = fields.get("planned")
-        dropped = tuple(int(index) for index in fields.get("dropped", ()))
-        if not all(0 <= index < _LARGEST for index in dropped):
+        dropped, bad = (tuple(int(index) for index in fields.get(name, ())) for name in ("dropped", "bad"))
+        if not all(0 <= index < _LARGEST for index in (*dropped, *bad)):
             raise ValueError("a sample has a number that none can have")
         return cls(
             tally=Tally.from_hex(fields["ledger"]),
@@ -39,16 +41,18 @@ class StepEntry:
             dropped=dropped,
             planned=None if planned is None else Tally.from_hex(planned),
             is_skipped=fields.get("skipped") is not None,
+            bad=bad,
         )
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a run says when it begins: after which step, and how its epochs are."""
+    """What a run says when it begins: after which step, how its epochs are, and which blocks it reads, if any."""
 
     from_step: int
     steps_per_epoch: int
     samples: int
+    streaming: Streaming | None = None
 
 
 @dataclass
@@ -75,9 +79,9 @@ class Account:
 
     def _begin(self, fields: dict[str, Any]) -> None:
         names = ("from_step", "steps_per_epoch", "dataset_samples")
-        values = [fields.get(name) for name in names]
-        if all(type(value) is int and value >= 0 for value in values) and values[1]:
-            self.courses.append(Course(*values))  # type: ignore[arg-type]
+        told = [value for name in names if type(value := fields.get(name)) is int and value >= 0]
+        if len(told) == len(names) and told[1]:
+            self.courses.append(Course(told[0], told[1], told[2], Streaming.told(fields)))
 
     def _take(self, step: int, fields: dict[str, Any]) -> None:
         try:

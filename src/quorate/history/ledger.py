@@ -6,8 +6,10 @@ from enum import StrEnum
 from importlib.metadata import version
 
 from quorate.core.errors import QuorateError, RunError
+from quorate.core.sample_names import name_samples
 from quorate.data.ledger import Tally, total
 from quorate.history.account import Account, Course
+from quorate.history.streaming import Streaming
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -31,7 +33,8 @@ class EpochEntry:
     """One epoch: the steps of it that the run has come through, what they used, and what that makes of it.
 
     `reason` says why it is incomplete or broken. `is_own`: the task has an order of its own for it. `skipped_steps`
-    have read `skipped_samples`, which went into nothing (on_poison: skip).
+    have read `skipped_samples`, which went into nothing (on_poison: skip). `bad` samples could not be read
+    (on_bad_sample: skip).
     """
 
     epoch: int
@@ -45,6 +48,7 @@ class EpochEntry:
     reason: str
     skipped_steps: tuple[int, ...] = ()
     skipped_samples: int = 0
+    bad: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Ledger:
             but = ["those listed as dropped"] if any(entry.dropped for entry in usual) else []
             skipped = sum(entry.skipped_samples for entry in usual)
             but += [f"{skipped:,} skipped"] if skipped else []
+            count = sum(len(entry.bad) for entry in usual)
+            but += [f"{count:,} bad"] if count else []
             but_for = f", but for {' and '.join(but)}" if but else ""
             yield f"Whole: each of {_count(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
         if own:
@@ -96,6 +102,8 @@ class Ledger:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
         if any(entry.skipped_steps for entry in self.epochs):
             yield self._skipped()
+        if bad := [sample for entry in self.epochs for sample in entry.bad]:
+            yield f"Left out, since the data do not give them: {name_samples(sorted(set(bad)))}"
         if all(entry.is_own for entry in self.epochs):
             return
         if self.unplanned:
@@ -178,6 +186,7 @@ class _Epoch:
         self._other = account.other
         self._is_own = any(entry.is_own for entry in self._told.values())
         self._dropped = tuple(index for entry in self._told.values() for index in entry.dropped)
+        self._bad = tuple(index for entry in self._told.values() for index in entry.bad)
 
     def judged(self, plan: Plan | None) -> EpochEntry:
         problem = self._problem(None if self._is_own else plan)
@@ -196,6 +205,7 @@ class _Epoch:
             reason=problem,
             skipped_steps=tuple(step for step, entry in self._told.items() if entry.is_skipped),
             skipped_samples=sum(entry.samples for entry in self._told.values() if entry.is_skipped),
+            bad=self._bad,
         )
 
     def _where(self) -> str:
@@ -211,7 +221,7 @@ class _Epoch:
         for step, entry in self._told.items():
             if step in self._other:
                 return f"step {step:,} was told twice, with other samples the second time"
-            if plan is not None and entry.tally != plan(step):
+            if plan is not None and entry.tally + Tally.of(self._epoch, entry.bad) != plan(step):
                 return f"step {step:,} did not use the samples that the order of the job gives it"
         return "" if self._begins_late or self._ends_early else self._sum_problem()
 
@@ -220,10 +230,12 @@ class _Epoch:
         if self._is_own and planned is None:
             return "its last step did not tell the order of the epoch"
         used, dropped = sum(entry.samples for entry in self._told.values()), len(self._dropped)
-        if not self._is_own and used + dropped != self._set:
+        if not self._is_own and used + dropped + len(self._bad) != self._set:
             left_out = f" and dropped {dropped:,}" if dropped else ""
+            left_out += f" and left out {len(self._bad):,} bad ones" if self._bad else ""
             return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
-        found = total(entry.tally for entry in self._told.values()) + Tally.of(self._epoch, self._dropped)
+        unused = Tally.of(self._epoch, self._dropped) + Tally.of(self._epoch, self._bad)
+        found = total(entry.tally for entry in self._told.values()) + unused
         if self._is_own:
             return "" if found == planned else "its steps did not use the samples that the task's order() gives"
         if found == Tally.of_all(self._epoch, self._set):
@@ -240,6 +252,11 @@ def _plan(run: RunFolder, account: Account) -> tuple[Plan | None, str]:
         recorded = (run.read_environment() or {}).get("torch")
     except QuorateError:
         return None, "what the run has recorded of its job cannot be read, and `quorate show` says why"
+    streaming = account.courses[-1].streaming
+    if any(course.streaming != streaming for course in account.courses):
+        return None, "its parts have read the samples in other blocks, or in other windows"
+    if streaming is not None:
+        return _planned_in_blocks(spec, streaming)
     # Its shuffling is not promised to stay the same from version to version.
     if recorded is not None and recorded != version("torch"):
         return None, f"the run was made with torch {recorded}, and here is {version('torch')}"
@@ -252,6 +269,14 @@ def _planned(spec: JobSpec, samples: int) -> Plan:
 
     curriculum = Curriculum(spec, samples, lambda _epoch, _generator: None)
     return lambda step: Tally.of(curriculum.epoch_of(step), curriculum.batch(step))
+
+
+def _planned_in_blocks(spec: JobSpec, streaming: Streaming) -> tuple[Plan | None, str]:
+    try:
+        curriculum = streaming.curriculum(spec, streaming.load_index())
+    except QuorateError as error:
+        return None, error.message.rstrip(".")
+    return lambda step: Tally.of(curriculum.epoch_of(step), curriculum.batch(step)), ""
 
 
 def _steps(steps: list[int]) -> str:

@@ -152,6 +152,7 @@ class JobSpec(Section):
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
     on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[
@@ -171,6 +172,7 @@ class JobSpec(Section):
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
+    loader_prefetch: Annotated[Count, Mark.MANNER] = 2
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
     overlap: Annotated[bool, Mark.MANNER] = True
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0

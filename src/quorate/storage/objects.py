@@ -79,7 +79,7 @@ def refuse_unknown_store(url: str) -> None:
 class ObjectStore:
     """Puts, reads, lists and removes objects by their keys under a URL. An object appears whole or not at all.
 
-    Every failure is a `StoreError`. One thread at a time.
+    Every failure is a `StoreError`. One thread at a time; once it has answered, several may read at once.
     """
 
     def __init__(self, url: str) -> None:
@@ -101,11 +101,17 @@ class ObjectStore:
         with self._explaining():
             self._do("pipe_file", self._path(key), content, bytes=len(content))
 
-    def read(self, key: str) -> bytes:
-        """The content of a small object."""
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """The content of a small object, or a range of any: fewer bytes than asked for where the object ends."""
+        end = None if length is None else start + length
         with self._explaining(key):
-            content: bytes = self._do("cat_file", self._path(key))
+            content: bytes = self._do("cat_file", self._path(key), start=start or None, end=end, bytes=length or 0)
             return content
+
+    def size(self, key: str) -> int:
+        """How many bytes an object has."""
+        with self._explaining(key):
+            return _stored(self._do("info", self._path(key))).bytes
 
     def fetch(self, key: str, file: Path, bytes: int) -> None:
         """Write an object's content, of about so many bytes, to a file."""

@@ -44,11 +44,12 @@ class Evaluator:
         return {name: total.mean for name, total in totals.items()}
 
     def _evaluate(self, step: int, batch: int) -> dict[str, tuple[float, float]]:
-        request = self._plan.request(batch)
-        content = self._feed.next(request)
+        read = self._feed.next(self._plan.request(batch))
+        if not read.samples:
+            return {}
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
-        return measured(self._task, self._replica.model, content, len(request.indices))
+        return measured(self._task, self._replica.model, read.content, len(read.samples))
 
 
 @contextmanager

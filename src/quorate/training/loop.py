@@ -6,10 +6,10 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
-from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
 from quorate.data.ledger import Tally
 from quorate.data.reading import EvaluationPlan, Request, Source
+from quorate.data.sample_order import SampleOrder
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, Activity
@@ -29,7 +29,7 @@ class Loop:
     """Everything that a worker trains with; `run` reads as the list of what it does."""
 
     spec: JobSpec
-    curriculum: Curriculum
+    curriculum: SampleOrder
     evaluation: EvaluationPlan
     replica: Replica
     feed: Feed
@@ -98,7 +98,7 @@ class Loop:
         step = self.progress.cursor.step + 1
         self.activity.begin_step(step)
         self.strategy.begin(step)
-        batch_samples = len(self.curriculum.batch(step))
+        batch_samples = self.curriculum.batch_samples(step)
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
         with self.activity.during(EXCHANGE):
@@ -144,10 +144,11 @@ class Loop:
             # Before the first is read: if that kills the worker, somebody can tell which they were.
             self.activity.reads(epoch, self.curriculum.share(step, lane))
             for indices in self.curriculum.micro_batches(step, lane):
-                request = Request(Source.TRAINING, epoch, indices)
-                batches.append((len(indices), self.feed.next(request)))
-                # What was asked of the feed, which answers nothing else; a ledger of what was planned proves nothing.
-                read += request.indices
+                batch = self.feed.next(Request(Source.TRAINING, epoch, indices, lane))
+                if batch.samples:  # all of them may be bad
+                    batches.append((len(batch.samples), batch.content))
+                # What the feed has answered with; a ledger of what was planned proves nothing.
+                read += batch.samples
             tally = Tally.of(epoch, read)
         with self.activity.during(COMPUTE, lane):
             result = self.lanes.run(step, lane, batches, batch_samples)
@@ -204,6 +205,7 @@ class Loop:
             "epoch_length": self.curriculum.epoch_length,
             "dataset_samples": self.curriculum.samples,
             "lanes": self.spec.lanes,
+            **self.curriculum.describe(),
         }
         self.publish(Event("run", None, fields))
 
@@ -242,7 +244,7 @@ class Loop:
             if len(dropped):
                 fields["dropped"] = sorted(dropped.tolist())
             if is_own:
-                fields["planned"] = str(Tally.of_order(epoch, self.curriculum.order(epoch)))
+                fields["planned"] = str(self.curriculum.planned(epoch))
         return fields
 
 

@@ -86,15 +86,18 @@ def _told(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) 
         metrics = _measure(task, replica, samples, plan)
     except QuorateError as error:
         return json.dumps({"failure": Failure.of(error).to_dict()})
+    if metrics is None:  # all samples of the batch are bad, and are left out
+        return ""
     return json.dumps({"metrics": {name: total for name, (total, _) in metrics.items()}})
 
 
-def _measure(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> Measured:
-    request = plan.request(0)
-    batch = batch_of(samples[request])
+def _measure(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> Measured | None:
+    batch = batch_of(samples[plan.request(0)])
+    if not batch.samples:
+        return None
     seed_generators(derive_seed(replica.spec.seed, "evaluation", 0, 0))
     with evaluation_mode(replica.model):
-        return measured(task, replica.model, batch, len(request.indices))
+        return measured(task, replica.model, batch.content, len(batch.samples))
 
 
 def _refusal(failure: Failure) -> QuorateError:

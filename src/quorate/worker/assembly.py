@@ -13,11 +13,14 @@ from quorate.core.errors import TaskError
 from quorate.core.generation import Generation
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
+from quorate.data.blocked import Blocked
 from quorate.data.collate import collate
 from quorate.data.curriculum import Curriculum
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
+from quorate.data.sample_order import SampleOrder
 from quorate.data.samples import Dataset, Samples, check_dataset
+from quorate.data.stream_curriculum import StreamCurriculum
 from quorate.data.streams import seed_generators
 from quorate.lanes.buckets import Bucket
 from quorate.observe.event import Event
@@ -98,7 +101,13 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     if len(pair) == 2 and pair[1] is not None:
         datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
     has_own_collate = getattr(task.collate, "__func__", None) is not Task.collate
-    return Samples(datasets, task.collate if has_own_collate else collate, spec.seed, copies=has_own_collate)
+    return Samples(
+        datasets,
+        task.collate if has_own_collate else collate,
+        spec.seed,
+        copies=has_own_collate,
+        skips=spec.on_bad_sample == "skip",
+    )
 
 
 def check_evaluable(samples: Samples) -> None:
@@ -117,6 +126,15 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
     return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every)
 
 
+def curriculum_of(spec: JobSpec, task: Task, training: Dataset) -> SampleOrder:
+    """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
+    has_own_order = getattr(task.order, "__func__", None) is not Task.order
+    if isinstance(training, Blocked) and not has_own_order:
+        return StreamCurriculum.of(spec, training, len(training))
+    with building_code("order()"):
+        return Curriculum(spec, len(training), task.order)
+
+
 def assemble(
     ground: Ground,
     generation: Generation,
@@ -132,14 +150,13 @@ def assemble(
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
     hosted = generation.members[generation.position(worker)].lanes
-    with building_code("order()"):
-        curriculum = Curriculum(spec, len(ground.samples.datasets[Source.TRAINING]), task.order)
+    curriculum = curriculum_of(spec, task, ground.samples.datasets[Source.TRAINING])
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
     requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
     if errand.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads)
+    feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads, spec.loader_prefetch)
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,

@@ -1,0 +1,165 @@
+"""What can be done with data in shards: index, verify, count and look at them."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from quorate.core.errors import RequestError
+from quorate.data.shards.blocks import ShardBlocks
+from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.indexing import Progress, build_index
+from quorate.data.shards.verification import Flaw, verify_shards
+from quorate.storage.objects import ObjectMissing, ObjectStore, is_url, shown
+
+LARGE_BLOCK = 128_000_000
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """An index that was made, the file or URL that it was written to, and how long it took."""
+
+    index: ShardIndex
+    file: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verified:
+    """An index and all that is not as it says."""
+
+    index: ShardIndex
+    flaws: tuple[Flaw, ...]
+
+    @property
+    def damaged_shards(self) -> int:
+        """How many files have something wrong with them."""
+        return len({flaw.file for flaw in self.flaws})
+
+    @property
+    def damaged_records(self) -> int:
+        """How many records cannot be read."""
+        return sum(flaw.records for flaw in self.flaws)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The least, the middle and the most of some numbers."""
+
+    least: int
+    median: int
+    most: int
+
+    @classmethod
+    def of(cls, numbers: numpy.ndarray) -> "Spread":
+        """Of numbers of which there is at least one."""
+        return cls(int(numbers.min()), int(numpy.sort(numbers)[len(numbers) // 2]), int(numbers.max()))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an index says of its shards."""
+
+    index: ShardIndex
+    bytes: int
+    shard_bytes: Spread
+    shard_records: Spread
+    block_bytes: Spread | None
+    block_records: Spread
+
+
+@dataclass(frozen=True)
+class Previewed:
+    """A record, its number, and the shard that it lies in."""
+
+    sample: int
+    file: str
+    record: Any
+
+
+def index_data(
+    place: str, output: str | None = None, *, force: bool = False, progress: Progress | None = None
+) -> Indexed:
+    """Index the shards in a folder or under a URL; an index that is there is replaced only if forced."""
+    began = time.monotonic()
+    place = place.rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
+    file = f"{place}/{NAME}" if output is None else output
+    if output is not None and not is_url(output):
+        file = str(Path(output).expanduser().absolute())
+    if not file.endswith(Path(NAME).suffix):
+        raise RequestError(f"{shown(file)} is no name for an index: let it end with {Path(NAME).suffix}")
+    if not force and _exists(file):
+        raise RequestError(
+            f"{shown(file)} is there already. `quorate data verify` compares it with the shards; --force makes it anew."
+        )
+    index = build_index(place, _root(place, file), progress)
+    try:
+        index.save(file)
+    except OSError as error:
+        raise RequestError(
+            f"{file} cannot be written: {error.strerror}. --output FILE{Path(NAME).suffix} writes it elsewhere."
+        ) from None
+    return Indexed(index, file, time.monotonic() - began)
+
+
+def verify_data(place: str, progress: Progress | None = None) -> Verified:
+    """Read all shards of an index through."""
+    index = ShardIndex.load(place)
+    return Verified(index, verify_shards(index, progress))
+
+
+def data_stats(place: str) -> Stats:
+    """Count what is in the shards, by the index alone."""
+    index = ShardIndex.load(place)
+    shards = index.first[index.first_block]
+    return Stats(
+        index=index,
+        bytes=int(index.sizes.sum()),
+        shard_bytes=Spread.of(index.sizes),
+        shard_records=Spread.of(numpy.diff(shards)),
+        block_bytes=None if index.kind == "hdf5" else Spread.of(index.length),
+        block_records=Spread.of(index.records),
+    )
+
+
+def preview_data(place: str, count: int) -> tuple[ShardIndex, tuple[Previewed, ...]]:
+    """The first records, each checked against the index."""
+    index = ShardIndex.load(place)
+    blocks = ShardBlocks(index)
+    found: list[Previewed] = []
+    try:
+        for number in range(index.blocks):
+            if len(found) >= count:
+                break
+            records = blocks.read(number)
+            rows = range(min(len(records), count - len(found)))
+            file = index.block(number).file
+            found += [Previewed(len(found) + row, file, records[row]) for row in rows]
+    finally:
+        blocks.close()
+    return index, tuple(found)
+
+
+def _exists(file: str) -> bool:
+    if not is_url(file):
+        return Path(file).exists()
+    parent, _, name = file.rpartition("/")
+    try:
+        ObjectStore(parent).size(name)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def _root(place: str, file: str) -> str:
+    """Where the shards lie as seen from the index; a folder below it is still found when both are moved."""
+    beside = file.rpartition("/")[0]
+    if beside == place:
+        return ""
+    if is_url(file) and not is_url(place):
+        raise RequestError(f"{shown(file)}: an index in a store cannot be of shards in a folder of this machine.")
+    if not is_url(place) and place.startswith(f"{beside}/"):
+        return place.removeprefix(f"{beside}/")
+    return place

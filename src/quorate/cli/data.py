@@ -1,0 +1,166 @@
+"""`quorate data`: one verb for each thing that can be done with data in shards."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli.document import print_document
+from quorate.cli.options import Json
+from quorate.cli.verbs import Verbs
+
+Place = Annotated[
+    str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")
+]
+IndexedPlace = Annotated[
+    str, typer.Argument(metavar="PATH", help="The folder or URL of the shards, or the file of their index.")
+]
+
+app = typer.Typer(
+    name="data",
+    cls=Verbs,
+    subcommand_metavar="VERB ...",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def data() -> None:
+    """Index, verify, count and look at data in shards.
+
+    \b
+    Examples:
+      quorate data index /data/photos
+      quorate data verify /data/photos
+      quorate data preview /data/photos --sheet photos.png
+    """
+
+
+@app.command()
+def index(
+    path: Place,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the index there, and not beside the shards.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the index that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the shards in a folder with a digest of every block.
+
+    Training reads the shards by this index: tar (as WebDataset has it), parquet, jsonl, txt and hdf5. It is the file
+    index.quorate beside them. The same shards give the same index.
+
+    \b
+    Examples:
+      quorate data index /data/photos
+      quorate data index s3://bucket/photos --force
+    """
+    from quorate.api.data import index_data
+    from quorate.cli.page import Page
+    from quorate.cli.shards_document import index_document
+    from quorate.cli.shards_view import Counter, print_indexed
+
+    with Counter("indexed", as_json) as counter:
+        done = index_data(path, output, force=force, progress=counter.show)
+    if as_json:
+        print_document(index_document(done))
+    else:
+        print_indexed(Page(sys.stdout, is_terminal=sys.stdout.isatty()), done)
+
+
+@app.command()
+def verify(path: IndexedPlace, as_json: Json = False) -> None:
+    """Read all shards through and compare them with their index.
+
+    Each block that has changed is named by its file and place, with shards that are missing, new or of another size.
+    The exit code is 1 if there is any.
+
+    \b
+    Examples:
+      quorate data verify /data/photos
+      quorate data verify s3://bucket/photos --json
+    """
+    from quorate.api.data import verify_data
+    from quorate.cli.page import Page
+    from quorate.cli.shards_document import verified_document
+    from quorate.cli.shards_view import Counter, print_verified
+
+    with Counter("verified", as_json) as counter:
+        done = verify_data(path, counter.show)
+    if as_json:
+        print_document(verified_document(done))
+    else:
+        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), done)
+    raise typer.Exit(1 if done.flaws else 0)
+
+
+@app.command()
+def stats(path: IndexedPlace, as_json: Json = False) -> None:
+    """Count shards, sizes and records, and show the schema.
+
+    By the index alone: no shard is read.
+
+    \b
+    Examples:
+      quorate data stats /data/photos
+      quorate data stats /data/photos --json
+    """
+    from quorate.api.data import data_stats
+    from quorate.cli.page import Page
+    from quorate.cli.shards_document import stats_document
+    from quorate.cli.shards_view import print_stats
+
+    found = data_stats(path)
+    if as_json:
+        print_document(stats_document(found))
+    else:
+        print_stats(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found)
+
+
+@app.command()
+def preview(
+    path: IndexedPlace,
+    records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records.")] = 10,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write their pictures into one PNG file.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the first records, or write their pictures as a contact sheet.
+
+    \b
+    Examples:
+      quorate data preview /data/photos
+      quorate data preview /data/photos --records 64 --sheet photos.png
+    """
+    from quorate.api.data import preview_data
+    from quorate.cli.page import Page
+    from quorate.cli.shards_document import preview_document
+    from quorate.cli.shards_view import print_preview
+
+    found, first = preview_data(path, records)
+    pictures = _written_sheet(sheet, [each.record for each in first]) if sheet is not None else 0
+    if as_json:
+        print_document(preview_document(found, first, sheet, pictures))
+    else:
+        print_preview(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found, first, sheet, pictures)
+
+
+def _written_sheet(file: Path, records: list[object]) -> int:
+    from quorate.api.contact_sheet import pictures_among, write_sheet
+    from quorate.core.errors import RequestError
+
+    pictures = pictures_among(records)
+    if not pictures:
+        raise RequestError(
+            f"none of the first {len(records)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the "
+            "shape of one). --records N looks at more of them."
+        )
+    write_sheet(file, pictures)
+    return len(pictures)

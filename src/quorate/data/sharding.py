@@ -1,0 +1,116 @@
+"""Which lane reads which shards, and how far it is: a pure function of the order, the step and who hosts what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy
+
+from quorate.data.ledger import Indices
+from quorate.data.stream_curriculum import LanePosition, StreamCurriculum
+
+Counts = numpy.ndarray[tuple[int], numpy.dtype[numpy.intp]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many shards, or blocks, stand how in an epoch. `left_out` are those of which it reads nothing: what they
+    hold is dropped, or they are empty."""
+
+    done: int
+    in_progress: int
+    untouched: int
+    left_out: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.done + self.in_progress + self.untouched + self.left_out
+
+
+@dataclass(frozen=True)
+class LaneReading:
+    """What a lane reads in the epoch. `block` and `shard` are what it reads from, or reads next, by number; None where
+    all is read. A window may lie in several blocks: `open_blocks` are begun and not done, and this is the first."""
+
+    lane: int
+    worker: int | None
+    shard: int | None
+    block: int | None
+    open_blocks: int
+    blocks_done: int
+    blocks_left: int
+    samples_done: int
+    samples_left: int
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a training set in shards is divided among the lanes, and how much of it is read, after a step."""
+
+    step: int
+    epoch: int
+    lanes: tuple[LaneReading, ...]
+    blocks: Standing
+    shards: Standing
+
+    @property
+    def samples_done(self) -> int:
+        """How many samples of the epoch are read."""
+        return sum(lane.samples_done for lane in self.lanes)
+
+    @property
+    def samples_left(self) -> int:
+        """How many are still to be read."""
+        return sum(lane.samples_left for lane in self.lanes)
+
+
+def shard_out(
+    order: StreamCurriculum, shard_of_block: Indices, shards: int, step: int, hosts: Mapping[int, int]
+) -> Sharding:
+    """What `hosts`, the worker of each lane, read after a step; in time and memory of the number of blocks."""
+    positions = [order.position(step, lane) for lane in range(order.spec.lanes)]
+    read, begun, finished = _parts(positions, len(order.records))
+    block_states = read > 0, begun > 0, (read > 0) & (finished == read)
+    shard_states = [numpy.bincount(shard_of_block[state], minlength=shards) for state in block_states]
+    return Sharding(
+        step=step,
+        epoch=positions[0].epoch,
+        lanes=tuple(
+            _reading(lane, hosts.get(lane), position, shard_of_block) for lane, position in enumerate(positions)
+        ),
+        blocks=_standing(*(state.astype(numpy.intp) for state in block_states)),
+        shards=_standing(*shard_states),
+    )
+
+
+def _parts(positions: list[LanePosition], blocks: int) -> tuple[Counts, Counts, Counts]:
+    """In how many parts each block is read, since two lanes may share it; how many are begun, and finished."""
+    read, begun, finished = (numpy.zeros(blocks, dtype=numpy.intp) for _ in range(3))
+    for position in positions:  # no block twice in one lane, so plain sums see every part
+        read[position.blocks] += 1
+        begun[position.blocks[: position.begun]] += 1
+        finished[position.blocks[: position.finished]] += 1
+    return read, begun, finished
+
+
+def _standing(read: Counts, begun: Counts, done: Counts) -> Standing:
+    """Of things of which so much is read in the epoch, begun and done."""
+    is_read, is_done, is_begun = read > 0, (read > 0) & (done == read), begun > 0
+    counts = (is_done, is_begun & ~is_done, is_read & ~is_begun, ~is_read)
+    return Standing(*(int(numpy.count_nonzero(which)) for which in counts))
+
+
+def _reading(lane: int, worker: int | None, position: LanePosition, shard_of_block: Indices) -> LaneReading:
+    has_more = position.finished < len(position.blocks)
+    block = int(position.blocks[position.finished]) if has_more else None
+    return LaneReading(
+        lane=lane,
+        worker=worker,
+        shard=None if block is None else int(shard_of_block[block]),
+        block=block,
+        open_blocks=position.begun - position.finished,
+        blocks_done=position.finished,
+        blocks_left=len(position.blocks) - position.finished,
+        samples_done=position.done,
+        samples_left=position.samples - position.done,
+    )

@@ -1,0 +1,293 @@
+"""A dataset of files that need not fit into memory: tar, Parquet, JSONL, text or HDF5, in a folder or a store."""
+
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from quorate.core.errors import TaskError
+from quorate.core.given import given
+from quorate.core.user_code import PACKAGE, describe, user_traceback
+from quorate.data.bad_sample import BadSample
+from quorate.data.collate import collate
+from quorate.data.ledger import Indices
+from quorate.data.shards.blocks import ShardBlocks, block_bytes
+from quorate.data.shards.cache import DiskCache
+from quorate.data.shards.decoded import DecodedCache
+from quorate.data.shards.errors import BadRecord, ShardError
+from quorate.data.shards.formats.format import ColumnRecords
+from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.reader import LIMIT, BlockReader
+from quorate.storage.objects import is_url, shown
+
+MOST_SAMPLES, MOST_BYTES = 8192, 16_000_000
+"""What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
+_COLUMNAR = ("parquet", "hdf5")
+_GB = 1_000_000_000
+
+
+class Shards:
+    """Samples that lie in files; `quorate data index PATH` has listed them.
+
+    ::
+
+        quorate.Shards("train/", decode=lambda record: (picture(record["jpg"]), int(record["cls"])))
+
+    `path` is a folder, or the URL of one in a store; a relative one is looked for beside the file that names it, then
+    in the working folder. A record is a dict of bytes by ending (tar), a dict (JSONL), a line (text), or a dict by
+    column (Parquet, HDF5); `decode` makes a sample of it. Without `decode` the records of Parquet and HDF5 come as
+    batches of tensors by column. `columns` chooses some of them. `window` samples are shuffled at a time; more are
+    mixed better and need more memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store,
+    and what `decode` has made as long as it draws no random numbers.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        decode: Callable[[Any], Any] | None = None,
+        columns: Sequence[str] | None = None,
+        window: int | None = None,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
+        place = _placed(os.fspath(path))
+        self.index = ShardIndex.load(place)
+        self.index_path = (
+            str(place) if str(place).endswith(Path(NAME).suffix) else f"{place}/{NAME}".replace("//i", "/i")
+        )
+        self._decode = _checked_decode(decode)
+        self._columns = self._checked_columns(columns)
+        self.window = self._checked_window(window)
+        self._cache = _checked_cache(cache)
+        self._starts: list[int] = self.index.first[:-1].tolist()
+        self._limit = LIMIT
+        self._reader = BlockReader(self._blocks, LIMIT)
+        self._decoded = self._decoded_cache()
+
+    # --- what it has
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __repr__(self) -> str:
+        files = f"{len(self.index.shards):,} {self.index.kind} files"
+        return f"Shards({shown(self.index.place)!r}: {len(self):,} records in {files})"
+
+    @property
+    def blocks(self) -> Indices:
+        """How many records each block has."""
+        return self.index.records
+
+    @property
+    def index_digest(self) -> str:
+        """The digest of all that the index lists."""
+        return self.index.digest
+
+    @property
+    def fingerprint(self) -> str:
+        """What the data are: the index has a digest of every byte."""
+        return f"{self.index.digest} {','.join(self._columns or ['*'])}"
+
+    @property
+    def has_decode(self) -> bool:
+        """Whether code of the task makes the samples."""
+        return self._decode is not None
+
+    @cached_property
+    def is_columns(self) -> bool:
+        """Whether batches come from columns at once, and no code of the task runs for them."""
+        return type(self) is Shards and self._decode is None and self.index.kind in _COLUMNAR
+
+    # --- samples
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample of a record; `BadSample` if the record is damaged or `decode` raises for it."""
+        number = range(len(self))[index]
+        block = bisect_right(self._starts, number) - 1
+        row = number - self._starts[block]
+        if self._decoded is not None:
+            found, sample = self._decoded.get(block, row)
+            if found:
+                return sample
+        record = self._record(block, row)
+        if self._decode is None:
+            return record
+        sample = self._sample(record, block, row)
+        if self._decoded is not None:
+            self._decoded.stage(block, row, sample)
+        return sample
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Any]:
+        """What collating these samples would give, made of whole columns."""
+        numbers = numpy.array(indices, dtype=numpy.int64)
+        of_block = numpy.searchsorted(self.index.first, numbers, side="right") - 1
+        parts: list[tuple[Indices, dict[str, Any]]] = []
+        for block in dict.fromkeys(of_block.tolist()):
+            positions = numpy.flatnonzero(of_block == block)
+            try:
+                records: ColumnRecords = self._reader.get(block)
+                parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
+            except ShardError as error:
+                raise BadSample(error.message) from None
+        return {name: _merged([(at, columns[name]) for at, columns in parts], len(numbers)) for name in parts[0][1]}
+
+    def _record(self, block: int, row: int) -> Any:
+        try:
+            records = self._reader.get(block)
+            if self._decode is None and isinstance(records, ColumnRecords):
+                return {name: column[0] for name, column in records.columns([row]).items()}
+            return records[row]
+        except ShardError as error:
+            raise BadSample(error.message) from None
+
+    def _sample(self, record: Any, block: int, row: int) -> Any:
+        assert self._decode is not None
+        try:
+            return self._decode(record)
+        except Exception as error:
+            if _is_machines(error):
+                raise
+            told = self.index.block(block)
+            where = f"record {told.row + row} of {told.file}"
+            raise BadSample(f"{describe(error)} (in decode() of {where})", user_traceback(error)) from error
+
+    # --- reading ahead
+
+    @property
+    def limit(self) -> int:
+        """Bytes of blocks that a process may keep."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._reader.limit(limit)
+
+    def blocks_of(self, indices: Sequence[int]) -> list[int]:
+        """The blocks that these samples are in, each once."""
+        numbers = numpy.array(indices, dtype=numpy.int64)
+        found = numpy.searchsorted(self.index.first, numbers, side="right") - 1
+        return sorted(set(found.tolist()))
+
+    def block_bytes(self, block: int) -> int:
+        """Bytes of a block, about."""
+        return block_bytes(self.index, block)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Read these ahead, in this order."""
+        self._reader.want(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
+
+    def settle(self, drew: bool) -> None:
+        """Whether the samples since the last time drew random numbers; those that did not may be cached."""
+        if self._decoded is not None:
+            self._decoded.settle(drew)
+
+    def close(self) -> None:
+        """End the threads that read ahead, and let go of files; it may be read from again."""
+        self._reader.close()
+        if self._decoded is not None:
+            self._decoded.close()
+
+    # --- building
+
+    def _blocks(self) -> ShardBlocks:
+        return ShardBlocks(self.index, self._indexed_at, self._columns, self._cache, self.is_columns)
+
+    @property
+    def _indexed_at(self) -> float | None:
+        try:
+            return None if is_url(self.index_path) else Path(self.index_path).stat().st_mtime
+        except OSError:
+            return None
+
+    def _decoded_cache(self) -> DecodedCache | None:
+        if self._cache is None or self._decode is None:
+            return None
+        return DecodedCache.of(self._cache, self.fingerprint, self._decode, self.index.records)
+
+    def _checked_columns(self, columns: Sequence[str] | None) -> list[str] | None:
+        if columns is None:
+            return None
+        if self.index.kind not in _COLUMNAR:
+            raise TaskError(f"columns= chooses columns of Parquet and HDF5; these shards are {self.index.kind}.")
+        if isinstance(columns, str) or not columns:
+            raise TaskError(f"columns= takes a list of names such as ['image', 'label'], not {given(columns)}.")
+        unknown = [name for name in columns if name not in self.index.schema]
+        if unknown:
+            raise TaskError(f"The shards have no column {unknown[0]!r}; they have {', '.join(self.index.schema)}.")
+        return list(columns)
+
+    def _checked_window(self, window: int | None) -> int:
+        if window is None:
+            size = int(self.index.sizes.sum())
+            return max(1, min(MOST_SAMPLES, len(self) * MOST_BYTES // max(1, size)))
+        if type(window) is not int or window < 1:
+            raise TaskError(f"window= takes a whole number of samples of at least 1, not {given(window)}.")
+        return window
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reader = BlockReader(self._blocks, self._limit)
+        self._decoded = self._decoded_cache()
+
+
+def _placed(path: str) -> str:
+    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder."""
+    if is_url(path):
+        return path.rstrip("/")
+    expanded = Path(path).expanduser()
+    if expanded.is_absolute():
+        return str(expanded)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    beside = Path(frame.f_code.co_filename).parent / expanded
+    found = beside if beside.exists() else expanded
+    return str(found.absolute())
+
+
+def _merged(parts: list[tuple[Indices, Any]], length: int) -> Any:
+    """The rows of several blocks as one tensor, or a list of what has no shape."""
+    first = parts[0][1]
+    if first.dtype.kind in "OmM" or any(column.dtype != first.dtype for _, column in parts):
+        values: list[Any] = [None] * length
+        for positions, column in parts:
+            for position, value in zip(positions.tolist(), column, strict=True):
+                values[position] = value
+        return collate(values)
+    if len(parts) == 1:
+        return torch.from_numpy(numpy.ascontiguousarray(first))
+    whole = numpy.empty((length, *first.shape[1:]), first.dtype)
+    for positions, column in parts:
+        whole[positions] = column
+    return torch.from_numpy(whole)
+
+
+def _is_machines(error: Exception) -> bool:
+    """Whether it may be for the machine and not for the record: another worker would have read the sample."""
+    return isinstance(error, MemoryError | BadRecord) or (isinstance(error, OSError) and error.errno is not None)
+
+
+def _checked_decode(decode: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if decode is not None and not callable(decode):
+        raise TaskError(f"decode= takes a function from a record to a sample, not {given(decode)}.")
+    return decode
+
+
+def _checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
+    if cache is None:
+        return None
+    is_known = isinstance(cache, Mapping) and set(cache) <= {"folder", "gb"} and "folder" in cache
+    gb = cache.get("gb", 10) if is_known else None
+    if not is_known or isinstance(gb, bool) or not isinstance(gb, int | float) or not gb > 0:
+        raise TaskError(f'cache= takes {{"folder": PATH, "gb": how much it may hold}}, not {given(cache)}.')
+    return DiskCache(Path(_placed(os.fspath(cache["folder"]))), int(gb * _GB))

@@ -1,0 +1,176 @@
+"""Getting bytes that may be slow to come: trouble that passes is tried again, and a slow store is asked twice."""
+
+import errno
+import queue
+import random
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from quorate.core.errors import JobError
+from quorate.core.user_code import describe
+from quorate.data.shards.errors import ShardError
+from quorate.storage.objects import ObjectMissing, StoreError
+
+TRIES = 6
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+PATIENCE = 60.0
+"""Seconds after which a remote store that has not answered is asked again."""
+
+# What another try may find mended: a network file system, a cable. Not a missing file or a full table of descriptors.
+_PASSING = {
+    errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ECOMM, errno.EPIPE,
+}  # fmt: skip
+
+# A second request goes out when the first takes so many times the usual: it finds another connection, often another
+# server. One in ten at most, or a store that is overloaded would get twice the load.
+_SLOW, _SOONEST = 3.0, 0.05
+_USUAL, _KNOWN = 64, 8
+_SHARE, _FREE = 0.1, 2
+
+Answers = queue.SimpleQueue[tuple[bytes | None, Exception | None]]
+
+
+class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
+    """Data that cannot be read now, which says nothing about what they are: never a reason to skip a sample."""
+
+
+class Fetcher:
+    """Calls a function that reads, until it gives an answer or there is no hope. Safe for several threads.
+
+    `close` ends the pauses between tries.
+    """
+
+    def __init__(self, is_remote: bool) -> None:
+        self.hedges = 0
+        self.retries = 0
+        self._is_remote = is_remote
+        self._over = threading.Event()
+        self._seconds: deque[float] = deque(maxlen=_USUAL)
+        self._requests = 0
+        self._callers = _Callers()
+        # Of its own: the lanes draw from the global generators.
+        self._random = random.Random()
+
+    def fetch(self, name: str, read: Callable[[], bytes]) -> bytes:
+        """What `read` gives; `name` is what is read, for the message if it cannot be."""
+        began = monotonic()
+        for attempt in range(TRIES):
+            try:
+                return self._ask(read) if self._is_remote else read()
+            except Exception as error:
+                if attempt + 1 == TRIES or not is_passing(error):
+                    raise _explained(name, error, attempt + 1, monotonic() - began) from None
+            self.retries += 1
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self._random.uniform(0.5, 1)
+            if self._over.wait(pause):
+                break
+        raise Unreachable(f"{name} was not read: reading has ended.")
+
+    def close(self) -> None:
+        """Begin no further try."""
+        self._over.set()
+        self._callers.close()
+
+    def _ask(self, read: Callable[[], bytes]) -> bytes:
+        """The first answer of one request or, if it is slow, of two."""
+        answers: Answers = queue.SimpleQueue()
+        began = monotonic()
+        self._requests += 1
+        self._callers.send(read, answers)
+        asked, failed = 1, 0
+        limit = self._hedge_after()
+        while True:
+            try:
+                content, error = answers.get(timeout=max(0.0, began + limit - monotonic()))
+            except queue.Empty:
+                if limit >= PATIENCE:
+                    raise TimeoutError(f"no answer within {PATIENCE:.0f} s") from None
+                limit = PATIENCE
+                if self.hedges < _FREE + _SHARE * self._requests:
+                    self.hedges += 1
+                    self._callers.send(read, answers)
+                    asked += 1
+                continue
+            if error is None and content is not None:
+                self._seconds.append(monotonic() - began)
+                return content
+            failed += 1
+            if failed == asked and error is not None:
+                raise error
+
+    def _hedge_after(self) -> float:
+        if len(self._seconds) < _KNOWN:
+            return PATIENCE
+        return min(PATIENCE, max(_SOONEST, _SLOW * statistics.median(self._seconds)))
+
+
+class _Callers:
+    """Threads that ask a store, each for as long as it takes: nobody waits for one after PATIENCE.
+
+    They are kept, as the connections are that some libraries have by thread; a new one is started when all are busy.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+
+    def send(self, read: Callable[[], bytes], answers: Answers) -> None:
+        def ask() -> None:
+            try:
+                answers.put((read(), None))
+            except Exception as error:
+                answers.put((None, error))
+
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._count += 1
+                threading.Thread(target=self._work, name="shard-request", daemon=True).start()
+        self._tasks.put(ask)
+
+    def close(self) -> None:
+        with self._lock:
+            for _ in range(self._count):
+                self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            with self._lock:
+                self._idle += 1
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether it is worth another try."""
+    if isinstance(error, StoreError):
+        return not error.lasts and not isinstance(error, ObjectMissing)
+    if isinstance(error, ShardError):
+        return isinstance(error.__context__, OSError) and is_passing(error.__context__)
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    return isinstance(error, OSError) and error.errno in _PASSING
+
+
+def _explained(name: str, error: Exception, tries: int, seconds: float) -> Unreachable:
+    if isinstance(error, Unreachable):
+        return error
+    if isinstance(error, ShardError) and isinstance(error.__context__, OSError):
+        error = error.__context__
+    if isinstance(error, FileNotFoundError | ObjectMissing):
+        why = (
+            "it is not there. Restore it, or list what there is now with `quorate data index PATH --force` "
+            "and train anew."
+        )
+    elif isinstance(error, StoreError):
+        why = error.message
+    else:
+        why = f"{describe(error)}."
+    often = f" (tried {tries} times in {seconds:.1f} s)" if tries > 1 else ""
+    return Unreachable(f"{name} cannot be read{often}: {why}")

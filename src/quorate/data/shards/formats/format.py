@@ -1,0 +1,130 @@
+"""What every kind of shard can do: find its blocks, read one, and open it as records."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy
+
+from quorate.core.errors import RequestError
+
+BLOCK = 4_000_000
+"""About so many bytes are read, checked and decoded together, where a format leaves it to us."""
+
+Content = bytes | bytearray | memoryview
+
+
+class ShardFile(Protocol):
+    """A shard that is open for reading, wherever it lies."""
+
+    @property
+    def name(self) -> str:
+        """As the index calls it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes from there, fewer only where the file ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of records of a shard.
+
+    `start` and `length` are bytes of the file, or rows where the format counts in rows. `row` is the number of its
+    first record in its shard.
+    """
+
+    file: str
+    start: int
+    length: int
+    records: int
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A block that was found in a shard, and its content."""
+
+    block: Block
+    content: Content
+
+
+class Records(Protocol):
+    """The records of a block. One that cannot be decoded raises `BadRecord`."""
+
+    @property
+    def nbytes(self) -> int:
+        """What they take of the memory, about."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+@runtime_checkable
+class ColumnRecords(Protocol):
+    """Records that also come as columns: parquet and hdf5."""
+
+    def columns(self, rows: Sequence[int] | numpy.ndarray) -> dict[str, numpy.ndarray]:
+        """Some rows, by the name of the column; strings and what has no shape of its own are arrays of objects."""
+        ...
+
+
+class Scan(Protocol):
+    """One shard while it is indexed."""
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """What its records consist of, with types; complete when all blocks were taken."""
+        ...
+
+    def blocks(self) -> Iterator[Scanned]:
+        """Its blocks in order. A shard that cannot be read raises `BadRecord`."""
+        ...
+
+
+class Format(Protocol):
+    """A kind of shard. Its methods may be called from several threads."""
+
+    kind: str
+    unit: str
+    """What blocks are counted in: byte or row."""
+    alike: bool
+    """Whether all shards must have the same fields."""
+
+    def scan(self, file: ShardFile) -> Scan:
+        """Find the blocks of a shard, for the index."""
+        ...
+
+    def read(self, file: ShardFile, block: Block) -> bytes:
+        """The bytes of a block, over which its digest is made; short or wrong ones if the file has changed."""
+        ...
+
+    def open(
+        self,
+        content: Content,
+        block: Block,
+        fields: Mapping[str, str],
+        tail: Callable[[], bytes],
+        columns: Sequence[str] | None = None,
+    ) -> Records:
+        """Decode a block whose bytes were checked, all its columns or some.
+
+        `fields` are the schema of the index. `tail` gives the checked bytes behind the last block of the shard; only
+        parquet asks for them, and not again for a shard whose footer it still has.
+        """
+        ...
+
+
+def refuse_unknown(columns: Sequence[str] | None, fields: Mapping[str, str]) -> None:
+    """Refuse columns that the shards do not have."""
+    unknown = [name for name in columns or () if name not in fields]
+    if unknown:
+        raise RequestError(f"there is no column {unknown[0]} in the shards; there are {', '.join(fields)}.")

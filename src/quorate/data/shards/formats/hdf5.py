@@ -1,0 +1,232 @@
+"""HDF5 files: a record is a row of all the datasets of a file, which have equal first dimensions.
+
+A block is a range of rows. Its bytes are those of the rows as numbers, dataset by dataset in the order of their names,
+little-endian: they do not depend on how the file is laid out or compressed.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy
+
+from quorate.core.errors import RequestError
+from quorate.data.shards.errors import BadRecord
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile, refuse_unknown
+
+_PLAIN = "biufcS"
+_MOST = 1_000_000_000
+
+Array = numpy.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A dataset: its type and the shape of a row."""
+
+    dtype: numpy.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of one row."""
+        return self.dtype.itemsize * prod(self.shape)
+
+    def __str__(self) -> str:
+        text = str(self.dtype.newbyteorder("=")).removeprefix("|")
+        return f"{text} {list(self.shape)}" if self.shape else text
+
+    @classmethod
+    def parse(cls, text: str) -> "Column":
+        """From the text that the index has of it."""
+        dtype, _, shape = text.partition(" ")
+        sizes = [int(each) for each in shape.strip("[]").split(",") if each.strip()]
+        return cls(numpy.dtype(dtype).newbyteorder("<"), tuple(sizes))
+
+
+@dataclass
+class Hdf5Scan:
+    """One HDF5 file while it is indexed."""
+
+    file: ShardFile
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def blocks(self) -> Iterator[Scanned]:
+        """Ranges of rows, of about as many bytes as other blocks, and of whole chunks."""
+        with _opened(self.file, "byte 0") as datasets:
+            yield from self._blocks(datasets)
+
+    def _blocks(self, datasets: dict[str, Any]) -> Iterator[Scanned]:
+        name = self.file.name
+        columns = {each: _column(name, each, dataset) for each, dataset in datasets.items()}
+        rows = {each: int(dataset.shape[0]) for each, dataset in datasets.items()}
+        if not rows:
+            raise BadRecord(name, "byte 0", "there is no dataset with rows in it")
+        (first, total), *others = rows.items()
+        for each, count in others:
+            if count != total:
+                why = f"the dataset {each} has {count:,} rows, and {first} has {total:,}: a record is a row of all"
+                raise BadRecord(name, f"row {min(count, total)}", why)
+        self.fields |= {each: str(column) for each, column in columns.items()}
+        chunk = max(dataset.chunks[0] if dataset.chunks else 1 for dataset in datasets.values())
+        step = max(1, BLOCK // max(1, sum(column.nbytes for column in columns.values())))
+        step = -(-step // chunk) * chunk
+        for start in range(0, total, step):
+            count = min(step, total - start)
+            yield Scanned(Block(name, start, count, count, start), _content(datasets, columns, start, count))
+
+
+class Hdf5Records:
+    """Rows as arrays."""
+
+    def __init__(
+        self, content: Content, block: Block, fields: Mapping[str, str], columns: Sequence[str] | None
+    ) -> None:
+        parsed = {name: Column.parse(text) for name, text in sorted(fields.items())}
+        expected = block.records * sum(column.nbytes for column in parsed.values())
+        if expected != len(content):
+            why = f"the rows have {len(content):,} bytes, and by the index they have {expected:,}"
+            raise BadRecord(block.file, f"row {block.start}", why)
+        self._records = block.records
+        self._columns: dict[str, Array] = {}
+        position = 0
+        for name, column in parsed.items():
+            size = column.nbytes * block.records
+            if columns is None or name in columns:
+                rows = numpy.frombuffer(memoryview(content)[position : position + size], column.dtype)
+                self._columns[name] = rows.reshape((block.records, *column.shape))
+            position += size
+
+    @property
+    def nbytes(self) -> int:
+        """What they take of the memory."""
+        return sum(array.nbytes for array in self._columns.values())
+
+    def __len__(self) -> int:
+        return self._records
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        # Copies: they may be changed in place, and the block is read again.
+        return {
+            name: array[row].copy() if array.ndim > 1 else array[row].item() for name, array in self._columns.items()
+        }
+
+    def columns(self, rows: Sequence[int] | Array) -> dict[str, Array]:
+        """Some rows, by dataset."""
+        wanted = numpy.asarray(rows, dtype=numpy.int64)
+        return {name: array[wanted] for name, array in self._columns.items()}
+
+
+class Hdf5:
+    """HDF5 files."""
+
+    kind = "hdf5"
+    unit = "row"
+    alike = True
+
+    def scan(self, file: ShardFile) -> Hdf5Scan:
+        """Find the blocks of a file."""
+        return Hdf5Scan(file)
+
+    def read(self, file: ShardFile, block: Block) -> bytes:
+        """The bytes of some rows."""
+        # What is no HDF5 file any more has no rows, and no rows have another digest.
+        with contextlib.suppress(BadRecord), _opened(file, f"row {block.start}") as datasets:
+            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+            # A damaged file may claim rows of any size, and they must not be asked for.
+            size = block.length * sum(column.nbytes for column in columns.values())
+            is_short = any(dataset.shape[0] < block.start + block.length for dataset in datasets.values())
+            if not is_short and size <= max(_MOST, 1000 * file.size):
+                return _content(datasets, columns, block.start, block.length)
+        return b""
+
+    def open(
+        self,
+        content: Content,
+        block: Block,
+        fields: Mapping[str, str],
+        tail: Callable[[], bytes],  # noqa: ARG002 (rows say all)
+        columns: Sequence[str] | None = None,
+    ) -> Hdf5Records:
+        """The rows of a block."""
+        refuse_unknown(columns, fields)
+        return Hdf5Records(content, block, fields, columns)
+
+
+@contextlib.contextmanager
+def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
+    """All datasets of a file that have rows, by name."""
+    try:
+        import h5py
+    except ImportError:
+        raise RequestError("HDF5 files need the package h5py: pip install 'quorate[hdf5]'.") from None
+    found: dict[str, Any] = {}
+
+    def note(name: str, each: Any) -> None:
+        if isinstance(each, h5py.Dataset) and each.shape:
+            found[name] = each
+
+    bytes_of_file = _ReadOnly(file)
+    try:
+        with h5py.File(bytes_of_file, "r") as opened:
+            opened.visititems(note)
+            yield dict(sorted(found.items()))
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+        if bytes_of_file.trouble is not None:
+            # The disk or the store, and not the data.
+            raise bytes_of_file.trouble from None
+        text = " ".join(str(error).split())[:200].rstrip(".")
+        raise BadRecord(file.name, place, f"it cannot be read as HDF5: {text or type(error).__name__}") from None
+
+
+def _column(file: str, name: str, dataset: Any) -> Column:
+    if dataset.dtype.kind not in _PLAIN:
+        why = f"the dataset {name} is of {dataset.dtype}, which has no fixed size: write it as numbers or as S texts"
+        raise BadRecord(file, "row 0", why)
+    return Column(dataset.dtype.newbyteorder("<"), tuple(int(size) for size in dataset.shape[1:]))
+
+
+def _content(datasets: dict[str, Any], columns: dict[str, Column], start: int, count: int) -> bytes:
+    pieces = []
+    for name, dataset in datasets.items():
+        rows = dataset[start : start + count]
+        pieces.append(numpy.ascontiguousarray(rows, dtype=columns[name].dtype).tobytes())
+    return b"".join(pieces)
+
+
+class _ReadOnly(io.RawIOBase):
+    """A shard as a file of Python, by which HDF5 reads wherever it lies."""
+
+    def __init__(self, file: ShardFile) -> None:
+        super().__init__()
+        self._file = file
+        self._position = 0
+        self.trouble: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = begin + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            content = self._file.read(self._position, len(view))
+        except Exception as error:
+            self.trouble = error
+            raise
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)

@@ -1,0 +1,45 @@
+"""Which kind of shard a file is, by the ending of its name."""
+
+from quorate.core.errors import RequestError
+from quorate.data.shards.formats.format import Format
+from quorate.data.shards.formats.hdf5 import Hdf5
+from quorate.data.shards.formats.lines import JsonLines, TextLines
+from quorate.data.shards.formats.parquet import Parquet
+from quorate.data.shards.formats.tar import Tar
+
+ENDINGS = {
+    ".tar": "tar",
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+}
+COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".zip")
+_FORMATS: dict[str, type[Format]] = {
+    "tar": Tar,
+    "parquet": Parquet,
+    "jsonl": JsonLines,
+    "text": TextLines,
+    "hdf5": Hdf5,
+}
+
+
+def kind_of(name: str) -> str | None:
+    """What a file is; None if it is no shard."""
+    return next((kind for ending, kind in ENDINGS.items() if name.lower().endswith(ending)), None)
+
+
+def is_compressed_shard(name: str) -> bool:
+    """Whether a file would be a shard if it were not compressed as a whole."""
+    lower = name.lower()
+    ending = next((ending for ending in COMPRESSED if lower.endswith(ending)), None)
+    return ending is not None and (ending == ".tgz" or kind_of(lower.removesuffix(ending)) is not None)
+
+
+def format_of(kind: str) -> Format:
+    """The format of a kind, for one reader: it may keep what it has read of the shards."""
+    if kind not in _FORMATS:
+        raise RequestError(f"'{kind}' is no kind of shard; there are {', '.join(_FORMATS)}.")
+    return _FORMATS[kind]()

@@ -1,0 +1,33 @@
+"""Reads a file from front to end, and hands out what was read block by block."""
+
+from quorate.data.shards.formats.format import BLOCK, ShardFile
+
+
+class Scanner:
+    """The bytes of a file from the beginning of the present block on, as far as they were needed."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self._file = file
+        self._position = 0
+        self.start = 0
+        self.buffer = bytearray()
+
+    def has(self, count: int) -> bool:
+        """Read on until so many bytes of the block are there; whether the file has them."""
+        while len(self.buffer) < count and self.read_on():
+            pass
+        return len(self.buffer) >= count
+
+    def read_on(self) -> bool:
+        """Read one piece more; whether there was one."""
+        more = self._file.read(self._position, BLOCK)
+        self._position += len(more)
+        self.buffer += more
+        return bool(more)
+
+    def cut(self, count: int) -> bytes:
+        """End the block after so many bytes, and begin the next."""
+        content = bytes(memoryview(self.buffer)[:count])
+        del self.buffer[:count]
+        self.start += count
+        return content

@@ -1,0 +1,257 @@
+"""Tar files in the convention of WebDataset.
+
+Files that follow each other and have the same name up to the first dot are one record: ``{"__key__": "0001", "jpg":
+bytes, "cls": bytes}``. Endings are in lower case. Folders, and files whose name has no ending or begins with a dot, are
+no part of any record. A record never spans two blocks.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quorate.data.shards.errors import BadRecord
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile
+from quorate.data.shards.formats.scanner import Scanner
+
+UNIT = 512
+KEY = "__key__"
+_ZEROS = bytes(UNIT)
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
+_FILE, _FOLDER, _EXTENDED, _GLOBAL, _LONG_NAME, _LONG_LINK = b"0\x007", b"5", b"x", b"g", b"L", b"K"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar: its record and field, where its headers begin, where its content does, and where it ends."""
+
+    key: str
+    field: str
+    head: int
+    begin: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Where the next header begins."""
+        return self.begin + -(-self.size // UNIT) * UNIT
+
+
+class _Bad(Exception):  # noqa: N818
+    def __init__(self, offset: int, why: str) -> None:
+        self.offset, self.why = offset, why
+
+
+class Walk:
+    """The members of a run of bytes, one header after the other. `has` gets bytes that are not there yet."""
+
+    def __init__(self, has: Callable[[int], bool], buffer: Content) -> None:
+        self._has = has
+        self._buffer = buffer
+        self._long_name: str | None = None
+        self._long_size: int | None = None
+        self._head: int | None = None
+
+    def next(self, position: int) -> tuple[Member | None, int]:
+        """The next member of a record from there, and where the search goes on; no member: the end."""
+        while self._has(position + UNIT):
+            header = bytes(self._buffer[position : position + UNIT])
+            if header == _ZEROS:
+                return None, position
+            name, size, kind = self._header(header, position)
+            self._head = position if self._head is None else self._head
+            begin = position + UNIT
+            end = begin + -(-size // UNIT) * UNIT
+            if kind in (_EXTENDED, _LONG_NAME):
+                self._extend(kind, self._content(begin, size, position), position)
+                position = end
+                continue
+            if kind not in (_GLOBAL, _LONG_LINK):
+                member = self._member(name, size, kind, position)
+                if member is not None:
+                    return member, member.end
+            position = end
+        if self._has(position + 1):
+            raise _Bad(position, "the file ends in the middle of a header: it was cut off")
+        return None, position
+
+    def _member(self, name: str, size: int, kind: bytes, position: int) -> Member | None:
+        name = name if self._long_name is None else self._long_name
+        size = size if self._long_size is None else self._long_size
+        head = position if self._head is None else self._head
+        self._long_name = self._long_size = self._head = None
+        if kind not in _FILE:
+            if kind == _FOLDER:
+                return None
+            raise _Bad(position, f"{name} is a link or a special file, which a shard cannot have: tar it with -h")
+        if not self._has(position + UNIT + size):
+            raise _Bad(position, f"the file ends before the {size:,} bytes of {name}: it was cut off")
+        parts = _NAME.fullmatch(name)
+        if parts is None:
+            # Its content is skipped by whoever asks for the next one.
+            return Member("", "", head, position + UNIT, size)
+        return Member(parts[1], parts[2].lower(), head, position + UNIT, size)
+
+    def _content(self, begin: int, size: int, position: int) -> bytes:
+        if not self._has(begin + size):
+            raise _Bad(position, "the file ends in the middle of a name: it was cut off")
+        return bytes(self._buffer[begin : begin + size])
+
+    def _extend(self, kind: bytes, content: bytes, position: int) -> None:
+        try:
+            if kind == _LONG_NAME:
+                self._long_name = content.rstrip(b"\0").decode()
+                return
+            for word, value in _extended(content):
+                if word == "path":
+                    self._long_name = value
+                elif word == "size":
+                    self._long_size = int(value)
+        except ValueError:
+            raise _Bad(position, "an extended header cannot be read") from None
+
+    @staticmethod
+    def _header(header: bytes, position: int) -> tuple[str, int, bytes]:
+        try:
+            told = int(header[148:156].split(b"\0")[0].strip() or b"0", 8)
+            if told != sum(header) - sum(header[148:156]) + 8 * 32:
+                raise ValueError
+            name = header[:100].split(b"\0")[0].decode()
+            prefix = header[345:500].split(b"\0")[0].decode() if header[257:263] == b"ustar\0" else ""
+            size = _number(header[124:136])
+        except ValueError:
+            raise _Bad(position, "there is no header of a tar file: it was damaged, or is no tar file") from None
+        return f"{prefix}/{name}" if prefix else name, size, header[156:157]
+
+
+def _number(text: bytes) -> int:
+    # Sizes of 8 GiB and more are written in binary, with the first bit set.
+    value = int.from_bytes(text[1:], "big") if text[0] == 0x80 else int(text.split(b"\0")[0].strip() or b"0", 8)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _extended(content: bytes) -> Iterator[tuple[str, str]]:
+    """The records of an extended header: ``length word=value`` and a newline each."""
+    while content.strip(b"\0"):
+        length = int(content.split(b" ", 1)[0])
+        line, content = content[:length], content[length:]
+        word, equals, value = line.partition(b" ")[2].removesuffix(b"\n").partition(b"=")
+        if not equals or length < 5:
+            raise ValueError
+        if word in (b"path", b"size"):
+            yield word.decode(), value.decode()
+
+
+@dataclass
+class TarScan:
+    """One tar file while it is indexed."""
+
+    file: ShardFile
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def blocks(self) -> Iterator[Scanned]:
+        """Blocks of whole records."""
+        scanner = Scanner(self.file)
+        try:
+            yield from self._blocks(scanner)
+        except _Bad as bad:
+            raise BadRecord(self.file.name, f"byte {scanner.start + bad.offset}", bad.why) from None
+
+    def _blocks(self, scanner: Scanner) -> Iterator[Scanned]:
+        position = end = records = row = 0
+        key: str | None = None
+        members: set[str] = set()
+        walk = Walk(scanner.has, scanner.buffer)
+        while True:
+            member, position = walk.next(position)
+            if member is None:
+                break
+            if not member.key:
+                continue
+            if member.key != key:
+                if end >= BLOCK:
+                    # What lies between two records, such as a folder, belongs to the block before.
+                    cut = member.head
+                    start = scanner.start
+                    yield Scanned(Block(self.file.name, start, cut, records, row), scanner.cut(cut))
+                    row, records, position = row + records, 0, position - cut
+                    member = Member(member.key, member.field, 0, member.begin - cut, member.size)
+                key, members = member.key, set()
+                records += 1
+            if member.field in members:
+                raise _Bad(member.head, f"the record {member.key} has two files .{member.field}")
+            members.add(member.field)
+            self.fields.setdefault(member.field, "bytes")
+            end = member.end
+        if records:
+            # The last file need not be filled up to a whole unit.
+            end = min(end, len(scanner.buffer))
+            yield Scanned(Block(self.file.name, scanner.start, end, records, row), scanner.cut(end))
+
+
+class TarRecords:
+    """The records of a block of a tar file."""
+
+    def __init__(self, content: Content, block: Block) -> None:
+        self._content = memoryview(content)
+        self._records: list[list[Member]] = []
+        walk = Walk(lambda count: count <= len(self._content), self._content)
+        position = 0
+        try:
+            while True:
+                member, position = walk.next(position)
+                if member is None:
+                    break
+                if member.key and (not self._records or self._records[-1][0].key != member.key):
+                    self._records.append([member])
+                elif member.key:
+                    self._records[-1].append(member)
+        except _Bad as bad:
+            raise BadRecord(block.file, f"byte {block.start + bad.offset}", bad.why) from None
+        if len(self._records) != block.records:
+            why = f"there are {len(self._records)} records, and the index says {block.records}"
+            raise BadRecord(block.file, f"byte {block.start}", why)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take of the memory."""
+        return len(self._content)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        members = self._records[row]
+        record: dict[str, Any] = {KEY: members[0].key}
+        for each in members:
+            record[each.field] = bytes(self._content[each.begin : each.begin + each.size])
+        return record
+
+
+class Tar:
+    """Tar files in the convention of WebDataset."""
+
+    kind = "tar"
+    unit = "byte"
+    alike = False
+
+    def scan(self, file: ShardFile) -> TarScan:
+        """Find the blocks of a tar file."""
+        return TarScan(file)
+
+    def read(self, file: ShardFile, block: Block) -> bytes:
+        """The bytes of a block."""
+        return file.read(block.start, block.length)
+
+    def open(
+        self,
+        content: Content,
+        block: Block,
+        fields: Mapping[str, str],  # noqa: ARG002 (a tar says itself what is in it)
+        tail: Callable[[], bytes],  # noqa: ARG002
+        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
+    ) -> TarRecords:
+        """The records of a block."""
+        return TarRecords(content, block)

@@ -1,0 +1,184 @@
+"""Making the index of a dataset in shards: every byte is read once, several shards at a time."""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import xxhash
+
+from quorate.core.errors import RequestError
+from quorate.data.shards.errors import BadRecord
+from quorate.data.shards.files import OpenShard, ShardPlace, shard_place
+from quorate.data.shards.formats.format import BLOCK, Block, Format
+from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
+from quorate.data.shards.index import DIGEST, NAME, ShardIndex
+from quorate.storage.objects import StoreError, is_url, shown
+
+LOCAL_THREADS = 2 * (os.cpu_count() or 1)
+REMOTE_THREADS = 16
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class IndexedShard:
+    """What the index will say of one shard."""
+
+    size: int
+    fields: Mapping[str, str]
+    blocks: tuple[Block, ...]
+    digests: bytes
+    tail: int
+    tail_digest: bytes
+
+
+def build_index(place: str, root: str = "", progress: Progress | None = None) -> ShardIndex:
+    """Index the shards in a folder or under a URL. `progress` is told how many shards are done, of how many.
+
+    `root` is where they lie as seen from the index, if not beside it.
+    """
+    files = shard_place(place)
+    sizes = files.list()
+    kind, names = shards_among(place, sizes)
+    format = format_of(kind)
+    indexed: list[IndexedShard] = []
+    for done, each in enumerate(_each(place, files, format, names, sizes), 1):
+        indexed.append(each)
+        if progress is not None:
+            progress(done, len(names))
+    index = _assembled(format, names, indexed, place, root)
+    if not len(index):
+        raise RequestError(f"{shown(place)}: the {len(names):,} {kind} shards there have no record at all.")
+    return index
+
+
+def shards_among(place: str, names: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
+    """The kind of the shards among some files, and their names in order; other files are left out."""
+    found = {name: kind_of(name) for name in sorted(names) if Path(name).name != NAME}
+    shards = {name: kind for name, kind in found.items() if kind is not None}
+    compressed = [name for name in found if is_compressed_shard(name)]
+    if compressed:
+        raise RequestError(
+            f"{shown(place)}/{compressed[0]} is compressed as a whole, so that no block of it can be read by itself. "
+            f"Unpack it, such as with: gunzip {compressed[0]} (what is in it may be compressed: pictures, parquet)."
+        )
+    if not shards:
+        raise RequestError(
+            f"{shown(place)} has no shards: none of its {len(found):,} files ends with {', '.join(ENDINGS)}."
+        )
+    counts = Counter(shards.values())
+    if len(counts) > 1:
+        examples = [next(name for name in shards if shards[name] == kind) for kind in sorted(counts)]
+        raise RequestError(
+            f"{shown(place)} has shards of several kinds, such as {' and '.join(examples)}. Put those of each kind "
+            "into a folder of their own."
+        )
+    for name in shards:
+        if "\n" in name or not name.isprintable():
+            raise RequestError(f"{shown(place)} has a shard whose name cannot be listed: {name!r}. Rename it.")
+    return next(iter(counts)), tuple(shards)
+
+
+def _each(
+    place: str, files: ShardPlace, format: Format, names: tuple[str, ...], sizes: Mapping[str, int]
+) -> Iterator[IndexedShard]:
+    """Every shard in order; the first that cannot be read ends it all."""
+    threads = REMOTE_THREADS if is_url(place) else LOCAL_THREADS
+
+    def indexed(name: str) -> IndexedShard:
+        with explaining(name), files.open(name, sizes[name]) as file:
+            return index_shard(format, file)
+
+    with ThreadPoolExecutor(min(threads, len(names)), "index") as pool:
+        try:
+            yield from pool.map(indexed, names)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextlib.contextmanager
+def explaining(name: str) -> Iterator[None]:
+    """Say which shard it is that cannot be read."""
+    try:
+        yield
+    except BadRecord as error:
+        raise RequestError(f"{error.message}. Mend or remove this shard.") from None
+    except OSError as error:
+        raise RequestError(f"{name} cannot be read: {error.strerror or error}.") from None
+    except StoreError as error:
+        raise StoreError(f"{name} cannot be read. {error.message}", error.lasts) from None
+
+
+def index_shard(format: Format, file: OpenShard) -> IndexedShard:
+    """Read one shard through."""
+    scan = format.scan(file)
+    blocks: list[Block] = []
+    digests: list[bytes] = []
+    for found in scan.blocks():
+        blocks.append(found.block)
+        digests.append(xxhash.xxh3_128_digest(found.content))
+    is_bytes = format.unit == "byte"
+    tail = blocks[-1].start + blocks[-1].length if blocks and is_bytes else 0
+    return IndexedShard(file.size, dict(scan.fields), tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
+
+
+def digest_of(file: OpenShard, start: int) -> bytes:
+    """Of all bytes of a file from there."""
+    digest = xxhash.xxh3_128()
+    while start < file.size:
+        content = file.read(start, min(BLOCK, file.size - start))
+        if not content:
+            break
+        digest.update(content)
+        start += len(content)
+    return digest.digest()
+
+
+def _assembled(
+    format: Format, names: tuple[str, ...], indexed: list[IndexedShard], place: str, root: str
+) -> ShardIndex:
+    blocks = [block for shard in indexed for block in shard.blocks]
+    counts = [len(shard.blocks) for shard in indexed]
+
+    def digests(pieces: list[bytes]) -> numpy.ndarray:
+        return numpy.frombuffer(b"".join(pieces), numpy.uint8).reshape(-1, DIGEST)
+
+    def numbers(values: list[int]) -> numpy.ndarray:
+        return numpy.array(values, dtype=numpy.int64)
+
+    return ShardIndex(
+        kind=format.kind,
+        schema=_schema(format, names, indexed),
+        shards=names,
+        sizes=numbers([shard.size for shard in indexed]),
+        tails=numbers([shard.tail for shard in indexed]),
+        tail_digests=digests([shard.tail_digest for shard in indexed]),
+        shard_of_block=numpy.repeat(numpy.arange(len(indexed), dtype=numpy.int64), counts),
+        start=numbers([block.start for block in blocks]),
+        length=numbers([block.length for block in blocks]),
+        records=numbers([block.records for block in blocks]),
+        digests=digests([shard.digests for shard in indexed]),
+        root=root,
+        place=place,
+    )
+
+
+def _schema(format: Format, names: tuple[str, ...], indexed: list[IndexedShard]) -> dict[str, str]:
+    """The fields of all shards; where all must be alike, one that is not is named."""
+    schema = dict(indexed[0].fields)
+    for name, shard in zip(names, indexed, strict=True):
+        if format.alike and shard.fields != schema:
+            wrong = next(each for each in {**schema, **shard.fields} if schema.get(each) != shard.fields.get(each))
+            mine, first = shard.fields.get(wrong, "not there"), schema.get(wrong, "not there")
+            raise RequestError(
+                f"{name} has another schema than {names[0]}: {wrong} is {mine}, and {first} in the first. All shards "
+                "of a dataset must have the same columns of the same types."
+            )
+        schema = {**shard.fields, **schema} if not format.alike else schema
+    return schema if format.alike else dict(sorted(schema.items()))

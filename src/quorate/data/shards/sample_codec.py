@@ -1,0 +1,125 @@
+"""Samples as bytes and back, exactly: trees of tensors, arrays, numbers and texts. Nothing of it can run code."""
+
+import json
+import struct
+from typing import Any
+
+import numpy
+import torch
+
+_HEAD = struct.Struct("<I")
+_ALIGN = 16
+
+
+class NotEncodable(Exception):  # noqa: N818
+    """A sample holds something that cannot be written down exactly; its text says what."""
+
+
+def encode(sample: Any) -> bytes:
+    """A skeleton in JSON, and behind it the bytes of tensors, arrays and byte strings."""
+    parts: list[bytes] = []
+    skeleton = json.dumps(_skeleton(sample, parts), separators=(",", ":"), allow_nan=True).encode()
+    head = _HEAD.pack(len(skeleton)) + skeleton
+    pieces = [head, bytes(-len(head) % _ALIGN)]
+    for part in parts:
+        pieces += [part, bytes(-len(part) % _ALIGN)]
+    return b"".join(pieces)
+
+
+def decode(content: bytes) -> Any:
+    """What `encode` was given, in memory of its own."""
+    (size,) = _HEAD.unpack_from(content)
+    begin = _HEAD.size + size
+    skeleton = json.loads(content[_HEAD.size : begin])
+    return _Restored(content, begin + -begin % _ALIGN).value(skeleton)
+
+
+def _skeleton(value: Any, parts: list[bytes]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple):
+        return {"t" if kind is tuple else "l": [_skeleton(item, parts) for item in value]}
+    if kind is dict:
+        if not all(type(key) is str for key in value):
+            raise NotEncodable("a dict whose keys are not texts")
+        return {"d": [[key, _skeleton(item, parts)] for key, item in value.items()]}
+    if kind is bytes:
+        parts.append(value)
+        return {"b": len(value)}
+    if isinstance(value, numpy.generic | numpy.ndarray) and kind.__module__ == "numpy":
+        return _of_array(value, parts)
+    if kind is torch.Tensor:
+        return _of_tensor(value, parts)
+    raise NotEncodable(f"a {kind.__name__}")
+
+
+def _of_array(value: Any, parts: list[bytes]) -> Any:
+    if value.dtype.hasobject or value.dtype.names is not None:
+        raise NotEncodable(f"an array of {value.dtype}")
+    if isinstance(value, numpy.generic):
+        parts.append(value.tobytes())
+        return {"s": value.dtype.str}
+    order = _order(value.strides)
+    dense = value.transpose(order)
+    parts.append(dense.tobytes())
+    return {"a": [value.dtype.str, list(dense.shape), order]}
+
+
+def _of_tensor(value: torch.Tensor, parts: list[bytes]) -> Any:
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
+        raise NotEncodable("a tensor that is sparse, on a device, or has a gradient")
+    order = _order(value.stride())
+    dense = value.permute(order).contiguous()
+    parts.append(dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
+    return {"T": [str(value.dtype).removeprefix("torch."), list(dense.shape), order]}
+
+
+def _order(strides: tuple[int, ...]) -> list[int]:
+    """Dimensions from the outermost in memory: the layout is part of a tensor, and some kernels choose by it."""
+    return sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
+
+
+class _Restored:
+    def __init__(self, content: bytes, position: int) -> None:
+        self._content = content
+        self._position = position
+
+    def value(self, skeleton: Any) -> Any:
+        if not isinstance(skeleton, dict):
+            return skeleton
+        ((mark, told),) = skeleton.items()
+        if mark == "d":
+            return {key: self.value(item) for key, item in told}
+        if mark in ("l", "t"):
+            items = [self.value(item) for item in told]
+            return items if mark == "l" else tuple(items)
+        if mark == "b":
+            return bytes(self._part(told))
+        if mark == "s":
+            kind = numpy.dtype(told)
+            return numpy.frombuffer(self._part(kind.itemsize), kind)[0]
+        name, shape, order = told
+        return self._array(name, shape, order) if mark == "a" else self._tensor(name, shape, order)
+
+    def _array(self, name: str, shape: list[int], order: list[int]) -> Any:
+        kind = numpy.dtype(name)
+        size = kind.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
+        return numpy.frombuffer(bytearray(self._part(size)), kind).reshape(shape).transpose(_back(order))
+
+    def _tensor(self, name: str, shape: list[int], order: list[int]) -> torch.Tensor:
+        kind: torch.dtype = getattr(torch, name)
+        count = int(numpy.prod(shape, dtype=numpy.int64))
+        if not count:
+            return torch.empty(shape, dtype=kind).permute(_back(order))
+        raw = torch.frombuffer(bytearray(self._part(count * kind.itemsize)), dtype=kind)
+        return raw.reshape(shape).permute(_back(order))
+
+    def _part(self, size: int) -> memoryview:
+        begin, end = self._position, self._position + size
+        self._position = end + -size % _ALIGN
+        return memoryview(self._content)[begin:end]
+
+
+def _back(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)

@@ -1,0 +1,199 @@
+"""`quorate data`, by the real command and, where only what is said is looked at, in this process."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from command import Workplace
+from data.shards.shard_files import KINDS, write_shards, write_tar
+from object_store import BUCKET, SeaweedStore
+from quorate.cli.app import app
+from quorate.data.shards.index import NAME, ShardIndex
+from quorate.storage.objects import ObjectStore
+from schemas import validate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "shards"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a verb prints for people."""
+    result = app(["data", *arguments], standalone_mode=False)
+    assert (result or 0) == code
+    return capsys.readouterr().out
+
+
+def document(workplace: Workplace, verb: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = workplace.run("data", verb, *arguments, "--json")
+    assert done.code == code, done.stderr
+    validate("error" if "error" in done.document else f"data-{verb}", done.document)
+    return done.document
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplace: Workplace) -> None:
+    folder = workplace.folder / "shards"
+    written = write_shards(kind, folder)
+    indexed = document(workplace, "index", "shards")
+    assert (indexed["kind"], indexed["shards"], indexed["records"]) == (kind, 3, 48)
+    assert indexed["index"] == str(folder / NAME)
+    assert indexed["digest"] == ShardIndex.load(folder).digest
+    assert document(workplace, "verify", "shards")["flaws"] == []
+    stats = document(workplace, "stats", "shards")
+    assert stats["bytes"] == indexed["bytes"] == sum(file.stat().st_size for file in written.files)
+    assert stats["shard_records"] == {"least": 1, "median": 17, "most": 30}
+    preview = document(workplace, "preview", "shards", "--records", "2")
+    assert [each["sample"] for each in preview["preview"]] == [0, 1]
+    content = bytearray(written.files[0].read_bytes())
+    content[700] ^= 1
+    written.files[0].write_bytes(content)
+    verified = document(workplace, "verify", "shards", code=1)
+    assert [flaw["file"] for flaw in verified["flaws"]] == [written.files[0].name]
+    assert verified["damaged_records"] > 0
+    assert "is there already" in document(workplace, "index", "shards", code=2)["error"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_in_words(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = write_shards(kind, folder)
+    assert run(capsys, "index", str(folder)).startswith(f"3 {kind} shards with 48 records in ")
+    assert "all are as they were indexed" in run(capsys, "verify", str(folder))
+    stats = run(capsys, "stats", str(folder))
+    assert "1 to 30 records" in stats
+    assert all(name in stats for name in ShardIndex.load(folder).schema)
+    preview = run(capsys, "preview", str(folder), "--records", "3").splitlines()
+    assert [line.split()[0] for line in preview] == ["sample", "0", "1", "2", "3"]
+    assert preview[-1] == "3 of 48 records."
+    gone = written.files[1]
+    gone.unlink()
+    told = run(capsys, "verify", str(folder), code=1).splitlines()
+    assert told[0] == f"{gone.name}: is missing"
+    assert told[-1] == "1 of 3 shards are not as they were indexed; 1 of 48 records cannot be read."
+
+
+def test_an_index_elsewhere_finds_its_shards(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards("text", folder)
+    for output in (tmp_path / "beside.quorate", tmp_path / "other" / "x.quorate"):
+        output.parent.mkdir(exist_ok=True)
+        run(capsys, "index", str(folder), "--output", str(output))
+        assert not (folder / NAME).exists()
+        assert "all are as they were" in run(capsys, "verify", str(output))
+    # One above the shards is moved with them.
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    assert ShardIndex.load(moved / "beside.quorate").place == str(moved / "shards")
+
+
+def test_an_index_is_replaced_only_if_forced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards("text", folder)
+    run(capsys, "index", str(folder))
+    write_shards("text", folder, (1, 2, 3, 4))
+    before = (folder / NAME).read_bytes()
+    with pytest.raises(Exception, match=r"is there already\. .*--force makes it anew"):
+        run(capsys, "index", str(folder))
+    assert (folder / NAME).read_bytes() == before
+    run(capsys, "index", str(folder), "--force")
+    assert len(ShardIndex.load(folder)) == 10
+
+
+def picture(number: int, form: str = "PNG", size: tuple[int, int] = (20, 10)) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", size, (255, number, 0)).save(content, form)
+    return content.getvalue()
+
+
+def sheet_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    run(capsys, "index", str(folder))
+    file = folder.parent / "sheet.png"
+    assert f"{file}: 5 pictures." in run(capsys, "preview", str(folder), "--records", "5", "--sheet", str(file))
+    with Image.open(file) as opened:
+        assert opened.format == "PNG"
+        return opened.convert("RGB")
+
+
+def colours(sheet: Any) -> set[tuple[int, ...]]:
+    return {sheet.getpixel((x, y)) for x in range(0, sheet.width, 3) for y in range(0, sheet.height, 3)}
+
+
+def test_pictures_become_a_contact_sheet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    forms = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
+    rows = [{"__key__": str(at), "cls": b"1", "img": picture(40 * at, form)} for at, form in enumerate(forms)]
+    write_tar(folder / "a.tar", rows)
+    sheet = sheet_of(folder, capsys)
+    assert sheet.size == (3 * 100 + 4, 2 * 100 + 4)
+    reds = {colour[1] for colour in colours(sheet) if colour[0] > 240}
+    assert all(any(abs(found - 40 * at) < 12 for found in reds) for at in range(5)), "each of them is on it"
+
+
+@pytest.mark.parametrize("shape", [(12, 9), (12, 9, 3), (3, 12, 9), (1, 12, 9), (144,)])
+def test_arrays_of_the_shape_of_pictures_are_pictures(
+    shape: tuple[int, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import h5py
+
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as opened:
+        dtype = numpy.uint8 if len(shape) == 1 else numpy.float32
+        opened["x"] = numpy.ones((5, *shape), dtype) * (255 if dtype == numpy.uint8 else 1)
+        opened["label"] = numpy.arange(5)
+    assert (255, 255, 255) in colours(sheet_of(folder, capsys))
+
+
+def test_a_picture_that_is_broken_is_shown_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    contents = [*(picture(0) for _ in range(4)), picture(0)[:30]]
+    parquet.write_table(pa.table({"image": contents, "n": list(range(5))}), folder / "a.parquet")
+    assert (160, 0, 0) in colours(sheet_of(folder, capsys))
+
+
+def test_records_without_pictures_give_no_sheet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards("jsonl", folder)
+    run(capsys, "index", str(folder))
+    with pytest.raises(Exception, match="none of the first 10 records has a picture"):
+        run(capsys, "preview", str(folder), "--sheet", "no.png")
+
+
+def test_a_preview_shows_long_and_strange_values_in_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"a": "x\\ny\\u0007", "b": [1, 2], "c": null}\n{"d": "' + "z" * 500 + '"}\n7\n')
+    run(capsys, "index", str(folder))
+    head, first, second, third, _ = run(capsys, "preview", str(folder)).splitlines()
+    assert head.split() == ["sample", "a", "b", "c", "d", "record"]
+    assert first.split() == ["0", "x", "y\ufffd", "[1,", "2]", "None", "-", "-"]
+    assert second.split()[-2] == "z" * 59 + "…"
+    assert third.split()[-1] == "7"
+
+
+def test_a_preview_of_a_damaged_block_names_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [file] = write_shards("jsonl", folder, (3,)).files
+    run(capsys, "index", str(folder))
+    file.write_text(file.read_text().replace("0", "9", 1))
+    with pytest.raises(Exception, match=r"shard-000.jsonl, bytes 0 to \d+"):
+        run(capsys, "preview", str(folder))
+
+
+def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"s3://{BUCKET}/data"
+    written = write_shards("parquet", folder)
+    store = ObjectStore(url)
+    for file in written.files:
+        store.put(file.name, file.read_bytes())
+    run(capsys, "index", url)
+    run(capsys, "index", str(folder))
+    assert ShardIndex.load(url).encode() == ShardIndex.load(folder).encode()
+    assert "all are as they were" in run(capsys, "verify", url)
+    assert run(capsys, "preview", url) == run(capsys, "preview", str(folder))
+    store.put(written.files[0].name, written.files[1].read_bytes())
+    store.remove(written.files[2].name)
+    told = run(capsys, "verify", url, code=1)
+    assert f"{written.files[0].name}: has" in told
+    assert f"{written.files[2].name}: is missing" in told

@@ -1,0 +1,235 @@
+"""Blocks are read ahead in their order and within their memory; nothing that goes wrong is waited for in vain."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from command import await_condition
+from quorate.data.shards.errors import DamagedBlock, ShardError
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.reader import BlockReader
+
+SIZE = 100
+
+
+class Content:
+    def __init__(self, block: int, nbytes: int) -> None:
+        self.block = block
+        self.nbytes = nbytes
+
+
+class FakeBlocks:
+    """Blocks of 100 bytes. Each may be held up, be damaged, or be out of reach."""
+
+    def __init__(self, swells: int = 1, remote: bool = False) -> None:
+        self.is_remote = remote
+        self.swells = swells
+        self.read_by: list[tuple[int, str]] = []
+        self.damaged: set[int] = set()
+        self.away: set[int] = set()
+        self.held_up: dict[int, threading.Event] = {}
+        self.closed = False
+
+    def size(self, block: int) -> int:
+        return SIZE
+
+    def read(self, block: int) -> Any:
+        self.read_by.append((block, threading.current_thread().name))
+        if block in self.held_up:
+            assert self.held_up[block].wait(20)
+        if block in self.damaged:
+            raise DamagedBlock("a.tar", f"byte {block}", "aa", "bb")
+        if block in self.away:
+            raise Unreachable("a.tar is away")
+        return Content(block, SIZE * self.swells)
+
+    def close(self) -> None:
+        self.closed = True
+        for event in self.held_up.values():
+            event.set()
+
+    @property
+    def order(self) -> list[int]:
+        return [block for block, _ in self.read_by]
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., tuple[BlockReader, FakeBlocks]]]:
+    readers: list[BlockReader] = []
+
+    def make(limit: int = 10 * SIZE, **options: Any) -> tuple[BlockReader, FakeBlocks]:
+        blocks = FakeBlocks(**options)
+        reader = BlockReader(lambda: blocks, limit)
+        readers.append(reader)
+        return reader, blocks
+
+    yield make
+    for reader in readers:
+        reader.close()
+
+
+Make = Callable[..., tuple[BlockReader, FakeBlocks]]
+
+
+def test_a_block_is_read_once_however_often_it_is_asked_for(made: Make) -> None:
+    reader, blocks = made()
+    assert [reader.get(number).block for number in (3, 5, 3, 5, 3)] == [3, 5, 3, 5, 3]
+    assert blocks.order == [3, 5]
+    assert reader.threads == 0, "without a plan nothing is read ahead"
+
+
+def test_wanted_blocks_are_read_by_threads_in_their_order(made: Make) -> None:
+    reader, blocks = made()
+    reader.want([4, 2, 7])
+    await_condition("the reader", lambda: reader.nbytes == 3 * SIZE)
+    assert blocks.order[0] == 4
+    assert {name for _, name in blocks.read_by} == {"shard-reader"}
+    assert reader.get(7).block == 7
+    assert len(blocks.order) == 3
+
+
+def test_a_block_that_is_on_its_way_is_waited_for_and_not_read_twice(made: Make) -> None:
+    reader, blocks = made()
+    blocks.held_up[1] = threading.Event()
+    reader.want([1])
+    await_condition("the reader", lambda: blocks.order == [1])
+    threading.Timer(0.1, blocks.held_up[1].set).start()
+    assert reader.get(1).block == 1
+    assert blocks.order == [1]
+
+
+def test_reading_ahead_stops_where_the_memory_ends_and_goes_on_when_blocks_are_done(made: Make) -> None:
+    reader, blocks = made(limit=3 * SIZE)
+    reader.want(range(10))
+    await_condition("the reader", lambda: reader.nbytes == 3 * SIZE)
+    assert sorted(blocks.order) == [0, 1, 2]
+    reader.want(range(2, 10))
+    await_condition("the reader", lambda: len(blocks.order) == 5)
+    assert sorted(blocks.order) == [0, 1, 2, 3, 4]
+    assert reader.nbytes == 3 * SIZE
+
+
+def test_what_a_block_takes_is_learnt_from_those_before(made: Make) -> None:
+    """Compressed blocks swell; ten of them would not fit where ten of their bytes do."""
+    reader, blocks = made(limit=12 * SIZE, swells=5)
+    reader.get(0)
+    reader.want(range(10))
+    await_condition("the reader", lambda: reader.nbytes == 10 * SIZE)
+    reader.get(0)
+    assert sorted(blocks.order) == [0, 1]
+
+
+def test_what_is_read_at_the_same_time_is_kept_also_where_it_is_too_much(
+    made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, blocks = made(limit=2 * SIZE)
+    reader.want([])
+    for _ in range(3):
+        for block in range(4):
+            reader.want(range(4))
+            assert reader.get(block).block == block
+    assert sorted(blocks.order) == [0, 1, 2, 3]
+    assert "smaller window" in caplog.text
+    reader.want([9])
+    reader.get(9)
+    assert reader.nbytes <= 2 * SIZE, "and forgotten when it is not"
+
+
+def test_without_a_plan_the_blocks_that_were_used_last_are_kept(made: Make) -> None:
+    reader, blocks = made(limit=2 * SIZE)
+    for block in (1, 2, 1, 3, 1, 2):
+        reader.get(block)
+    assert blocks.order == [1, 2, 3, 2]
+
+
+def test_a_damaged_block_is_read_once_and_tells_it_to_all_its_samples(made: Make) -> None:
+    reader, blocks = made()
+    blocks.damaged.add(2)
+    reader.want([2])
+    for _ in range(3):
+        with pytest.raises(DamagedBlock, match=r"a\.tar, byte 2"):
+            reader.get(2)
+    assert blocks.order == [2]
+
+
+def test_what_is_out_of_reach_ahead_is_tried_again_by_whoever_needs_it(made: Make) -> None:
+    reader, blocks = made()
+    blocks.away.add(2)
+    reader.want([2, 3])
+    await_condition("the reader", lambda: 3 in blocks.order and reader.nbytes == SIZE)
+    assert blocks.order.count(2) == 1, "ahead it is not tried for ever"
+    with pytest.raises(Unreachable):
+        reader.get(2)
+    blocks.away.clear()
+    assert reader.get(2).block == 2
+
+
+def test_closing_ends_the_threads_also_one_that_waits(made: Make) -> None:
+    reader, blocks = made()
+    blocks.held_up[1] = threading.Event()
+    reader.want([1])
+    await_condition("the reader", lambda: blocks.order == [1])
+    before = threading.active_count()
+    reader.close()
+    assert blocks.closed
+    assert threading.active_count() < before
+    assert reader.threads == 0
+    assert reader.nbytes == 0
+
+
+def test_a_reader_that_is_forgotten_ends_its_threads(made: Make) -> None:
+    blocks = FakeBlocks()
+    readers = [BlockReader(lambda: blocks)]
+    readers[0].want([1])
+    await_condition("the block", lambda: readers[0].nbytes == SIZE)
+    names = [thread.name for thread in threading.enumerate()].count("shard-reader")
+    readers.clear()
+    await_condition("the end", lambda: [each.name for each in threading.enumerate()].count("shard-reader") < names)
+
+
+def test_a_forked_child_begins_with_nothing_and_waits_for_no_thread_of_its_parent(made: Make) -> None:
+    reader, blocks = made()
+    blocks.held_up[1] = threading.Event()
+    reader.want([1, 2])
+    await_condition("the reader", lambda: reader.nbytes == SIZE and 1 in blocks.order)
+    pid = os.fork()
+    if pid == 0:
+        blocks.held_up.clear()
+        blocks.read_by.clear()
+        code = 1
+        try:
+            signal.alarm(10)
+            empty = reader.nbytes == 0 and reader.threads == 0
+            got = reader.get(1).block == 1 and reader.get(2).block == 2
+            reader.want([5])
+            over = time.monotonic() + 5
+            while reader.nbytes < 3 * SIZE and time.monotonic() < over:
+                time.sleep(0.005)
+            code = 0 if empty and got and 5 in blocks.order else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_signals_go_to_the_main_thread(made: Make) -> None:
+    reader, blocks = made()
+    blocks.held_up[1] = threading.Event()
+    reader.want([1])
+    await_condition("the reader", lambda: reader.threads == 1 and blocks.order == [1])
+    thread = next(each for each in threading.enumerate() if each.name == "shard-reader")
+    with open(f"/proc/self/task/{thread.native_id}/status") as status:  # noqa: PTH123
+        blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGTERM - 1) & 1
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_shard_errors_can_be_copied() -> None:
+    import copy
+
+    error: ShardError = DamagedBlock("a", "byte 1", "x", "y", "why")
+    assert str(copy.copy(error)) == str(error)

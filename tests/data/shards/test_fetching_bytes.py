@@ -1,0 +1,156 @@
+"""Trouble that passes is tried again, slow answers are asked for twice, and nothing is waited for without end."""
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quorate.data.shards import fetching
+from quorate.data.shards.errors import ShardError
+from quorate.data.shards.fetching import TRIES, Fetcher, Unreachable
+from quorate.storage.objects import ObjectMissing, StoreError
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(fetching, "LONGEST_PAUSE", 0.01)
+
+
+class Store:
+    """Raises what it is told to, then answers."""
+
+    def __init__(self, *troubles: Exception) -> None:
+        self.troubles = list(troubles)
+        self.asked = 0
+
+    def read(self) -> bytes:
+        self.asked += 1
+        if self.troubles:
+            raise self.troubles.pop(0)
+        return b"content"
+
+
+def shard_error(number: int) -> ShardError:
+    try:
+        try:
+            raise OSError(number, "trouble")
+        except OSError as error:
+            raise ShardError(f"it cannot be read: {error.strerror}") from None
+    except ShardError as error:
+        return error
+
+
+PASSING = [
+    OSError(errno.EIO, "i/o"), OSError(errno.ESTALE, "stale"), TimeoutError("slow"), ConnectionResetError("reset"),
+    StoreError("away"), shard_error(errno.EIO),
+]  # fmt: skip
+LASTING = [
+    FileNotFoundError(errno.ENOENT, "none"), PermissionError(errno.EACCES, "no"), OSError(errno.EMFILE, "many"),
+    StoreError("refused", lasts=True), ObjectMissing("none"), ValueError("odd"), shard_error(errno.ENOENT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("trouble", PASSING, ids=repr)
+def test_passing_trouble_is_tried_again(trouble: Exception, remote: bool) -> None:
+    store, fetcher = Store(trouble, trouble), Fetcher(remote)
+    assert fetcher.fetch("a.tar", store.read) == b"content"
+    assert store.asked == 3
+    assert fetcher.retries == 2
+    fetcher.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("trouble", LASTING, ids=repr)
+def test_lasting_trouble_is_told_at_once(trouble: Exception, remote: bool) -> None:
+    store, fetcher = Store(trouble), Fetcher(remote)
+    with pytest.raises(Unreachable, match=r"a\.tar cannot be read: "):
+        fetcher.fetch("a.tar", store.read)
+    assert store.asked == 1
+    fetcher.close()
+
+
+def test_trouble_that_does_not_pass_ends_with_how_often_it_was_tried() -> None:
+    store = Store(*[OSError(errno.EIO, "i/o") for _ in range(TRIES)])
+    with pytest.raises(Unreachable, match=rf"a\.tar cannot be read \(tried {TRIES} times in .* i/o"):
+        Fetcher(False).fetch("a.tar", store.read)
+    assert store.asked == TRIES
+
+
+def test_closing_ends_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "FIRST_PAUSE", 100)
+    monkeypatch.setattr(fetching, "LONGEST_PAUSE", 100)
+    fetcher = Fetcher(False)
+    threading.Timer(0.05, fetcher.close).start()
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="reading has ended"):
+        fetcher.fetch("a.tar", Store(OSError(errno.EIO, "i/o")).read)
+    assert time.monotonic() - began < 30
+
+
+class Uneven:
+    """Answers at once, but for the calls that it holds up."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.held_up: set[int] = set()
+        self.let_go = threading.Event()
+
+    def read(self) -> bytes:
+        self.calls += 1
+        number = self.calls
+        if number in self.held_up:
+            assert self.let_go.wait(30)
+        return f"answer {number}".encode()
+
+
+@pytest.fixture
+def uneven() -> Iterator[Uneven]:
+    store = Uneven()
+    yield store
+    store.let_go.set()
+
+
+def warmed_up(store: Uneven) -> Fetcher:
+    fetcher = Fetcher(True)
+    for _ in range(10):
+        fetcher.fetch("a.tar", store.read)
+    return fetcher
+
+
+def test_a_slow_answer_is_asked_for_a_second_time_and_the_first_that_comes_counts(uneven: Uneven) -> None:
+    fetcher = warmed_up(uneven)
+    uneven.held_up.add(11)
+    assert fetcher.fetch("a.tar", uneven.read) == b"answer 12"
+    assert fetcher.hedges == 1
+    fetcher.close()
+
+
+def test_a_store_that_is_slow_altogether_is_not_asked_twice_for_everything(uneven: Uneven) -> None:
+    fetcher = warmed_up(uneven)
+    uneven.held_up.update(range(11, 100, 2))
+    for _ in range(3):
+        fetcher.fetch("a.tar", uneven.read)
+    assert fetcher.hedges == 3
+    threading.Timer(0.3, uneven.let_go.set).start()
+    fetcher.fetch("a.tar", uneven.read)
+    assert fetcher.hedges <= 4
+    assert uneven.calls <= 10 + 4 + 4
+    fetcher.close()
+
+
+def test_an_answer_that_never_comes_is_a_timeout_that_is_tried_again(
+    uneven: Uneven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "PATIENCE", 0.05)
+    uneven.held_up.add(1)
+    fetcher = Fetcher(True)
+    assert fetcher.fetch("a.tar", uneven.read) == b"answer 2"
+    assert fetcher.retries == 1
+    uneven.held_up.update(range(1, 50))
+    with pytest.raises(Unreachable, match="no answer within"):
+        fetcher.fetch("a.tar", uneven.read)
+    fetcher.close()

@@ -1,0 +1,231 @@
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from time import monotonic
+
+import numpy
+import pytest
+from safetensors import safe_open
+
+from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
+from quorate.core.errors import RequestError
+from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.indexing import build_index
+from quorate.storage.objects import ObjectStore
+
+__all__ = ["small_blocks"]
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def big_index(shards: int, blocks: int) -> ShardIndex:
+    numbers = numpy.arange(shards * blocks, dtype=numpy.int64)
+    digests = numpy.random.default_rng(0).integers(0, 256, (shards * blocks, 16), dtype=numpy.uint8)
+    return ShardIndex(
+        kind="tar",
+        schema={"jpg": "bytes"},
+        shards=tuple(f"folder/shard-{number:06d}.tar" for number in range(shards)),
+        sizes=numbers[:shards],
+        tails=numbers[:shards],
+        tail_digests=digests[:shards],
+        shard_of_block=numpy.repeat(numpy.arange(shards), blocks),
+        start=numbers,
+        length=numbers + 1,
+        records=numbers % 7 + 1,
+        digests=digests,
+    )
+
+
+class TestFile:
+    @every_kind
+    def test_is_read_back_as_it_was_written(self, kind: str, small_blocks: None, tmp_path: Path) -> None:
+        write_shards(kind, tmp_path)
+        index = build_index(str(tmp_path))
+        index.save(tmp_path / NAME)
+        for place in (tmp_path, str(tmp_path) + "/", tmp_path / NAME):
+            found = ShardIndex.load(place)
+            assert found.digest == index.digest
+            assert (found.kind, found.schema, found.shards) == (kind, index.schema, index.shards)
+            assert [found.block(number) for number in range(found.blocks)] == [
+                index.block(number) for number in range(index.blocks)
+            ]
+            assert found.place == str(tmp_path)
+
+    def test_is_a_safetensors_file_that_others_read(self, tmp_path: Path) -> None:
+        index = big_index(5, 3)
+        index.save(tmp_path / NAME)
+        with safe_open(tmp_path / NAME, "numpy") as opened:
+            assert opened.metadata()["kind"] == "tar"
+            numpy.testing.assert_array_equal(opened.get_tensor("records"), index.records)
+
+    def test_of_ten_thousand_shards_loads_at_once(self, tmp_path: Path) -> None:
+        big_index(10_000, 10).save(tmp_path / NAME)
+        began = monotonic()
+        index = ShardIndex.load(tmp_path)
+        assert index.locate(len(index) - 1) == (99_999, int(index.records[-1]) - 1)
+        assert monotonic() - began < 0.5
+
+    def test_any_flipped_bit_is_found(self, tmp_path: Path) -> None:
+        file = tmp_path / NAME
+        big_index(3, 2).save(file)
+        content = file.read_bytes()
+        chance = random.Random(0)
+        for _ in range(300):
+            position = chance.randrange(len(content))
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+            with pytest.raises(RequestError, match=r"index\.quorate (is damaged|has version)"):
+                ShardIndex.load(tmp_path)
+
+    @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
+    def test_that_was_cut_off_is_refused_with_the_command(self, keep: int, tmp_path: Path) -> None:
+        file = tmp_path / NAME
+        big_index(3, 2).save(file)
+        file.write_bytes(file.read_bytes()[:keep])
+        with pytest.raises(RequestError, match=rf"is damaged.*quorate data index {tmp_path} --force"):
+            ShardIndex.load(tmp_path)
+
+    def test_that_is_not_there_is_refused_with_the_command(self, tmp_path: Path) -> None:
+        for place in (str(tmp_path), f"{tmp_path}/{NAME}"):
+            with pytest.raises(RequestError, match=rf"no index of its shards yet.*: quorate data index {tmp_path}$"):
+                ShardIndex.load(place)
+
+    def test_in_a_store(self) -> None:
+        index = big_index(2, 2)
+        index.save(f"memory://some/prefix/{NAME}")
+        for place in ("memory://some/prefix/", f"memory://some/prefix/{NAME}"):
+            found = ShardIndex.load(place)
+            assert (found.digest, found.place) == (index.digest, "memory://some/prefix")
+        with pytest.raises(RequestError, match="quorate data index memory://other"):
+            ShardIndex.load("memory://other")
+
+
+class TestBuilding:
+    @every_kind
+    def test_the_same_files_give_the_same_bytes(self, kind: str, small_blocks: None, tmp_path: Path) -> None:
+        write_shards(kind, tmp_path, (9, 4, 7, 1, 3))
+        first = build_index(str(tmp_path)).encode()
+        assert build_index(str(tmp_path)).encode() == first
+
+    def test_also_in_another_process(self, tmp_path: Path) -> None:
+        write_shards("tar", tmp_path, (9, 4))
+        code = f"from quorate.data.shards.indexing import build_index; print(build_index({str(tmp_path)!r}).digest)"
+        environment = os.environ | {"PYTHONHASHSEED": "7"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        assert done.stdout.strip() == build_index(str(tmp_path)).digest
+
+    def test_of_shards_in_folders_below_and_no_other_files(self, tmp_path: Path) -> None:
+        write_shards("text", tmp_path / "b", (2,))
+        write_shards("text", tmp_path / "a" / "deep", (3,))
+        for name in ("README.md", ".hidden.txt", "a/labels.csv", NAME):
+            (tmp_path / name).write_text("x")
+        (tmp_path / ".git").mkdir()
+        (tmp_path / ".git" / "x.txt").write_text("x\n")
+        index = build_index(str(tmp_path))
+        assert index.shards == ("a/deep/shard-000.txt", "b/shard-000.txt")
+        assert index.records.tolist() == [3, 2]
+
+    @every_kind
+    def test_in_a_store_is_the_same_as_in_a_folder(self, kind: str, small_blocks: None, tmp_path: Path) -> None:
+        written = write_shards(kind, tmp_path)
+        url = f"memory://index-{kind}/prefix"
+        for file in written.files:
+            ObjectStore(url).put(file.name, file.read_bytes())
+        assert build_index(url).encode() == build_index(str(tmp_path)).encode()
+
+    def test_tells_how_far_it_is(self, tmp_path: Path) -> None:
+        write_shards("text", tmp_path, (1, 2, 3))
+        told: list[tuple[int, int]] = []
+        build_index(str(tmp_path), progress=lambda done, total: told.append((done, total)))
+        assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+class TestRefusals:
+    def refused(self, folder: Path, text: str) -> None:
+        with pytest.raises(RequestError, match=text):
+            build_index(str(folder))
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        self.refused(tmp_path / "no", "no: there is no such folder")
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("x")
+        self.refused(tmp_path / "a.txt", "is a file. Give the folder that it is in")
+
+    def test_a_folder_without_shards(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("x")
+        self.refused(tmp_path, r"has no shards: none of its 1 files ends with \.tar, \.parquet")
+
+    def test_shards_of_several_kinds(self, tmp_path: Path) -> None:
+        write_shards("text", tmp_path, (1,))
+        write_shards("tar", tmp_path, (1,))
+        self.refused(tmp_path, r"several kinds, such as shard-000.tar and shard-000.txt\. Put those of each kind")
+
+    @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.jsonl.zst"])
+    def test_shards_that_are_compressed_as_a_whole(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / name).write_bytes(b"x")
+        self.refused(tmp_path, rf"{name} is compressed as a whole.*Unpack it")
+
+    def test_shards_without_any_record(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text("\n\n")
+        self.refused(tmp_path, "the 1 jsonl shards there have no record at all")
+
+    def test_a_shard_that_cannot_be_read_is_named_among_many(self, tmp_path: Path) -> None:
+        written = write_shards("tar", tmp_path, (2,) * 20)
+        content = bytearray(written.files[13].read_bytes())
+        content[0] ^= 255
+        written.files[13].write_bytes(content)
+        self.refused(tmp_path, r"shard-013.tar, byte 0: there is no header of a tar file.*Mend or remove this shard")
+
+    def test_a_shard_without_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_shards("text", tmp_path, (1,))
+
+        def refuse(*arguments: object) -> bytes:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("os.pread", refuse)
+        self.refused(tmp_path, r"shard-000.txt cannot be read: Permission denied")
+
+    @pytest.mark.parametrize("kind", ["parquet", "hdf5"])
+    def test_shards_of_different_schemas(self, kind: str, tmp_path: Path) -> None:
+        import h5py
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        for number, dtype in enumerate(("int32", "int64")):
+            if kind == "parquet":
+                parquet.write_table(pa.table({"a": numpy.zeros(2, dtype)}), tmp_path / f"{number}.parquet")
+            else:
+                with h5py.File(tmp_path / f"{number}.h5", "w") as opened:
+                    opened["a"] = numpy.zeros(2, dtype)
+        self.refused(tmp_path, r"1.\w+ has another schema than 0.\w+: a is int64, and int32 in the first")
+
+    def test_a_name_that_cannot_be_listed(self, tmp_path: Path) -> None:
+        (tmp_path / "a\nb.txt").write_text("x\n")
+        self.refused(tmp_path, "a shard whose name cannot be listed")
+
+    @pytest.mark.parametrize(("kind", "package"), [("parquet", "pyarrow"), ("hdf5", "h5py")])
+    def test_a_kind_whose_package_is_not_installed(
+        self, kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_shards(kind, tmp_path, (2,))
+        monkeypatch.setitem(sys.modules, package, None)
+        self.refused(tmp_path, rf"need the package {package}: pip install 'quorate\[{kind}\]'")
+
+
+@pytest.mark.long
+def test_ten_thousand_shards_are_indexed_in_seconds(tmp_path: Path) -> None:
+    for number in range(10_000):
+        with tarfile.open(tmp_path / f"{number:05d}.tar", "w") as opened:
+            for record in range(3):
+                add_member(opened, f"{record}.jpg", bytes(1000))
+                add_member(opened, f"{record}.cls", b"1")
+    began = monotonic()
+    index = build_index(str(tmp_path))
+    assert monotonic() - began < 20
+    assert len(index) == 30_000
