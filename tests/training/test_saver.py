@@ -53,6 +53,11 @@ def full_disk(*_: Any, **__: Any) -> Any:
     no_space()
 
 
+def settle_and_tell(crew: Crew, settled: threading.Event) -> None:
+    crew.settle(2)
+    settled.set()
+
+
 class TestASave:
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_is_committed_with_a_part_of_every_worker_and_loads_bit_for_bit(self, tmp_path: Path, workers: int) -> None:
@@ -106,7 +111,7 @@ class TestASave:
         with opened_in_the_end(gate):
             assert gate.reached.wait(20)
             await_true("the others' copies", crew.present[0].saving.staged.is_set)
-            threading.Thread(target=lambda: (crew.settle(2), settled.set()), daemon=True).start()
+            threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert not settled.wait(0.3)
         assert settled.wait(20)
         crew.await_done()
@@ -124,7 +129,7 @@ class TestASave:
         settled = threading.Event()
         crew.begin(at(1))
         with opened_in_the_end(gate):
-            threading.Thread(target=lambda: (crew.settle(2), settled.set()), daemon=True).start()
+            threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert gate.reached.wait(20)
             assert not settled.wait(0.3)
         assert settled.wait(20), "it waits for what waits for it"
@@ -332,6 +337,25 @@ def _gone() -> None:
     raise GenerationOver("the generation is over")
 
 
+def test_one_that_another_gives_up_while_it_is_committed_is_void_and_no_failure(crew: Crew) -> None:
+    """Whoever gives it up tells why."""
+    calls: list[None] = []
+
+    def check() -> None:
+        calls.append(None)
+        if len(calls) == 2:  # all is written, and the rename is next
+            crew.first.saving.assignment.attempt.give_up()
+
+    crew.first.check_commit = check
+    crew.save_in_background(at(1))
+    assert len(calls) == 2
+    assert crew.first.events == []
+    assert crew.names() == []
+    assert "given up by another writer" in (crew.first.saving.failure or "")
+    crew.save_in_background(at(1))
+    crew.whole(1)
+
+
 class TestTheGenerationEnds:
     @pytest.mark.parametrize("is_written", [False, True], ids=["while it is written", "when the parts are written"])
     def test_before_the_replicas_were_compared(self, crew: Crew, is_written: bool) -> None:
@@ -388,7 +412,12 @@ class TestTheGenerationEnds:
 
     def test_while_somebody_waits_for_the_copy(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, stage = Gate(), Arena.stage
-        monkeypatch.setattr(Arena, "stage", lambda arena, file: (gate.pass_through(), stage(arena, file))[1])
+
+        def hold(arena: Arena, file: Any) -> Any:
+            gate.pass_through()
+            return stage(arena, file)
+
+        monkeypatch.setattr(Arena, "stage", hold)
         with opened_in_the_end(gate):
             crew.begin(at(1))
             for hand in crew.present:

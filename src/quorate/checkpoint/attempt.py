@@ -47,7 +47,11 @@ class Attempt:
     def written(self) -> dict[int, Part]:
         """The parts that are there, by index."""
         self.check_there()
-        return {number - 1: part for number, part in parts_in(self.path).items()}
+        try:
+            return {number - 1: part for number, part in parts_in(self.path).items()}
+        except FileNotFoundError:
+            self.check_there()
+            raise
 
     def check_there(self) -> None:
         """Raise if it was given up."""

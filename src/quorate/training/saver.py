@@ -195,8 +195,8 @@ class Saver:
     def _answer_as_committer(self, progress: Progress) -> Answer:
         latest = self._latest
         # Whoever has only written a part of it does not know what became of it.
-        committed = latest is not None and latest.is_sound and latest.assignment.commits
-        if committed and latest.assignment.progress == progress:
+        sound = latest.assignment if latest is not None and latest.is_sound else None
+        if sound is not None and sound.commits and sound.progress == progress:
             return Answer(self._identity, is_busy=False, is_saved=True)
         if self._running() is not None:
             return Answer(self._identity, is_busy=True)

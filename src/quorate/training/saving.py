@@ -108,6 +108,7 @@ class Saving:
         self._began = time.perf_counter()
         self._agreed = threading.Event()
         self._given_up: str | None = None
+        self._digesting: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin. A daemon: a worker that leaves in a hurry does not wait for its disk."""
@@ -174,8 +175,13 @@ class Saving:
         self.staged.set()
         if not assignment.is_shared:
             weights = decode(assignment.encoded.skeleton, tensors)["replica"]["tensors"]
-            self.digests = digests(weights.items())
+            self._digesting = threading.Thread(target=self._digest, args=(weights,), name="digesting", daemon=True)
+            self._digesting.start()
         return self._pieces(iter((content,)))
+
+    def _digest(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Meanwhile: a thread that writes mostly waits for the disk."""
+        self.digests = digests(tensors.items())
 
     def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
         for chunk in chunks:
@@ -218,6 +224,9 @@ class Saving:
             except LinkError as error:
                 log.info("the checkpoint waits: %s", error)
                 (assignment.attempt.path / MANIFEST).unlink(missing_ok=True)
+            except FileNotFoundError:
+                assignment.attempt.check_there()
+                raise
 
     def _prune(self) -> None:
         desk, best = self._desk, self.assignment.progress.best
@@ -230,7 +239,11 @@ class Saving:
             log.info("old checkpoints are left for now: %s", error)
 
     def _manifest(self) -> Manifest:
+        if self._digesting is not None:
+            self._digesting.join()
         weights = {name: digest for name, digest in self.digests.items() if name in self.assignment.weights}
+        if len(weights) != len(self.assignment.weights):
+            raise CheckpointError("the weights could not be digested")
         return replace(self.assignment.manifest, weights_digest=weights_digest(weights))
 
     def _may_commit(self) -> bool:
