@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoint.copied_run import infos, make_source, save
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from command import await_condition
 from quorate.checkpoint.copier import Copier
 from quorate.checkpoint.copying import LEFT_BEHIND, Source

@@ -67,7 +67,7 @@ def live(hand: Hand, seat: Pair) -> None:
     try:
         hand.saver.enter(hand.seat, step)
         hand.saver.begin(hand.replica, at(1), hand.seat)
-        hand.saver.settle(hand.seat, 2)
+        hand.saver.settle()
         hand.train(2)
         step = 2
         hand.saver.save(hand.replica, at(2), hand.seat)
