@@ -222,6 +222,8 @@ def _work(
         ending = loop.run()
     finally:
         loop.feed.close()
+        saver.leave()
+        saver.close(20.0)
         reduction.close()
     losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
     return {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quorate.checkpoint import attempt as attempt_module
 from quorate.checkpoint import part_file
 from quorate.checkpoint.attempt import Attempt, AttemptGone
 from quorate.checkpoint.digester import DIGESTS
@@ -94,11 +95,12 @@ def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
         committed.wait(5)
         unlink(*arguments, **options)
 
-    def fail_late(*_: Any) -> None:
+    def fail_late(source: Path, final: Path) -> None:
+        source.rename(final)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_file, "move_into_place", lambda source, final: (source.rename(final), fail_late()))
+        patch.setattr(part_file, "move_into_place", fail_late)
         with pytest.raises(OSError, match="Input/output"):
             write(attempt, 1)
     assert len(attempt.written()) == 2
@@ -119,6 +121,16 @@ def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
     monkeypatch.undo()
     assert [info.cursor for info in folder.list()] == []
     assert folder.search().skipped == ()
+
+
+def test_whoever_looks_for_parts_notices(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_too_late(path: Path) -> Any:
+        attempt.give_up()
+        return part_file.parts_in(path)
+
+    monkeypatch.setattr(attempt_module, "parts_in", look_too_late)
+    with pytest.raises(AttemptGone):
+        attempt.written()
 
 
 def test_one_that_was_committed_cannot_be_given_up(attempt: Attempt) -> None:

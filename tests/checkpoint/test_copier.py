@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoint.copied_run import infos, make_source, save
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from command import await_condition
 from quorate.checkpoint.copier import Copier
 from quorate.checkpoint.copying import LEFT_BEHIND, Source
@@ -155,6 +155,18 @@ def test_the_end_does_not_wait_for_ever(source: Source, place: MoodyPlace, copie
     assert 0.3 <= time.monotonic() - began < 5
     assert standing.missing == ("step-00000006",)
     assert standing.reason == "it was not done in time."
+
+
+def test_what_was_saved_while_a_place_says_nothing_is_known_to_be_missing(
+    source: Source, place: MoodyPlace, copier: Copier
+) -> None:
+    await_condition("both", lambda: len(present(place)) == 2, 20)
+    place.gate.clear()
+    save(source, 6)
+    copier.poke()
+    assert place.is_waiting.wait(20)
+    save(source, 8)
+    assert copier.close(0.1).missing == ("step-00000008", "step-00000006")
 
 
 def test_the_end_tries_again_what_may_pass(source: Source, place: MoodyPlace, listener: Listener) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.copied_run import infos, make_source, save
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.checkpoint.copying import ORIGIN, Source, copy_checkpoints

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.copied_run import infos, make_source, save
 from checkpoint.disk import killed
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from object_store import BUCKET
 from quorate.checkpoint.copying import Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from quorate.checkpoint.selection import Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder

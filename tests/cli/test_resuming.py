@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from checkpoint.parts import part_of
+from checkpoint.only_part import part_of
 from command import Workplace
 
 

@@ -187,7 +187,7 @@ def test_a_damaged_run_shows_what_is_left(runs: Path) -> None:
     text = page(run)
     assert text.startswith(f"tiny-0001  damaged  8/8 steps\n  why          {run.path}/job.yaml is not YAML")
     assert "1 line of events.jsonl" in text
-    assert re.search(r"step-00000008-evaluated +300 B +state\.safetensors cannot be read", text)
+    assert re.search(r"step-00000008-evaluated +300 B +1-of-1\.safetensors cannot be read", text)
     assert "job: meaning" not in text
     assert "next" not in rows(text)
 

@@ -152,6 +152,20 @@ class Crew:
             futures = [threads.submit(act, hand) for hand in self.present]
             return [future.result(PATIENCE) for future in futures]
 
+    def first_to_fail(self, act: Callable[[Hand], object]) -> None:
+        """The same; but when the first fails, the others find nobody at the table any more."""
+
+        def leave_if_it_fails(hand: Hand) -> None:
+            try:
+                act(hand)
+            except PeerLost:
+                pass
+            except BaseException:
+                hand.seat.close()
+                raise
+
+        self.do(leave_if_it_fails)
+
     def enter(self, step: int) -> None:
         self.do(lambda hand: hand.saver.enter(hand.seat, step))
 
@@ -162,7 +176,7 @@ class Crew:
         self.do(lambda hand: hand.saver.begin(hand.replica, progress, hand.seat))
 
     def settle(self, step: int) -> None:
-        self.do(lambda hand: hand.saver.settle(hand.seat, step))
+        self.do(lambda hand: hand.saver.settle())
 
     def save(self, progress: Progress) -> None:
         self.do(lambda hand: hand.saver.save(hand.replica, progress, hand.seat))

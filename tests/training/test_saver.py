@@ -53,6 +53,11 @@ def full_disk(*_: Any, **__: Any) -> Any:
     no_space()
 
 
+def settle_and_tell(crew: Crew, settled: threading.Event) -> None:
+    crew.settle(2)
+    settled.set()
+
+
 class TestASave:
     @pytest.mark.parametrize("workers", [1, 2, 3])
     def test_is_committed_with_a_part_of_every_worker_and_loads_bit_for_bit(self, tmp_path: Path, workers: int) -> None:
@@ -106,7 +111,7 @@ class TestASave:
         with opened_in_the_end(gate):
             assert gate.reached.wait(20)
             await_true("the others' copies", crew.present[0].saving.staged.is_set)
-            threading.Thread(target=lambda: (crew.settle(2), settled.set()), daemon=True).start()
+            threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert not settled.wait(0.3)
         assert settled.wait(20)
         crew.await_done()
@@ -124,7 +129,7 @@ class TestASave:
         settled = threading.Event()
         crew.begin(at(1))
         with opened_in_the_end(gate):
-            threading.Thread(target=lambda: (crew.settle(2), settled.set()), daemon=True).start()
+            threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert gate.reached.wait(20)
             assert not settled.wait(0.3)
         assert settled.wait(20), "it waits for what waits for it"
@@ -137,17 +142,17 @@ class TestASave:
             crew.present[1].replica.parameters[2][1][0, 0] += 1
         name = crew.present[1].replica.parameters[2][0]
         crew.begin(at(1))
+        crew.await_done()
         with pytest.raises(DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'.*not saved"):
             crew.settle(2)
-        crew.await_done()
+        assert not crew.first.saver.is_settled
         assert crew.names() == []
 
     def test_of_optimizers_that_differ_is_refused(self, crew: Crew) -> None:
         optimizer = next(iter(crew.present[2].replica.optimizers.by_name.values()))
         next(iter(optimizer.state.values()))["exp_avg"][0, 0] += 1
-        crew.begin(at(1))
         with pytest.raises(DivergedError, match=r"worker 2 and workers 0, 1 .*'optimizer .* exp_avg'"):
-            crew.settle(2)
+            crew.first_to_fail(lambda hand: hand.saver.save(hand.replica, at(1), hand.seat))
         crew.await_done()
         assert crew.names() == []
 
@@ -204,13 +209,9 @@ class TestTheDiskIsFull:
         (reason,) = self._fails_and_is_followed(crew, lambda patch: spoil_writes(patch, 1, break_down))
         assert "the writer has had enough" in reason
 
-    def test_that_an_attempt_cannot_be_made_is_not_told_again_at_every_step(
-        self, crew: Crew, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        crew.begin(at(1))
-        crew.leave()
-        crew.await_done()
-        assert all(crew.wants)
+    def test_that_an_attempt_cannot_be_made_is_not_told_again_at_every_step(self, crew: Crew) -> None:
+        for hand in crew.present:
+            hand.saver._owes = True
         with pytest.MonkeyPatch.context() as spoilt:
             spoilt.setattr(Path, "mkdir", full_disk)
             crew.begin(at(1))
@@ -332,21 +333,36 @@ def _gone() -> None:
     raise GenerationOver("the generation is over")
 
 
+def test_one_that_another_gives_up_while_it_is_committed_is_void_and_no_failure(crew: Crew) -> None:
+    """Whoever gives it up tells why."""
+    calls: list[None] = []
+
+    def check() -> None:
+        calls.append(None)
+        if len(calls) == 2:  # all is written, and the rename is next
+            crew.first.saving.assignment.attempt.give_up()
+
+    crew.first.check_commit = check
+    crew.save_in_background(at(1))
+    assert len(calls) == 2
+    assert crew.first.events == []
+    assert crew.names() == []
+    assert "given up by another writer" in (crew.first.saving.failure or "")
+    crew.save_in_background(at(1))
+    crew.whole(1)
+
+
 class TestTheGenerationEnds:
-    @pytest.mark.parametrize("is_written", [False, True], ids=["while it is written", "when the parts are written"])
-    def test_before_the_replicas_were_compared(self, crew: Crew, is_written: bool) -> None:
+    def test_when_it_is_copied_it_is_completed_all_the_same(self, crew: Crew) -> None:
+        expected = state_of(crew.first, at(1))
         crew.begin(at(1))
-        if is_written:
-            assert all(hand.saving.done.wait(20) for hand in crew.present[1:])
         crew.leave()
         assert all(hand.saver.is_settled for hand in crew.present)
+        crew.train(2)
         crew.await_done()
-        assert crew.names() == []
-        assert all(crew.wants)
+        assert_loads(crew.folder, crew.whole(1), expected)
         crew.sit(crew.hands)
         crew.enter(1)
-        crew.save_in_background(at(1))
-        crew.whole(1)
         assert not any(crew.wants)
 
     def test_while_it_is_still_being_copied_and_the_next_begins_at_once(
@@ -373,22 +389,14 @@ class TestTheGenerationEnds:
             crew.save_in_background(at(1))
         crew.whole(1)
 
-    def test_while_the_replicas_are_compared_by_some(self, crew: Crew) -> None:
-        """One has agreed, and the others were cut off: whatever becomes of it is whole, or is saved again."""
-        crew.begin(at(1))
-        crew.do(lambda hand: hand.saving.staged.wait(20))
-        crew.first.saving.agree()
-        crew.leave()
-        crew.await_done()
-        crew.sit(crew.hands)
-        crew.enter(1)
-        assert any(crew.wants) or crew.steps() == [1]
-        crew.save_in_background(at(1))
-        crew.whole(1)
-
     def test_while_somebody_waits_for_the_copy(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, stage = Gate(), Arena.stage
-        monkeypatch.setattr(Arena, "stage", lambda arena, file: (gate.pass_through(), stage(arena, file))[1])
+
+        def hold(arena: Arena, file: Any) -> Any:
+            gate.pass_through()
+            return stage(arena, file)
+
+        monkeypatch.setattr(Arena, "stage", hold)
         with opened_in_the_end(gate):
             crew.begin(at(1))
             for hand in crew.present:

@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import select
 import signal
 import socket
 import sys
@@ -39,10 +40,10 @@ class Pair(Seat):
 
     def check_there(self) -> None:
         """As the coordinator does, which ends the generation of one that is gone."""
-        try:
-            found = self._link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        if not select.select([self._link], [], [], 0)[0]:
             return
+        try:
+            found = self._link.recv(1, socket.MSG_PEEK)
         except ConnectionResetError:
             found = b""
         if not found:
@@ -66,7 +67,7 @@ def live(hand: Hand, seat: Pair) -> None:
     try:
         hand.saver.enter(hand.seat, step)
         hand.saver.begin(hand.replica, at(1), hand.seat)
-        hand.saver.settle(hand.seat, 2)
+        hand.saver.settle()
         hand.train(2)
         step = 2
         hand.saver.save(hand.replica, at(2), hand.seat)
@@ -109,7 +110,7 @@ def _child(act: Callable[[], None], call: int | None, half_written: bool) -> Non
         os.kill(os.getpid(), signal.SIGKILL)
 
     # So that it is known where it hangs, if it does.
-    faulthandler.dump_traceback_later(0.7 * PATIENCE, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(0.7 * PATIENCE, file=2)
     try:
         with Disk(call, die).watched():
             act()

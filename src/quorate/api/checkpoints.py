@@ -138,7 +138,6 @@ def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
     return meant
 
 
-
 def _step(path: Path) -> int:
     return (cursor_of(path.name) or Cursor()).step
 

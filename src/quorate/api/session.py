@@ -249,8 +249,6 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
             copied = copies.conclude(signals) if narrator.has_trained else copies.abandon()
     finally:
         show.close()
-    if narrator.has_trained and not narrator.has_finished:
-        log.warning("the last events could not be written: %s ends too early", near(run.events_file))
     if copied:
         fields["copies"] = copied
         _write_result(run, fields)
@@ -271,6 +269,8 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
         failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
         raise _failed(plan, failure, narrator.recoveries)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
+    if narrator.has_trained and not narrator.has_finished:
+        log.warning("the last events could not be written: %s ends too early", near(plan.run.events_file))
     _write_result(plan.run, fields)
     return fields
 

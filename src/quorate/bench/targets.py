@@ -190,7 +190,7 @@ TARGETS = (
     *(
         Target("checkpoint", f"500 MB: {text}", value, limit, is_lowest=False, cores=_IDLE_CORE)
         for text, value, limit in (
-            ("ms that a save adds to training", _saving("added_ms", ADDED), 10.0),
+            ("ms that training waits for a save", _saving("waited_ms", ADDED), 10.0),
             ("steps during a save ÷ undisturbed ones", _saving("step_ratio", ADDED), 1.05),
             ("until committed ÷ raw write and fsync", _saving("of_raw", COMMITTED), 1.25),
             ("load and verify from the disk ÷ raw read", _saving("of_raw", LOADED), 1.5),

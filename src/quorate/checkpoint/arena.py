@@ -5,7 +5,7 @@ import threading
 import torch
 
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.memory import free_memory
+from quorate.core.memory import free_memory, fresh_memory
 
 SPARE = 64 * 2**20
 """Bytes that are left to the others when memory is scarce."""
@@ -49,7 +49,7 @@ class Arena:
                 self._memory = torch.empty(0, dtype=torch.uint8)  # before more is taken: never twice the state
                 if size + SPARE > free_memory():
                     return None
-                memory = torch.empty(size, dtype=torch.uint8)
+                memory = torch.frombuffer(fresh_memory(size), dtype=torch.uint8)
                 memory.zero_()
                 self._memory = memory
             # Within the lock: in the background other memory may be taken at any time.

@@ -1,9 +1,10 @@
 """A save on its way: a hidden folder to which every writer adds its part, until it becomes the checkpoint."""
 
+import json
 import os
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quorate.checkpoint.cipher import Cipher
@@ -12,13 +13,22 @@ from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.part_file import parts_in, write_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError
-from quorate.storage.atomic import Buffer, discard
+from quorate.storage.atomic import Buffer, discard, write_atomically
 
 WRITING = ".writing-"
+VOUCHER = "voucher-"
 
 
 class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
     """Another writer has given the attempt up, or a later one has swept it away."""
+
+
+@dataclass(frozen=True)
+class Voucher:
+    """The state that a worker has, by the digest of each tensor."""
+
+    worker: int
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,35 @@ class Attempt:
     def written(self) -> dict[int, Part]:
         """The parts that are there, by index."""
         self.check_there()
-        return {number - 1: part for number, part in parts_in(self.path).items()}
+        try:
+            return {number - 1: part for number, part in parts_in(self.path).items()}
+        except FileNotFoundError:
+            self.check_there()
+            raise
+
+    def vouch(self, position: int, voucher: Voucher) -> None:
+        """Say what state a writer has, besides the part that it writes: all must have the same."""
+        self.check_there()
+        try:
+            write_atomically(self.path / f"{VOUCHER}{position}", json.dumps(asdict(voucher)))
+        except FileNotFoundError:
+            self.check_there()
+            raise
+
+    def vouchers(self) -> dict[int, Voucher]:
+        """What the writers have said by now, by position."""
+        self.check_there()
+        try:
+            found = {int(path.name.removeprefix(VOUCHER)): path.read_bytes() for path in self.path.glob(f"{VOUCHER}*")}
+        except FileNotFoundError:
+            self.check_there()
+            raise
+        return {position: Voucher(**json.loads(content)) for position, content in sorted(found.items())}
+
+    def drop_vouchers(self) -> None:
+        """They have been compared, and are no part of a checkpoint."""
+        for path in self.path.glob(f"{VOUCHER}*"):
+            path.unlink(missing_ok=True)
 
     def check_there(self) -> None:
         """Raise if it was given up."""

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quorate.checkpoint.copying import LONGEST_PAUSE, Errands, Source, claim, copy_one, cursor_in, errands, pause_after
@@ -60,7 +60,6 @@ class Copier:
         self._thread = threading.Thread(target=self._work, name="copier", daemon=True)
         # As it was seen last: what is missing is known also while nobody can look.
         self._there = Contents()
-        self._missing: tuple[str, ...] = ()
         self._thread.start()
 
     def poke(self) -> None:
@@ -88,7 +87,7 @@ class Copier:
             # It ends after what it is at; what it commits then is whole as well.
             self._abandoned.set()
             reason = reason or "it was not done in time."
-        missing = self._missing
+        missing = self._missing()
         return Standing(str(self._place), self._copied, missing, reason if missing else "")
 
     # --- the thread
@@ -115,7 +114,6 @@ class Copier:
         try:
             if not self._folder.list():
                 return True  # a run that ends before its first checkpoint leaves no trace, there neither
-            self._missing = self._errands(self._candidates()).copy
             claim(self._source, self._place)
             while self._copy_newest() and not self._abandoned.is_set():
                 pass
@@ -140,10 +138,10 @@ class Copier:
         """Copy the newest that is missing; False if none is. Asked anew each time: training goes on meanwhile."""
         infos = {info.path.name: info for info in self._candidates()}
         self._there = self._place.contents()
-        self._missing = self._errands(list(infos.values())).copy
-        if not self._missing:
+        missing = self._errands(list(infos.values())).copy
+        if not missing:
             return False
-        info = infos[self._missing[0]]
+        info = infos[missing[0]]
         try:
             copied = copy_one(info, self._place)
         except CheckpointError as error:
@@ -156,9 +154,15 @@ class Copier:
                 return True
             raise
         self._copied += 1
-        self._missing = self._missing[1:]
+        self._there = replace(self._there, whole={**self._there.whole, copied.name: files_of(info.manifest)})
         self._say("copied_to", info.cursor.step, checkpoint=copied.name, bytes=copied.bytes, seconds=copied.seconds)
         return True
+
+    def _missing(self) -> tuple[str, ...]:
+        """What is not there as far as is known, newest first; nothing where the run's own folder cannot be read."""
+        with contextlib.suppress(CheckpointError):
+            return self._errands(self._candidates()).copy
+        return ()
 
     def _candidates(self) -> list[CheckpointInfo]:
         return [info for info in self._folder.list() if info.path.name not in self._damaged]
@@ -186,9 +190,9 @@ class Copier:
     def _note(self, error: Exception, lasts: bool) -> None:
         reason = error.message if isinstance(error, QuorateError) else f"{type(error).__name__}: {error}"
         if self._trouble.take_in(reason, lasts, time.monotonic()):
-            newest = self._missing[:1]
-            step = cursor_in(newest[0]).step if newest else None
-            self._say("copy_failed", step, reason=reason, missing=len(self._missing), tries=self._trouble.failures)
+            missing = self._missing()
+            step = cursor_in(missing[0]).step if missing else None
+            self._say("copy_failed", step, reason=reason, missing=len(missing), tries=self._trouble.failures)
 
     def _say(self, kind: str, step: int | None, **fields: Any) -> None:
         if not self._abandoned.is_set():

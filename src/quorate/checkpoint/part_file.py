@@ -1,6 +1,5 @@
 """The parts of a checkpoint on the disk. The name of a part tells its digest, and is there only when it is whole."""
 
-import mmap
 import os
 import re
 import secrets
@@ -8,13 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quorate.checkpoint.cipher import HEADER, Cipher
+from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
 from quorate.checkpoint.digester import SHA, XXH3, Digester, labelled, new_digester
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.verification import PIECE, problem_of, reading, verify_part
 from quorate.core.errors import CheckpointError
-from quorate.storage.atomic import Buffer, discard, move_into_place, write_fully
+from quorate.core.memory import fresh_memory
+from quorate.storage.atomic import Buffer, begin_writeback, discard, move_into_place, write_fully
 
+AHEAD = 16 << 20
+"""Bytes after which the disk begins with what was written: less is left to wait for at the end."""
 _NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
 
@@ -39,7 +41,7 @@ def read_part(folder: Path, part: Part, cipher: Cipher | None = None) -> memoryv
     if cipher is not None:
         return _read_sealed(folder, part, cipher)
     with reading(folder, part) as fill:
-        memory = _fresh(part.bytes)
+        memory = fresh_memory(part.bytes)
         for start in range(0, part.bytes, PIECE):
             fill(memory[start : start + PIECE])
     return memory
@@ -63,11 +65,14 @@ def parts_in(folder: Path) -> dict[int, Part]:
 def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Digester]) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        size = 0
+        size = begun = 0
         for piece in _pieces(chunks):
             for digester in digesters.values():
                 digester.update(piece)
             size += write_fully(descriptor, piece)
+            if size - begun >= AHEAD:
+                begin_writeback(descriptor, begun, size - begun)
+                begun = size
         # Reading back finds what differs from what was digested: memory that changed between digest and write, a file
         # system that lies. It costs no time, since the disk is waited for meanwhile.
         with ThreadPoolExecutor(1, "fsync") as thread:
@@ -109,8 +114,8 @@ def _read_sealed(folder: Path, part: Part, cipher: Cipher) -> memoryview:
             header = memoryview(bytearray(min(HEADER, part.bytes)))
             fill(header)
             opening = cipher.opening(header, part.bytes)
-            memory = _fresh(opening.size)
-            scratch = memoryview(bytearray(min(PIECE, part.bytes)))
+            memory = fresh_memory(opening.size)
+            scratch = memoryview(bytearray(min(CHUNK + TAG, part.bytes)))
             for size, place in opening.chunks(memory):
                 fill(scratch[:size])
                 opening.open(scratch[:size], place)
@@ -119,13 +124,3 @@ def _read_sealed(folder: Path, part: Part, cipher: Cipher) -> memoryview:
         verify_part(folder, part)
         raise CheckpointError(f"{problem_of(folder, part)} cannot be decrypted: {error}") from None
     return memory
-
-
-def _fresh(size: int) -> memoryview:
-    """Memory that nobody else has, not filled with anything yet: to zero it first would cost as much as reading.
-
-    In small pages: large ones are twice as fast where there are any, and twice as slow where they must be made.
-    """
-    if not size:
-        return memoryview(bytearray())
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -109,7 +109,9 @@ class CheckpointFolder:
     def sweep(self, current: Attempt) -> None:
         """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
         for entry in self.folder.iterdir():
-            if entry.name.startswith((WRITING, REMOVING)) and entry != current.path:
+            if entry.name.startswith(WRITING) and entry != current.path:
+                Attempt(entry).give_up()
+            elif entry.name.startswith(REMOVING):
                 discard(entry)
 
     def explained(self, error: OSError, cursor: Cursor, needed: int) -> CheckpointError:

@@ -12,7 +12,7 @@ from quorate.checkpoint.name import checkpoint_name, cursor_of
 from quorate.core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-PIECE = 1 << 22
+PIECE = 1 << 20
 """Bytes that are read, written and digested at a time: few enough to be in the cache still, and many enough that
 threads do not fight for the interpreter."""
 

@@ -74,7 +74,6 @@ class Loop:
             elif wish == SAVE or self._save_is_due():
                 self._begin_save()
             if wish in (BREAK, SAVE_AND_BREAK):
-                self._settle_save(self.progress.cursor.step)
                 return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
@@ -103,7 +102,7 @@ class Loop:
         self.replica.check_trainable()
         with self.activity.during(EXCHANGE):
             agreement = self.strategy.exchange(step, results, self._wish())
-        self._settle_save(step)
+        self._settle_save()
         self.check_lease()
         with self.activity.during(APPLY):
             norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
@@ -186,11 +185,11 @@ class Loop:
             self.save_begun()
             self.saver.begin(self.replica, self.progress, self.strategy)
 
-    def _settle_save(self, step: int) -> None:
+    def _settle_save(self) -> None:
         """The copy of a state that is being saved must be whole before the state changes."""
         if not self.saver.is_settled:
             with self.activity.during(CHECKPOINT):
-                self.saver.settle(self.strategy, step)
+                self.saver.settle()
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):

@@ -4,7 +4,6 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,8 +13,7 @@ from quorate.checkpoint.division import divide
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.tree import Encoded, encode
-from quorate.core.digests import content_digest, first_difference
-from quorate.core.errors import CheckpointError, DivergedError
+from quorate.core.errors import CheckpointError
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec
 from quorate.training.progress import Progress
@@ -26,6 +24,8 @@ from quorate.training.strategy import Strategy
 log = logging.getLogger(__name__)
 
 GLANCE = 0.1
+LEAVING = 1.0
+"""Seconds for which whoever leaves a generation waits for a copy that is being made."""
 HEADER = 2**20
 """Bytes that a part may have besides its tensors."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -85,15 +85,14 @@ class Saver:
             if not (latest.done.is_set() and self._is_there(assignment)):
                 self._void(latest, "the worker that commits it is gone")
         elif assignment.commits and not latest.done.is_set():
-            written = _written(assignment.attempt)
-            lost = [w for i, w in enumerate(assignment.writers[: len(assignment.parts)]) if i not in written]
-            if not present.issuperset(lost):
+            delivered = _delivered(assignment)
+            if not present.issuperset(w for i, w in enumerate(assignment.writers) if i not in delivered):
                 self._void(latest, "a worker that writes a part of it is gone")
 
     def leave(self) -> None:
-        """The generation is over: replicas that have not been compared by now never will be."""
-        if self._latest is not None and not self._latest.is_settled:
-            self._void(self._latest, "its generation ended before the replicas were compared")
+        """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
+        if self._latest is not None and not self._latest.staged.wait(LEAVING):
+            self._void(self._latest, "its generation ended before it was copied")
 
     def close(self, patience: float) -> None:
         """This worker leaves for good: what others wait for is completed first, if that does not take too long."""
@@ -126,7 +125,7 @@ class Saver:
     def begin(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
         """Begin to save this state, unless it is saved already or an earlier one is still being saved."""
         began = time.perf_counter()
-        self.settle(strategy, progress.cursor.step)
+        self.settle()
         if self._rules.when_busy == "wait":
             self._await_done()
         answers = self._ask_everyone(progress, strategy)
@@ -136,32 +135,32 @@ class Saver:
         elif any(answer.is_busy for answer in answers):
             self._skip(progress, answers[0])
         else:
-            self._start(replica, progress, answers)
-            assert self._latest is not None
-            self._latest.added_s += time.perf_counter() - began
+            saving = self._start(replica, progress, answers, strategy.worker)
+            saving.added_s += time.perf_counter() - began
 
     @property
     def is_settled(self) -> bool:
         """Whether the state may change."""
-        return self._latest is None or self._latest.is_settled
-
-    def settle(self, strategy: Strategy, step: int) -> None:
-        """Called before the state changes: the copy must be whole, and the replicas equal."""
         latest = self._latest
-        if latest is None or latest.is_settled:
+        return latest is None or (latest.staged.is_set() and latest.divergence is None)
+
+    def settle(self) -> None:
+        """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
+        latest = self._latest
+        if latest is None:
             return
-        began = time.perf_counter()
-        self._await(latest.staged.wait)
-        if latest.assignment.is_shared:
-            self._compare(latest, strategy, step)
-        latest.added_s += time.perf_counter() - began
-        latest.agree()
+        if not latest.staged.is_set():
+            began = time.perf_counter()
+            self._await(latest.staged.wait)
+            latest.added_s += time.perf_counter() - began
+        if latest.divergence is not None:
+            raise latest.divergence
 
     def save(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
         """Save this state now, and return when it is committed. All try again together before they give up."""
         for pause in (*PAUSES, None):
-            self.settle(strategy, progress.cursor.step)
             self._await_done()
+            self.settle()
             answers = self._ask_everyone(progress, strategy)
             if answers[0].is_saved:
                 return
@@ -177,9 +176,9 @@ class Saver:
         self, replica: Replica, progress: Progress, strategy: Strategy, answers: Sequence[Answer]
     ) -> str | None:
         step = progress.cursor.step
-        saving = self._start(replica, progress, answers)
-        self.settle(strategy, step)
+        saving = self._start(replica, progress, answers, strategy.worker)
         self._await_done()
+        self.settle()
         failures = [payload.decode() for payload in strategy.share(step, (saving.failure or "").encode())]
         # The first commits: whatever happened to the others, it is saved if that one says so.
         return failures[0] and next((told for told in failures if told and not told.startswith(VOID)), failures[0])
@@ -195,8 +194,8 @@ class Saver:
     def _answer_as_committer(self, progress: Progress) -> Answer:
         latest = self._latest
         # Whoever has only written a part of it does not know what became of it.
-        committed = latest is not None and latest.is_sound and latest.assignment.commits
-        if committed and latest.assignment.progress == progress:
+        sound = latest.assignment if latest is not None and latest.is_sound else None
+        if sound is not None and sound.commits and sound.progress == progress:
             return Answer(self._identity, is_busy=False, is_saved=True)
         if self._running() is not None:
             return Answer(self._identity, is_busy=True)
@@ -208,7 +207,7 @@ class Saver:
             return Answer(self._identity, is_busy=False, failure=failure)
         return Answer(self._identity, is_busy=False, attempt=attempt.path.name)
 
-    def _start(self, replica: Replica, progress: Progress, answers: Sequence[Answer]) -> Saving:
+    def _start(self, replica: Replica, progress: Progress, answers: Sequence[Answer], worker: int) -> Saving:
         encoded = encode({"replica": replica.state(), "progress": progress.to_dict()})
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in encoded.tensors.items()}
         writers = tuple(answer.identity for answer in answers)
@@ -222,6 +221,7 @@ class Saver:
             writers,
             divide(sizes, len(writers)),
             writers.index(self._identity),
+            worker,
         )
         self._latest = Saving(assignment, self._desk)
         self._owes = False
@@ -244,17 +244,6 @@ class Saver:
             Attempt(self._desk.folder.folder / first.attempt).give_up()
         if not self._owes:
             self._tell("checkpoint_skipped", progress, reason="the one before it is still being saved")
-
-    def _compare(self, saving: Saving, strategy: Strategy, step: int) -> None:
-        """Refuse to go on when replicas differ; name the first tensor that does, and who holds which."""
-        progress = saving.assignment.progress
-        own = saving.digests | {"progress": json.dumps(progress.to_dict(), sort_keys=True)} if saving.digests else {}
-        brief = strategy.share(step, content_digest(json.dumps(own, sort_keys=True).encode()).encode() if own else b"")
-        if b"" in brief:
-            self._void(saving, "a worker could not copy its state")
-        elif len(set(brief)) > 1:
-            saving.give_up("the replicas differ")
-            raise _diverged(progress.cursor.step, own, brief, strategy, step)
 
     def _is_there(self, assignment: Assignment) -> bool:
         return (self._desk.folder.folder / checkpoint_name(assignment.progress.cursor)).is_dir()
@@ -286,25 +275,11 @@ class Saver:
         self._desk.publish(Event(kind, progress.cursor.step, fields))
 
 
-def _written(attempt: Attempt) -> set[int]:
+def _delivered(assignment: Assignment) -> set[int]:
+    """Whose part and voucher are there, by position."""
     try:
-        return set(attempt.written())
+        written, vouched = assignment.attempt.written(), assignment.attempt.vouchers()
     except (CheckpointError, OSError):
         return set()
-
-
-def _diverged(saved: int, own: dict[str, str], brief: Sequence[bytes], strategy: Strategy, step: int) -> DivergedError:
-    everyone = [json.loads(payload) for payload in strategy.share(step, json.dumps([strategy.worker, own]).encode())]
-    usual = Counter(brief).most_common(1)[0][0]
-    odd, rest = (
-        [told for told, b in zip(everyone, brief, strict=True) if (b == usual) is same] for same in (False, True)
-    )
-    name = first_difference(odd[0][1], rest[0][1])
-    return DivergedError(
-        f"The replicas differ after step {saved}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
-        f"'{name}'. This state was not saved."
-    )
-
-
-def _workers(told: list[Any]) -> str:
-    return f"worker{'s' if len(told) > 1 else ''} {', '.join(str(worker) for worker, _ in told)}"
+    without_part = range(len(assignment.parts), len(assignment.writers))
+    return {*written, *without_part} & set(vouched)

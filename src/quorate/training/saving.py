@@ -1,5 +1,6 @@
 """One save on its way through one worker: copied, written and committed while training goes on."""
 
+import json
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from quorate.checkpoint.arena import Arena
-from quorate.checkpoint.attempt import Attempt, AttemptGone
+from quorate.checkpoint.attempt import Attempt, AttemptGone, Voucher
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
@@ -18,10 +19,11 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, decode
 from quorate.checkpoint.verification import MANIFEST
 from quorate.core.digests import weights_digest
-from quorate.core.errors import CheckpointError, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, DivergedError, JobError, LinkError, QuorateError
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
+from quorate.training.divergence import divergence
 from quorate.training.progress import Progress
 from quorate.training.tensors import digests
 
@@ -65,6 +67,7 @@ class Assignment:
     writers: tuple[str, ...]
     parts: tuple[tuple[str, ...], ...]
     position: int
+    worker: int
 
     @property
     def index(self) -> int | None:
@@ -100,38 +103,28 @@ class Saving:
         self.staged = threading.Event()
         self.done = threading.Event()
         self.failure: str | None = None
+        self.divergence: DivergedError | None = None
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
         self._desk = desk
         self._size = assignment.file.size
         self._began = time.perf_counter()
-        self._agreed = threading.Event()
+        self._copied_s = 0.0
         self._given_up: str | None = None
+        self._digesting: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin. A daemon: a worker that leaves in a hurry does not wait for its disk."""
         threading.Thread(target=self._run, name="saving", daemon=True).start()
 
     @property
-    def is_settled(self) -> bool:
-        """Whether all have compared their replicas, or it is given up."""
-        return self._agreed.is_set() or self._given_up is not None
-
-    @property
     def is_sound(self) -> bool:
         """Whether it is, or may still become, a checkpoint."""
         return self.failure is None and self._given_up is None
 
-    def agree(self) -> None:
-        """All replicas are equal: it may be committed."""
-        self._agreed.set()
-
     def give_up(self, reason: str) -> None:
-        """It shall not be committed. What is left of it goes as soon as the thread notices.
-
-        Also when the thread is done: whoever has only written a part must not wait to compare it with anybody.
-        """
+        """It shall not be committed. What is left of it goes as soon as the thread notices."""
         if self.info is None and self._given_up is None:
             self._given_up = reason
 
@@ -140,8 +133,7 @@ class Saving:
     def _run(self) -> None:
         try:
             self._write(self._staged_content())
-            # Without memory for a copy only now: the commit waits for replicas to be compared, and they for this.
-            self.staged.set()
+            self.staged.set()  # without memory for a copy only now
             if self.assignment.commits:
                 self._commit()
         except (GivenUp, AttemptGone) as reason:
@@ -172,10 +164,16 @@ class Saving:
             return self._pieces(assignment.file.chunks())
         content, tensors = staged
         self.staged.set()
+        self._copied_s = self._elapsed()
         if not assignment.is_shared:
             weights = decode(assignment.encoded.skeleton, tensors)["replica"]["tensors"]
-            self.digests = digests(weights.items())
+            self._digesting = threading.Thread(target=self._digest, args=(weights,), name="digesting", daemon=True)
+            self._digesting.start()
         return self._pieces(iter((content,)))
+
+    def _digest(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Meanwhile: a thread that writes mostly waits for the disk."""
+        self.digests = digests(tensors.items())
 
     def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
         for chunk in chunks:
@@ -192,21 +190,39 @@ class Saving:
             assignment.attempt.write(
                 assignment.index, len(assignment.parts), content, digest=folder.digest, cipher=folder.cipher
             )
+        if assignment.is_shared:
+            progress = json.dumps(assignment.progress.to_dict(), sort_keys=True)
+            voucher = Voucher(assignment.worker, self.digests | {"progress": progress})
+            assignment.attempt.vouch(assignment.position, voucher)
 
     def _commit(self) -> None:
         assignment = self.assignment
-        self._await(self._agreed.is_set)
+        written_s = self._elapsed()
         self._await(lambda: len(assignment.attempt.written()) == len(assignment.parts))
+        if assignment.is_shared:
+            self._compare()
         self.info = self._committed()
+        seconds = self._elapsed()
         self._prune()
         self._tell(
             "checkpoint",
             path=str(self.info.path),
             bytes=self.info.bytes,
-            seconds=round(time.perf_counter() - self._began, 4),
+            seconds=seconds,
+            copied_s=self._copied_s,
+            written_s=written_s,
             added_s=round(self.added_s, 4),
             parts=len(assignment.parts),
         )
+
+    def _compare(self) -> None:
+        """Nothing is committed that not all hold alike; the loop refuses to go on."""
+        assignment = self.assignment
+        self._await(lambda: len(assignment.attempt.vouchers()) == len(assignment.writers))
+        self.divergence = divergence(assignment.progress.cursor.step, list(assignment.attempt.vouchers().values()))
+        if self.divergence is not None:
+            raise GivenUp("the replicas differ")
+        assignment.attempt.drop_vouchers()
 
     def _committed(self) -> CheckpointInfo:
         assignment, desk = self.assignment, self._desk
@@ -218,6 +234,9 @@ class Saving:
             except LinkError as error:
                 log.info("the checkpoint waits: %s", error)
                 (assignment.attempt.path / MANIFEST).unlink(missing_ok=True)
+            except FileNotFoundError:
+                assignment.attempt.check_there()
+                raise
 
     def _prune(self) -> None:
         desk, best = self._desk, self.assignment.progress.best
@@ -230,13 +249,23 @@ class Saving:
             log.info("old checkpoints are left for now: %s", error)
 
     def _manifest(self) -> Manifest:
+        if self._digesting is not None:
+            self._digesting.join()
         weights = {name: digest for name, digest in self.digests.items() if name in self.assignment.weights}
+        if len(weights) != len(self.assignment.weights):
+            raise CheckpointError("the weights could not be digested")
         return replace(self.assignment.manifest, weights_digest=weights_digest(weights))
 
     def _may_commit(self) -> bool:
         """Not between two generations, nor without a lease: it may come back, or all may be given up."""
         try:
             self._desk.tell_all()
+        except LinkError as error:
+            log.debug("the checkpoint waits: %s", error)
+            return False
+        except JobError:
+            log.debug("the job has ended, which takes nothing back of what all have agreed on")
+        try:
             self._desk.check_commit()
         except LinkError as error:
             log.debug("the checkpoint waits: %s", error)
@@ -266,6 +295,9 @@ class Saving:
         self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
         self.assignment.attempt.give_up()
         self._tell("checkpoint_failed", reason=self.failure)
+
+    def _elapsed(self) -> float:
+        return round(time.perf_counter() - self._began, 4)
 
     def _tell(self, kind: str, **fields: object) -> None:
         self._desk.publish(Event(kind, self.assignment.progress.cursor.step, fields))
