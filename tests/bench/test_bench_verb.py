@@ -107,4 +107,5 @@ def test_every_benchmark_has_a_verb() -> None:
         "recovery",
         "changes",
         "checkpoint",
+        "data",
     ]

@@ -18,7 +18,7 @@ def written(folder: Path, story: Story, garbage: bytes = b"") -> Path:
 
 
 def without_steps(timeline: Timeline) -> dict[str, object]:
-    return {name: value for name, value in vars(timeline).items() if name not in ("steps", "recoveries")}
+    return {name: value for name, value in vars(timeline).items() if name not in ("steps", "recoveries", "waiting")}
 
 
 class TestRead:

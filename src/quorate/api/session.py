@@ -37,6 +37,7 @@ from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.waiting import DataWaitLog, Knobs
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import ENVIRONMENT, Override
@@ -92,12 +93,17 @@ class Narrator:
         self.has_trained = False
         self.has_finished = False
         self._recoveries = RecoveryLog()
+        self._waiting = DataWaitLog()
+        self._data: Any = None
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
         self.has_trained = self.has_trained or event.kind == "step"
         self.has_finished = self.has_finished or event.kind == "finished"
         self._recoveries.take_in(event)
+        self._waiting.take_in(event)
+        if event.kind == "run":
+            self._data = event.fields.get("data")
         if event.kind != "failure":
             self._show.handle(event)
 
@@ -105,6 +111,14 @@ class Narrator:
     def recoveries(self) -> list[Recovery]:
         """What this part of the run has recovered from, in order."""
         return self._recoveries.recoveries
+
+    def waiting(self, spec: JobSpec) -> dict[str, Any]:
+        """How much of its steps was waiting for data, and what may help; empty if that is not worth a word."""
+        wait = self._waiting.wait
+        if not wait.is_worth_telling:
+            return {}
+        advice = Knobs.of(spec.loader_workers, spec.loader_prefetch, self._data).advice
+        return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 
 Watch = Callable[[Begun], Show]
@@ -269,6 +283,7 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
         failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
         raise _failed(plan, failure, narrator.recoveries)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
+    fields |= narrator.waiting(plan.resolved.spec)
     if narrator.has_trained and not narrator.has_finished:
         log.warning("the last events could not be written: %s ends too early", near(plan.run.events_file))
     _write_result(plan.run, fields)

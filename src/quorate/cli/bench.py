@@ -51,6 +51,7 @@ def benchmarks() -> None:
       quorate bench scaling --workers 1,2
       quorate bench overlap
       quorate bench checkpoint --size 100MB
+      quorate bench data --size 500MB
     """
 
 
@@ -276,4 +277,49 @@ def checkpoint(
 
     bench = Checkpoint(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
     check_disk(Path(gettempdir()), disk_needed(bench.size, bench.saves))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def data(
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Data of each kind; a GB has 1024 MB.")] = "10GB",
+    loaders: Annotated[str, typer.Option(metavar="N,N", help="Numbers of loader processes.")] = "0,1",
+    fashion: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where Fashion-MNIST is; data/fashion-mnist beside the examples, if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Read data that need not fit into memory.
+
+    Parquet and tar shards, by a job whose steps do next to nothing: its speed against the same library alone and
+    torch's DataLoader, its memory, its speed from a distant store, and what examples wait. Systems: quorate,
+    raw-decode, dataloader, quorate-store.
+
+    \b
+    Examples:
+      quorate bench data
+      quorate bench data --size 500MB --systems quorate,raw-decode
+      quorate bench data --size 1GB --loaders 0 --output data.json
+    """
+    from tempfile import gettempdir
+
+    from quorate.bench.data import SYSTEMS, Data, check_packages, disk_needed, find_examples
+    from quorate.bench.disk import check_disk
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems, parse_counts
+    from quorate.bench.size import parse_size
+
+    check_packages()
+    numbers = parse_counts(loaders, "--loaders", least=0)
+    bench = Data(parse_size(size, "--size"), numbers, choose_systems(systems, SYSTEMS), find_examples(fashion))
+    check_disk(Path(gettempdir()), disk_needed(bench.size))
     raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))

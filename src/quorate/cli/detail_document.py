@@ -30,6 +30,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "coordinator": None if launcher is None else detail.address,
         "active_seconds": round(timeline.active_seconds, 3),
         "pace": _pace(RunPace.of(timeline)),
+        "waiting_for_data": _waiting(detail),
         "losses": [_curve(curve) for curve in loss_curves(timeline)],
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
@@ -102,6 +103,13 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 def _pace(pace: RunPace | None) -> dict[str, Any] | None:
     return None if pace is None else asdict(pace)
+
+
+def _waiting(detail: RunDetail) -> dict[str, Any] | None:
+    wait = detail.timeline.waiting
+    if not wait.step_s:
+        return None
+    return {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": detail.advice_on_waiting}
 
 
 def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:

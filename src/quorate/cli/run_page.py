@@ -26,6 +26,7 @@ from quorate.observe.quantities import count, duration, measure, size
 from quorate.observe.recoveries import brief
 from quorate.observe.sparkline import blocks_for, sparkline
 from quorate.observe.summary import recovered
+from quorate.observe.waiting import waiting_in_words
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_dialect import write_value
@@ -100,6 +101,8 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     yield "created", f"{record.created.astimezone():%Y-%m-%d %H:%M:%S} ({ago(record.age(now))})"
     yield from _duration(detail, now)
     yield from _speed(record, RunPace.of(detail.timeline))
+    if advice := detail.advice_on_waiting:
+        yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
     if record.best is not None:
         yield "best", _best(record.best, detail.checkpoints)
     if record.metrics:

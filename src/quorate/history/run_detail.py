@@ -12,6 +12,7 @@ from quorate.history.curve import is_loss
 from quorate.history.pace import tells_pace
 from quorate.history.run_record import RunRecord
 from quorate.history.timeline import Timeline
+from quorate.observe.waiting import Knobs
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
@@ -67,6 +68,17 @@ class RunDetail:
     def timing(self) -> Timing | None:
         """Every timeout of the run."""
         return None if self.job is None else Timing(self.job.spec.failure_timeout)
+
+    @property
+    def advice_on_waiting(self) -> str | None:
+        """Which knobs may shorten the waiting for data; None where nothing is to be gained, or the job is not known."""
+        if self.job is None or not self.timeline.waiting.is_worth_telling:
+            return None
+        begun = self.timeline.of_kind("run")
+        spec = self.job.spec
+        return Knobs.of(
+            spec.loader_workers, spec.loader_prefetch, begun[-1].fields.get("data") if begun else None
+        ).advice
 
 
 def _is_shown(field: str) -> bool:

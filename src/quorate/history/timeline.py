@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
 _STEP = b'{"kind":"step",'
 _WHOLE_LINE = b"}\n"
@@ -33,7 +34,8 @@ class Timeline:
     went on from a checkpoint tells some of them again: the last telling counts. `position` is the step that the run
     is at now. `others` are all events but the steps, as they were told, and `counts` says how often each kind was.
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
-    nobody worked on the run. `recoveries` are what it has recovered from; they are not known at a glance.
+    nobody worked on the run. `recoveries` are what it has recovered from, and `waiting` is how long its steps have
+    waited for data; neither is known at a glance.
     """
 
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Timeline:
     active_seconds: float = 0.0
     unreadable_lines: int = 0
     recoveries: tuple[Recovery, ...] = ()
+    waiting: DataWait = NO_WAIT
 
     @classmethod
     def read(cls, path: Path, keep: Keep = everything) -> "Timeline":
@@ -98,6 +101,7 @@ class _Reading:
         self._part_began: float | None = None
         self._incarnation: str | None = None
         self._recoveries = RecoveryLog()
+        self._waiting = DataWaitLog()
         self._active = 0.0
         self._unreadable = 0
         self._passed: deque[bytes] = deque(maxlen=_LOOKED_BACK)
@@ -145,6 +149,7 @@ class _Reading:
         self._take_time(event.time, begins_part)
         if self._keep is not None:
             self._recoveries.take_in(event)
+            self._waiting.take_in(event)
         if event.kind == "step" and event.step is not None:
             self._take_step(event.step, event.fields)
         else:
@@ -200,6 +205,7 @@ class _Reading:
             active_seconds=self._active,
             unreadable_lines=self._unreadable,
             recoveries=tuple(self._recoveries.recoveries),
+            waiting=self._waiting.wait,
         )
 
 

@@ -8,6 +8,7 @@ from rich.text import Text
 from quorate.observe.progress import plural
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
+from quorate.observe.waiting import waiting_in_words
 
 COLOURS = {"complete": "green", "completed": "green", "finished": "green", "failed": "red"}
 NARROWEST_LABEL = 10
@@ -45,6 +46,8 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
     if result.get("samples_per_second"):
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
+    if waiting := result.get("waiting_for_data"):
+        rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))
     if result.get("recoveries"):
         rows.append(("recovered", recovered(result["recoveries"])))
     return rows

@@ -13,7 +13,7 @@ from quorate.training.tensors import named_bytes
 @dataclass(frozen=True)
 class LaneNote:
     """A lane's result without its tensors: of changed buffers only the digests travel. `suspects` are the samples of a
-    lane whose loss is not finite."""
+    lane whose loss is not finite, `bad` those that could not be read."""
 
     lane: int
     samples: int
@@ -23,6 +23,7 @@ class LaneNote:
     buffers: dict[str, str]
     tally: Tally
     suspects: tuple[int, ...] = ()
+    bad: tuple[int, ...] = ()
 
 
 def note_of(result: LaneResult) -> LaneNote:
@@ -30,7 +31,15 @@ def note_of(result: LaneResult) -> LaneNote:
     buffers = {name: tensor_digest(named_bytes(name, value)) for name, value in result.buffers.items()}
     suspects = () if not_finite(result.losses) is None else result.read
     return LaneNote(
-        result.lane, result.samples, result.present, result.losses, result.log, buffers, result.tally, suspects
+        result.lane,
+        result.samples,
+        result.present,
+        result.losses,
+        result.log,
+        buffers,
+        result.tally,
+        suspects,
+        result.bad,
     )
 
 
@@ -46,6 +55,7 @@ def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
             note.buffers,
             str(note.tally),
             note.suspects,
+            note.bad,
         ]
         for note in notes
     ]
@@ -65,7 +75,8 @@ def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
             buffers,
             Tally.from_hex(tally),
             tuple(suspects),
+            tuple(bad),
         )
-        for lane, samples, present, losses, log, buffers, tally, suspects in told["lanes"]
+        for lane, samples, present, losses, log, buffers, tally, suspects, bad in told["lanes"]
     ]
     return notes, told["stop"]

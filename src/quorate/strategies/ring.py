@@ -90,6 +90,7 @@ class RingStrategy:
             log=_mean_log(notes),
             buffers=self._buffer_exchange.agree(step, results, notes),
             stop=strongest_wish([wish for _, wish in everyone]),
+            bad=_bad(notes),
         )
 
     def _void(
@@ -116,6 +117,7 @@ class RingStrategy:
             buffers={},
             stop=stop,
             skipped=Skipped(tuple(note.lane for note in poisoned), samples),
+            bad=_bad(notes),
         )
 
     def _state_is_finite(self) -> bool:
@@ -143,6 +145,10 @@ class RingStrategy:
         if self._courier is not None:
             self._courier.close()
         self._gradients.close()
+
+
+def _bad(notes: Sequence[LaneNote]) -> tuple[int, ...]:
+    return tuple(sample for note in notes for sample in note.bad)
 
 
 def _not_finite_at(step: int, note: LaneNote) -> str:

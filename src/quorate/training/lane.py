@@ -46,7 +46,8 @@ class LossSum:
 
 @dataclass
 class LaneResult:
-    """What a lane contributes besides its gradient; `read` are the samples that it has read, `tally` adds them up."""
+    """What a lane contributes besides its gradient; `read` are the samples that it has read, `tally` adds them up, and
+    `bad` are those that could not be read and were left out."""
 
     lane: int
     samples: int
@@ -56,6 +57,7 @@ class LaneResult:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     tally: Tally = NOTHING
     read: tuple[int, ...] = ()
+    bad: tuple[int, ...] = ()
 
 
 class LaneRunner:

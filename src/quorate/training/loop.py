@@ -140,6 +140,7 @@ class Loop:
         with self.activity.during(DATA, lane):
             batches: list[tuple[int, Any]] = []
             read: tuple[int, ...] = ()
+            bad: tuple[int, ...] = ()
             # Before the first is read: if that kills the worker, somebody can tell which they were.
             self.activity.reads(epoch, self.curriculum.share(step, lane))
             for indices in self.curriculum.micro_batches(step, lane):
@@ -148,10 +149,11 @@ class Loop:
                     batches.append((len(batch.samples), batch.content))
                 # What the feed has answered with; a ledger of what was planned proves nothing.
                 read += batch.samples
+                bad += batch.bad
             tally = Tally.of(epoch, read)
         with self.activity.during(COMPUTE, lane):
             result = self.lanes.run(step, lane, batches, batch_samples)
-        result.tally, result.read = tally, read
+        result.tally, result.read, result.bad = tally, read, bad
         return result
 
     def _evaluate_if_due(self) -> None:
@@ -228,6 +230,8 @@ class Loop:
         }
         if agreement.log:
             fields["log"] = agreement.log
+        if agreement.bad:
+            fields["bad"] = list(agreement.bad)
         if agreement.skipped is not None:
             skipped = agreement.skipped
             fields["skipped"] = {"lanes": list(skipped.lanes), "samples": list(skipped.samples)}

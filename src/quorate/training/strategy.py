@@ -48,6 +48,7 @@ class Agreement:
     buffers: dict[str, torch.Tensor]
     stop: str | None
     skipped: Skipped | None = None
+    bad: tuple[int, ...] = ()
 
 
 class Strategy(Protocol):
