@@ -202,9 +202,14 @@ def test_chance_keeps_to_the_mean_and_heeds_the_seed() -> None:
     counts = [len(random_script(seed, steps=1000, workers=4, mean=50.0, lanes=8)) for seed in range(200)]
     assert 18 < sum(counts) / len(counts) < 22
     assert len({random_script(seed, 1000, 4, 50.0, lanes=8) for seed in range(200)}) == 200
-    drawn = [fault for seed in range(20) for fault in random_script(seed, 1000, 4, 50.0, lanes=8, can_cut=True)]
+    drawn = [
+        fault
+        for seed in range(20)
+        for fault in random_script(seed, 1000, 4, 50.0, lanes=8, can_cut=True, saves_every=100)
+    ]
     assert {fault.act for fault in drawn} == set(Act)
     assert {fault.whom for fault in drawn if fault.act is Act.KILL} == {None, *Whom}
+    assert all(fault.step > 200 for fault in drawn if fault.whom is Whom.LAUNCHER), "nothing to go on from"
 
 
 def test_a_mean_is_given_in_steps_or_in_time() -> None:

@@ -94,12 +94,12 @@ def chaos(
     crowd = worker_count(resolved)
     undisturbed = None if against is None else reference(against, resolved)
     # What is wrong is told before anything is trained, as far as the number of steps is known.
-    lanes = resolved.spec.lanes
-    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes)
+    lanes, every = resolved.spec.lanes, resolved.spec.checkpoint.every
+    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes, every)
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)
         _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
-    trial = try_under(wish.script(crowd, undisturbed.steps, lanes), resolved, undisturbed, watch)
+    trial = try_under(wish.script(crowd, undisturbed.steps, lanes, every), resolved, undisturbed, watch)
     _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:

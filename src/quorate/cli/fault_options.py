@@ -17,7 +17,7 @@ class FaultWish:
     mean: float | None = None
     seed: int = 0
 
-    def script(self, workers: int, steps: int | None, lanes: int) -> tuple[Fault, ...]:
+    def script(self, workers: int, steps: int | None, lanes: int, saves_every: int | None = None) -> tuple[Fault, ...]:
         """The faults for a job of so many workers, steps and lanes. Random ones need to know how many steps there are.
 
         They cut workers off where this process can make networks for that.
@@ -26,8 +26,10 @@ class FaultWish:
             check_script(self.written, workers, steps, lanes)
             return self.written
         can_cut = can_make_networks()
-        faults = () if steps is None else random_script(self.seed, steps, workers, self.mean, lanes, can_cut=can_cut)
-        if steps is not None and not faults:
+        if steps is None:
+            return ()
+        faults = random_script(self.seed, steps, workers, self.mean, lanes, can_cut=can_cut, saves_every=saves_every)
+        if not faults:
             raise RequestError(
                 f"--mtbf is {self.mean:g} steps and the job has {steps}: with --seed {self.seed} it ends before the "
                 "first fault. Give a smaller --mtbf, or another --seed."

@@ -174,9 +174,19 @@ def _impossible(fault: Fault, workers: int, steps: int | None, lanes: int) -> It
 
 
 def random_script(
-    seed: int, steps: int, workers: int, mean: float, lanes: int, *, can_cut: bool = False
+    seed: int,
+    steps: int,
+    workers: int,
+    mean: float,
+    lanes: int,
+    *,
+    can_cut: bool = False,
+    saves_every: int | None = None,
 ) -> tuple[Fault, ...]:
-    """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments."""
+    """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments.
+
+    The launcher is killed only where there is a checkpoint to go on from by then.
+    """
     chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
     faults: list[Fault] = []
     moment = 0.0
@@ -185,11 +195,14 @@ def random_script(
         step = math.ceil(moment)
         if step > steps:
             return tuple(faults)
-        faults.append(_random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut))
+        is_saved = saves_every is not None and step > 2 * saves_every
+        faults.append(_random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved))
         workers += RESIZES.get(faults[-1].act, 0)
 
 
-def _random_fault(chance: random.Random, step: int, workers: int, lanes: int, *, can_cut: bool) -> Fault:
+def _random_fault(
+    chance: random.Random, step: int, workers: int, lanes: int, *, can_cut: bool, is_saved: bool
+) -> Fault:
     # By `random` alone, which is the same in every version of Python.
     worker, phase = int(chance.random() * workers), _IN_EVERY_STEP[int(chance.random() * len(_IN_EVERY_STEP))]
     seconds, kind = round(0.1 + chance.random(), 1), chance.random()
@@ -199,7 +212,7 @@ def _random_fault(chance: random.Random, step: int, workers: int, lanes: int, *,
         (0.20, Fault(Act.STOP, worker, step, phase, seconds)),
         (0.30, Fault(Act.TERM, worker, step, phase)),
         (0.40, Fault(Act.KILL, None, step, phase, whom=Whom.COORDINATOR)),
-        (0.44, Fault(Act.KILL, None, step, phase, whom=Whom.LAUNCHER)),
+        (0.44, Fault(Act.KILL, None, step, phase, whom=Whom.LAUNCHER if is_saved else Whom.COORDINATOR)),
         (0.50, Fault(Act.SLOW, worker, step, factor=round(1.5 + 3 * chance.random(), 1))),
     ]
     if lanes > 1:
