@@ -130,6 +130,7 @@ class Saver:
         self.settle()
         if self._rules.when_busy == "wait":
             self._wait_for_earlier(progress)
+            self.settle()  # what was waited for may have found that replicas differ
         answers = self._ask_everyone(replica, progress, strategy)
         if answers[0].is_saved or answers[0].failure:
             # Not at every step again: the next that is due tries again.
