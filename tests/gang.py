@@ -32,7 +32,7 @@ from quorate.training.replica import Replica
 from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import Ground, Surroundings, assemble, build_samples
+from quorate.worker.assembly import TRAINING, Ground, Surroundings, assemble, build_samples, saver_of
 from wire.pairs import on_host
 
 TOKEN = "a token for tests"
@@ -161,6 +161,10 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
     return Generation(GenerationId(1, 1), tuple(members))
 
 
+def no_trouble() -> None:
+    """Nobody forbids anything."""
+
+
 def _work(
     task: type[Task],
     spec: JobSpec,
@@ -197,11 +201,11 @@ def _work(
     asks = position == len(generation.members) - 1
     surroundings = Surroundings(
         publish=events.append,
-        check_lease=lambda: None,
-        check_commit=lambda: None,
+        check_lease=no_trouble,
         stop_requested=lambda: "interrupted" if asks and stop_at == activity.step else None,
         activity=activity,
     )
+    saver = saver_of(ground, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
     loop = assemble(
         ground,
         generation,
@@ -209,6 +213,7 @@ def _work(
         reduction=reduction,
         memory=memory,
         progress=progress,
+        saver=saver,
         outside=surroundings,
     )
     if sabotage is not None:
@@ -217,6 +222,8 @@ def _work(
         ending = loop.run()
     finally:
         loop.feed.close()
+        saver.leave()
+        saver.close(20.0)
         reduction.close()
     losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
     return {

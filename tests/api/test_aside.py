@@ -46,7 +46,7 @@ def test_a_checkpoint_of_a_running_job_is_kept_from_its_pruning(
     info = newest(run)
     with run.lock():
         path = held(run, info, tmp_path / "scratch")
-    CheckpointFolder(run.checkpoints).remove(info)
+    CheckpointFolder(run.checkpoints).remove(info.path)
     (kept,) = CheckpointFolder(path.parent).list()
     CheckpointFolder(path.parent).verify(kept)
     assert kept.manifest == info.manifest
@@ -65,7 +65,7 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
 
     def remove_then_hold(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
         if removed.path.exists():
-            CheckpointFolder(run.checkpoints).remove(removed)
+            CheckpointFolder(run.checkpoints).remove(removed.path)
         return held(run, info, scratch)
 
     def note(aside: Aside, _: Path) -> tuple[RunFolder, dict[str, Any]]:

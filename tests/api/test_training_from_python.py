@@ -16,7 +16,7 @@ GUARDED = f"""
 if __name__ == "__main__":
     import json, os, threading
     from quorate.core.digests import weights_digest
-    from quorate.training.tensors import named_bytes
+    from quorate.training.tensors import digests
 
     result = quorate.train(quorate.Job(task=Tiny, {ARGUMENTS}), progress=False)
     os.chdir("/")
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     model = result.load_model()
     assert [torch.rand(1).item(), numpy.random.rand(), random.random()] == expected, "load_model() has reseeded"
     assert isinstance(model, Model), "load_model() has imported the script again"
-    again = weights_digest(named_bytes(name, tensor) for name, tensor in model.state_dict().items())
+    again = weights_digest(digests(model.state_dict().items()))
     told = [result.run, result.status, result.steps, result.weights_digest, again, result.metrics]
 
     def fail_in_a_thread():

@@ -77,6 +77,12 @@ def test_a_wrong_request_is_refused_before_anything_is_measured(workplace: Workp
     assert done.document["status"] == "refused"
 
 
+def test_saves_that_would_not_reach_a_disk_are_refused(workplace: Workplace) -> None:
+    done = workplace.start("bench", "checkpoint", "--size", "20MB", "--json", TMPDIR="/dev/shm").done()
+    assert done.code == 2
+    assert "is in memory" in done.error
+
+
 @pytest.mark.parametrize("name", GROUP.commands)
 def test_the_help_of_a_benchmark_has_examples_that_can_be_parsed(name: str) -> None:
     command = GROUP.commands[name]
@@ -92,4 +98,13 @@ def test_the_help_of_a_benchmark_has_examples_that_can_be_parsed(name: str) -> N
 
 
 def test_every_benchmark_has_a_verb() -> None:
-    assert list(GROUP.commands) == ["allreduce", "step", "startup", "scaling", "overlap", "recovery"]
+    assert list(GROUP.commands) == [
+        "allreduce",
+        "step",
+        "startup",
+        "scaling",
+        "overlap",
+        "recovery",
+        "changes",
+        "checkpoint",
+    ]

@@ -36,7 +36,7 @@ def test_a_ratio_is_held_against_its_target(gloo: float, verdict: str) -> None:
 
 def test_what_was_not_measured_is_never_met() -> None:
     only_ours = compared([row("quorate-shm", 0.0001, size=MB)], frozenset({"quorate-shm"}), lambda each: each.case)
-    for bench in ("allreduce", "step", "startup", "scaling", "overlap"):
+    for bench in ("allreduce", "step", "startup", "scaling", "overlap", "recovery", "changes", "checkpoint"):
         assert set(verdicts(bench, only_ours, cores=16).values()) == {"not measured"}
 
 

@@ -30,6 +30,7 @@ PLACEHOLDERS: Placeholders = [
     (r"\b[0-9a-f]{12}…", "<digest>…"),
     (r"\bdigest is [0-9a-f]{32}\b", "digest is <digest>"),
     (r"\b[0-9,]+ are free", "<n> are free"),
+    (r"(-of-\d)\.[0-9a-f]{32}\.", r"\1.<digest>."),
     (r"\bport \d{5}\b", "port <port>"),
     (r"The keys here: (version|params)[^.]*\.", "The keys here: <keys>."),
     # How a place in a line is marked depends on the version of Python.

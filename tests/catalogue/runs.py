@@ -7,7 +7,7 @@ from command import Workplace
 
 
 def damage_checkpoints(workplace: Workplace) -> None:
-    for state in workplace.last.glob("checkpoints/*/state.safetensors"):
+    for state in workplace.last.glob("checkpoints/*/*.safetensors"):
         state.write_bytes(state.read_bytes()[:-1])
 
 

@@ -1,17 +1,20 @@
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.cursor import Cursor, Phase
+from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
 
 MANIFEST = Manifest(
     step=200,
     phase=1,
     created="2026-01-01T00:00:00+00:00",
-    parts=(Part("state.safetensors", 10, "ab"), Part("more.safetensors", 0, "cd")),
+    parts=(Part("1-of-2.ab.safetensors", 10, "xxh3-128:ab"), Part("2-of-2.cd.safetensors", 0, "sha-256:cd")),
     skeleton={"dict": {"ünï": [1, -0.0, None, True, {"tuple": []}]}},
     weights_digest="ef",
     job={"seed": 7, "order": {"b": 1, "a": 2}},
@@ -53,3 +56,91 @@ def test_a_sound_document_of_another_kind_is_refused() -> None:
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(CheckpointError, match="phase is 7"):
         dataclasses.replace(MANIFEST, phase=7)
+
+
+def foreign(**changed: Any) -> str:
+    """A manifest with a fitting digest that none of ours has written."""
+    content = json.loads(MANIFEST.to_json())
+    del content["digest"]
+    rest = json.dumps({**content, **changed})[1:]
+    return f'{{"digest": "{content_digest(rest.encode())}",\n' + rest
+
+
+PART = {"file": "a", "bytes": 1, "digest": "xxh3-128:ab"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        *(
+            ({"parts": [{**PART, "file": name}]}, "no name of a file")
+            for name in ("a\0b", "..", "a/b", "", "a\\b", "ü")
+        ),
+        ({"parts": [{**PART, "file": 5}]}, "file of a part is the int 5"),
+        ({"parts": [{**PART, "bytes": "12"}]}, 'size of part a is the text "12"'),
+        ({"parts": [{**PART, "bytes": -1}]}, "size of part a is -1"),
+        ({"parts": [{**PART, "bytes": True}]}, "size of part a is the bool True"),
+        ({"parts": [{**PART, "digest": None}]}, "digest of part a is nothing"),
+        ({"parts": [5]}, "a part is the int 5"),
+        ({"parts": {}}, "parts is a dict"),
+        ({"parts": "parts"}, "parts is the text"),
+        ({"step": "200"}, 'step is the text "200"'),
+        ({"step": -1}, "step is -1"),
+        ({"phase": True}, "phase is the bool True"),
+        ({"created": 5}, "created is the int 5"),
+        ({"weights_digest": None}, "weights_digest is nothing"),
+        ({"job": []}, "job is a list"),
+        ({"metrics": {"loss": "low"}}, "metric 'loss' is the text"),
+        ({"encryption": "rot13"}, "encryption is the text"),
+        ({"encryption": {"key": 5}}, "encryption.key is the int 5"),
+    ],
+)
+def test_a_foreign_one_with_a_fitting_digest_is_refused(changed: dict[str, Any], words: str) -> None:
+    assert Manifest.from_json(foreign()) == MANIFEST
+    with pytest.raises(CheckpointError, match=words):
+        Manifest.from_json(foreign(**changed))
+
+
+class TestEncrypted:
+    CIPHER = Cipher(bytes(range(32)))
+
+    def test_comes_back_and_shows_nothing_of_the_skeleton(self) -> None:
+        text = MANIFEST.sealed(self.CIPHER).to_json()
+        assert "tuple" not in text
+        assert "\\u00fcn\\u00ef" in MANIFEST.to_json()
+        assert "\\u00fcn\\u00ef" not in text
+        again = Manifest.from_json(text)
+        assert again.encryption == {"cipher": "aes-256-gcm", "key": self.CIPHER.key_id}
+        assert again.opened(self.CIPHER) == MANIFEST
+
+    def test_in_plain_it_is_left_as_it_is(self) -> None:
+        assert MANIFEST.sealed(None) is MANIFEST
+        assert MANIFEST.opened(None) is MANIFEST
+        assert MANIFEST.opened(self.CIPHER) is MANIFEST
+
+    def test_without_the_key_it_stays_shut(self) -> None:
+        sealed = MANIFEST.sealed(self.CIPHER)
+        with pytest.raises(CheckpointError, match="no key is given"):
+            sealed.opened(None)
+        with pytest.raises(CheckpointError, match=r"step 200 cannot be decrypted.*the key given is"):
+            sealed.opened(Cipher(bytes(32)))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"step": 201},
+            {"phase": 0},
+            {"weights_digest": "00"},
+            {"parts": MANIFEST.parts[:1]},
+            {"parts": MANIFEST.parts[::-1]},
+            {"parts": (Part("1-of-2.ab.safetensors", 10, "xxh3-128:ac"), MANIFEST.parts[1])},
+        ],
+    )
+    def test_it_belongs_to_its_parts_and_to_no_others(self, change: dict[str, Any]) -> None:
+        with pytest.raises(CheckpointError, match=r"cannot be decrypted.*not authentic"):
+            dataclasses.replace(MANIFEST.sealed(self.CIPHER), **change).opened(self.CIPHER)
+
+    @pytest.mark.parametrize("skeleton", [None, {"dict": {}}, "not base64!", "ünï"])
+    def test_a_skeleton_that_is_not_encrypted_is_refused(self, skeleton: Any) -> None:
+        with pytest.raises(CheckpointError, match="not encrypted as the manifest says"):
+            dataclasses.replace(MANIFEST.sealed(self.CIPHER), skeleton=skeleton).opened(self.CIPHER)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.only_part import part_of
 from quorate.checkpoint.selection import Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
@@ -46,10 +47,10 @@ def test_one_whose_metric_is_not_a_number_is_never_the_best(folder: CheckpointFo
 
 def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.LogCaptureFixture) -> None:
     newest = folder.list()[-1].path
-    (newest / "state.safetensors").write_bytes(b"damaged")
+    part_of(newest).write_bytes(b"damaged")
     assert select("r", folder, "last", LOWEST).cursor.step == 6
     assert "checkpoint step-00000008-evaluated is damaged, so step-00000006-evaluated is used" in caplog.text
-    with pytest.raises(RunError, match=r"state\.safetensors.* There are those of steps 2, 4, 6, 8\."):
+    with pytest.raises(RunError, match=r"1-of-1.*\.safetensors.* There are those of steps 2, 4, 6, 8\."):
         select("r", folder, 8, LOWEST)
 
 

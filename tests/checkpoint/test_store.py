@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
-from quorate.checkpoint.store import CheckpointFolder, Saved
+from checkpoint.only_part import part_of
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, LeaseExpired
 
@@ -20,7 +23,7 @@ def state_of(step: int) -> dict[str, Any]:
     return {"model": {"weight": torch.arange(64.0) * step, "bias": torch.full((3,), step)}, "epoch": step}
 
 
-def save(folder: CheckpointFolder, step: int, phase: Phase = Phase.TRAINED, **changed: Any) -> Saved:
+def save(folder: CheckpointFolder, step: int, phase: Phase = Phase.TRAINED, **changed: Any) -> CheckpointInfo:
     told: dict[str, Any] = {
         "weights_digest": f"weights of {step}",
         "job": {"seed": 7},
@@ -80,7 +83,7 @@ class TestSave:
         assert_is_whole(folder, Cursor(1))
 
     def test_a_damaged_one_is_replaced(self, folder: CheckpointFolder) -> None:
-        (save(folder, 1).path / "state.safetensors").unlink()
+        part_of(save(folder, 1).path).unlink()
         save(folder, 1)
         assert_is_whole(folder, Cursor(1))
         assert entries(folder) == ["step-00000001"]
@@ -101,7 +104,7 @@ class TestSave:
         with pytest.raises(LeaseExpired):
             save(folder, 3, check=refuse)
         with pytest.raises(LeaseExpired):
-            folder.prune(keep=1, check=refuse)
+            folder.prune(Retention(1), check=refuse)
         assert entries(folder) == ["step-00000001", "step-00000002"]
 
     def test_leftovers_are_no_checkpoints_and_are_removed(self, folder: CheckpointFolder) -> None:
@@ -132,7 +135,7 @@ class TestSave:
     def test_loaded_tensors_outlive_the_file(self, folder: CheckpointFolder) -> None:
         path = save(folder, 1).path
         state = folder.load(folder.list()[0]).state
-        with (path / "state.safetensors").open("r+b") as file:
+        with part_of(path).open("r+b") as file:
             file.write(bytes(2048))
         assert torch.equal(state["model"]["weight"], torch.arange(64.0))
 
@@ -144,7 +147,7 @@ class TestTheWriterDies:
     def test_while_it_saves_and_prunes(self, tmp_path: Path, half_written: bool) -> None:
         def save_and_prune(folder: CheckpointFolder) -> None:
             save(folder, 2)
-            folder.prune(keep=1)
+            folder.prune(Retention(1))
 
         moments = self._each_moment(tmp_path, save_and_prune, half_written, lambda folder: None)
         newest = [folder.newest_whole() for folder in moments]
@@ -155,7 +158,7 @@ class TestTheWriterDies:
 
     def test_while_it_replaces_a_damaged_one(self, tmp_path: Path) -> None:
         def damage(folder: CheckpointFolder) -> None:
-            (save(folder, 2).path / "state.safetensors").write_bytes(b"damaged")
+            part_of(save(folder, 2).path).write_bytes(b"damaged")
 
         moments = self._each_moment(tmp_path, lambda folder: save(folder, 2), False, damage)
         newest = [folder.newest_whole() for folder in moments]
@@ -206,7 +209,8 @@ class TestPowerIsCut:
                 synced.add(os.fstat(arguments[0]).st_ino)
             else:
                 place = Path(arguments[0])
-                at_rename.append({entry.stat().st_ino for entry in (place, *place.iterdir())} - synced)
+                inside = place.iterdir() if place.is_dir() else ()
+                at_rename.append({entry.stat().st_ino for entry in (place, *inside)} - synced)
 
         class Watcher(Disk):
             def _watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +223,7 @@ class TestPowerIsCut:
 
         with Watcher().watched(("fsync", "rename")) as disk:
             save(folder, 1)
-        assert at_rename == [set()]
+        assert at_rename == [set(), set()], "the part gets its name, and then the checkpoint"
         assert disk.calls[-2:] == ["rename", "fsync"]
         assert folder.folder.stat().st_ino in synced
 
@@ -279,6 +283,12 @@ class TestTheDiskIsFull:
         with pytest.raises(CheckpointError, match=rf"{os.strerror(number)}.*writable.*`runs`"):
             save(folder, 1)
 
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+    def test_trouble_that_no_permission_mends_is_told_without_one(self, folder: CheckpointFolder, number: int) -> None:
+        told = str(folder.explained(OSError(number, os.strerror(number)), Cursor(1), 10))
+        assert os.strerror(number) in told and told.endswith("Choose another folder with `runs`.")
+        assert "writable" not in told
+
 
 def flip(path: Path, at: float) -> None:
     content = bytearray(path.read_bytes())
@@ -298,17 +308,20 @@ def make_folder(path: Path) -> None:
 
 
 Damage = Callable[[Path], object]
-TENSORS, MANIFEST = "state.safetensors", "manifest.json"
+MANIFEST = "manifest.json"
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "part flipped at its start": (lambda p: flip(p / TENSORS, 0), "state.safetensors is damaged"),
-    "part flipped in the middle": (lambda p: flip(p / TENSORS, 0.5), "state.safetensors is damaged"),
-    "part flipped at its end": (lambda p: flip(p / TENSORS, 1), "state.safetensors is damaged"),
-    "part truncated": (lambda p: os.truncate(p / TENSORS, 100), "truncated: it has 100 bytes and the manifest says"),
-    "part emptied": (lambda p: os.truncate(p / TENSORS, 0), "truncated: it has 0 bytes"),
-    "part too long": (lambda p: os.truncate(p / TENSORS, 9999), "too long: it has 9,999 bytes"),
-    "part missing": (lambda p: (p / TENSORS).unlink(), "state.safetensors is missing"),
-    "part is a folder": (lambda p: make_folder(p / TENSORS), "cannot be read"),
-    "part of another": (lambda p: shutil.copy(p.parent / "step-00000001" / TENSORS, p), "of another checkpoint"),
+    "part flipped at its start": (lambda p: flip(part_of(p), 0), "safetensors is damaged"),
+    "part flipped in the middle": (lambda p: flip(part_of(p), 0.5), "safetensors is damaged"),
+    "part flipped at its end": (lambda p: flip(part_of(p), 1), "safetensors is damaged"),
+    "part truncated": (lambda p: os.truncate(part_of(p), 100), "truncated: it has 100 bytes and the manifest says"),
+    "part emptied": (lambda p: os.truncate(part_of(p), 0), "truncated: it has 0 bytes"),
+    "part too long": (lambda p: os.truncate(part_of(p), 9999), "too long: it has 9,999 bytes"),
+    "part missing": (lambda p: part_of(p).unlink(), "safetensors is missing"),
+    "part is a folder": (lambda p: make_folder(part_of(p)), "cannot be read"),
+    "part of another": (
+        lambda p: shutil.copy(part_of(p.parent / "step-00000001"), part_of(p)),
+        "of another checkpoint",
+    ),
     "manifest of another": (
         lambda p: shutil.copy(p.parent / "step-00000001" / MANIFEST, p),
         "of another checkpoint, step-00000001",
@@ -319,8 +332,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "manifest edited": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed": 8'), "differs from its own digest"),
     "manifest spaced": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed":  7'), "differs from its own digest"),
     "manifest of a later format": (
-        lambda p: edit(p / MANIFEST, '"format": 1', '"format": 2'),
-        "format 2 and .* format 1",
+        lambda p: edit(p / MANIFEST, '"format": 2', '"format": 3'),
+        "format 3 and .* formats 1 and 2",
     ),
     "manifest foreign": (lambda p: (p / MANIFEST).write_text('{"name": "other"}'), "format None"),
     "manifest not an object": (lambda p: (p / MANIFEST).write_text("[1]"), "is a list"),
@@ -354,19 +367,19 @@ class TestVerify:
     def test_every_flipped_byte_is_found(self, folder: CheckpointFolder) -> None:
         path = save(folder, 2).path
         (info,) = folder.list()
-        for name in (TENSORS, MANIFEST):
-            whole = (path / name).read_bytes()
+        for file in (part_of(path), path / MANIFEST):
+            whole = file.read_bytes()
             for at in range(len(whole)):
-                (path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+                file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
                 with pytest.raises(CheckpointError):
                     folder.verify(info)
-            (path / name).write_bytes(whole)
+            file.write_bytes(whole)
         folder.verify(info)
 
     def test_nothing_there(self, folder: CheckpointFolder) -> None:
         assert folder.list() == ()
         assert folder.newest_whole() is None
-        assert folder.prune(1) == ()
+        assert folder.prune(Retention(1)) == ()
 
     def test_needs_no_torch(self, folder: CheckpointFolder) -> None:
         save(folder, 1)
@@ -382,7 +395,7 @@ class TestPrune:
     def test_keeps_the_last_and_the_best(self, folder: CheckpointFolder) -> None:
         for step in range(1, 6):
             save(folder, step)
-        removed = folder.prune(keep=2, best=2)
+        removed = folder.prune(Retention(2), best=2)
         assert [info.cursor.step for info in removed] == [1, 3]
         assert [info.cursor.step for info in folder.list()] == [2, 4, 5]
 
@@ -390,8 +403,8 @@ class TestPrune:
         for step in range(1, 5):
             save(folder, step)
         for step in (3, 4):
-            flip(folder.folder / f"step-{step:08d}" / TENSORS, 0.5)
-        assert [info.cursor.step for info in CheckpointFolder(folder.folder).prune(keep=1)] == [1, 3]
+            flip(part_of(folder.folder / f"step-{step:08d}"), 0.5)
+        assert [info.cursor.step for info in CheckpointFolder(folder.folder).prune(Retention(1))] == [1, 3]
         assert [info.cursor.step for info in folder.list()] == [2, 4]
         assert_is_whole(folder, Cursor(2))
 
@@ -408,5 +421,5 @@ class TestPrune:
             real(source, target)
 
         monkeypatch.setattr(os, "rename", refuse_the_first)
-        assert [info.cursor.step for info in folder.prune(keep=1)] == [2]
+        assert [info.cursor.step for info in folder.prune(Retention(1))] == [2]
         assert "step-00000001: Read-only file system" in caplog.text

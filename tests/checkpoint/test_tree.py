@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from quorate.checkpoint.tensor_file import DTYPES, TensorFile, read_tensors
+from quorate.checkpoint.tensor_file import DTYPES, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import CheckpointError
 from quorate.storage.atomic import write_new_file
@@ -31,7 +31,7 @@ def there_and_back(tree: Any, folder: Path | None = None) -> Any:
     file = TensorFile(encoded.tensors)
     path = folder / "state.safetensors"
     assert write_new_file(path, file.chunks()) == file.size
-    return decode(skeleton, read_tensors(path))
+    return decode(skeleton, tensors_in(memoryview(bytearray(path.read_bytes()))))
 
 
 def same(left: Any, right: Any) -> bool:

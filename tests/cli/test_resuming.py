@@ -3,6 +3,7 @@ import signal
 
 import pytest
 
+from checkpoint.only_part import part_of
 from command import Workplace
 
 
@@ -25,11 +26,11 @@ def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, und
     # The newest checkpoint is broken: the one before it is used, and more steps end as if nothing had happened.
     workplace.task.write_text(source)
     first = workplace.runs()[0]
-    state = first / "checkpoints" / "step-00000004-evaluated" / "state.safetensors"
+    state = part_of(first / "checkpoints" / "step-00000004-evaluated")
     state.write_bytes(state.read_bytes()[:-1])
     extended = workplace.run("resume", str(first), "--steps", "8", "--workers", "2", "--json")
     assert extended.code == 0, extended.stderr
-    told = "WARNING: checkpoint step-00000004-evaluated is damaged, so step-00000002 is used: part state.safetensors is"
+    told = "WARNING: checkpoint step-00000004-evaluated is damaged, so step-00000002 is used: part 1-of-"
     assert told in extended.stderr
     assert extended.document["from_step"] == 2
     assert (extended.document["run"], extended.document["steps"]) == ("tiny-0001", 8)
@@ -56,6 +57,7 @@ def test_a_run_in_use_is_refused_with_the_pid_and_a_dead_launcher_does_not_pass_
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.long
 def test_a_run_that_stopped_early_goes_on_only_as_a_branch_with_another_patience(workplace: Workplace) -> None:
     # The loss falls, and is expected to rise: the second evaluation is the last.
     early_stop = {"metric": "loss", "mode": "max", "patience": 1}

@@ -12,6 +12,7 @@ from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.server import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
+from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
@@ -37,6 +38,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "ReportExit": lambda stub, token: stub.ReportExit(pb.ExitReport(), metadata=token, timeout=5),
     "Stop": lambda stub, token: stub.Stop(pb.StopRequest(), metadata=token, timeout=5),
     "Resize": lambda stub, token: stub.Resize(pb.ResizeRequest(workers=1), metadata=token, timeout=5),
+    "Save": lambda stub, token: stub.Save(pb.SaveRequest(request="x"), metadata=token, timeout=5),
     "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
 }
 
@@ -140,6 +142,29 @@ def test_a_job_is_resized_or_refuses_with_the_reason(tmp_path: Path) -> None:
             client.resize(3)
         client.close()
         assert served.kinds() == ["resize"]
+
+
+def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newest_is_kept(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        client = SupervisorClient(served.address, TOKEN)
+        channel = open_channel(served.address)
+        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        token = token_metadata(TOKEN)
+        assert client.save("before anybody is there") == 0
+        stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=5)
+        stub.Heartbeat(pb.HeartbeatRequest(pid=1, sequence=1, step=7, phase="forward"), metadata=token, timeout=5)
+        assert client.save("first") == client.save("second") == 6
+        follow = stub.Follow(pb.FollowRequest(), metadata=token, timeout=5)
+        formed, wish = next(follow), next(follow)
+        follow.cancel()
+        assert formed.HasField("formed")
+        assert (wish.save.request, wish.save.generation) == ("second", formed.formed.id)
+        client.report_failure(Failure("TaskError", "that was all"))
+        with pytest.raises(RequestError, match="the job has ended"):
+            client.save("too late")
+        client.close()
+        channel.close()
+        assert served.kinds() == ["generation", "failure"]
 
 
 def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path) -> None:

@@ -19,9 +19,16 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import Action, Dismiss, RecordLoss, RecordResize, Refill, Refuse, Regroup
+from quorate.coordinator.actions import Action, Dismiss, RecordLoss, RecordResize, Refill, Refuse, Regroup, RelaySave
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import HeartbeatReceived, Registered, ResizeRequested, StateReported, StopRequested
+from quorate.coordinator.events import (
+    HeartbeatReceived,
+    Registered,
+    ResizeRequested,
+    SaveRequested,
+    StateReported,
+    StopRequested,
+)
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import State, Training
 from quorate.core.generation import GenerationId
@@ -188,3 +195,21 @@ class TestResizing:
         assert kinds(decide(training(), newcomer, 1.0)) == [Refuse]
         grown = decide(training(), ResizeRequested(4), 1.0).state
         assert Refuse not in kinds(decide(grown, newcomer, 1.1))
+
+
+class TestWishesForACheckpoint:
+    def test_the_generation_at_work_is_told_and_nothing_changes(self) -> None:
+        state = training()
+        decision = decide(state, SaveRequested("a"), 1.0)
+        assert decision.actions == (RelaySave(FIRST, "a"),)
+        assert decision.state == state
+
+    def test_a_job_that_stops_saves_as_well(self) -> None:
+        stopping = decide(training(), StopRequested("interrupted"), 1.0).state
+        assert decide(stopping, SaveRequested("a"), 1.1).actions == (RelaySave(FIRST, "a"),)
+
+    def test_between_two_generations_it_has_to_be_asked_for_again(self) -> None:
+        forming = last_of(training(), (1.0, killed(1))).state
+        decision = decide(forming, SaveRequested("a"), 1.1)
+        assert (decision.state, decision.actions) == (forming, ())
+        assert "to be asked for again" in decision.reason

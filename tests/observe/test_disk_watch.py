@@ -56,7 +56,7 @@ def test_a_full_disk_is_told_once_in_a_sentence_with_the_remedy(full: Disk, tmp_
     told = watch.look(has_heard=False)
     assert told is not None and told.kind == "log"
     assert told.fields["message"].startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
-    assert "Make room there before the next checkpoint" in told.fields["message"]
+    assert "Make room there: a checkpoint that fails is tried again" in told.fields["message"]
     full.now += 10 * SILENCE
     assert watch.look(has_heard=False) is None
 

@@ -35,7 +35,10 @@ MISTAKES = {
     ),
     "an unknown key inside a section": (
         GOOD + "checkpoint: {zzz: 1}\n",
-        ["checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: every, keep."],
+        [
+            "checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: "
+            "every, minutes, keep, keep_every, to, when_busy, digest, encrypt."
+        ],
     ),
     "text in place of a number": (
         GOOD + "lanes: '8'\n",
@@ -81,7 +84,10 @@ MISTAKES = {
     ),
     "a section that is empty": (
         GOOD + "checkpoint:\n",
-        ["checkpoint: null is not a mapping of every, keep (job.yaml line 4)."],
+        [
+            "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, when_busy, digest, encrypt "
+            "(job.yaml line 4)."
+        ],
     ),
     "another version": (
         "version: 2\n" + GOOD,
@@ -118,6 +124,14 @@ MISTAKES = {
         [
             "early_stop: it watches the evaluations during training, and with evaluate.every: end (job.yaml line 4) "
             "there are none. Use evaluate.every: epoch or a number of steps, or leave early_stop out."
+        ],
+    ),
+    "checkpoints in another place first": (
+        GOOD + "checkpoint: {to: [s3://bucket]}\n",
+        [
+            'checkpoint.to: it begins with "s3://bucket" (job.yaml line 4): a checkpoint is saved in the run\'s own '
+            "folder, checkpoints, before it is copied anywhere. Write checkpoints first, and after it the places that "
+            "get copies: [checkpoints, s3://bucket/prefix]."
         ],
     ),
     "a key given twice": (

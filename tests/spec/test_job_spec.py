@@ -107,6 +107,20 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
         {"checkpoint": {"every": 0}},
         {"checkpoint": {"keep": 0}},
         {"checkpoint": {"keeps": 1}},
+        {"checkpoint": {"keep_every": 0}},
+        {"checkpoint": {"minutes": 0}},
+        {"checkpoint": {"minutes": "5"}},
+        {"checkpoint": {"to": "checkpoints"}},
+        {"checkpoint": {"to": None}},
+        {"checkpoint": {"to": ["checkpoints", 3]}},
+        {"checkpoint": {"when_busy": "queue"}},
+        {"checkpoint": {"digest": "md5"}},
+        {"checkpoint": {"encrypt": "secret"}},
+        {"checkpoint": {"encrypt": {"key": "secret"}}},
+        {"checkpoint": {"encrypt": {"key_file": ""}}},
+        {"checkpoint": {"encrypt": {"key_env": "not a name"}}},
+        {"checkpoint": {"encrypt": {"key_env": "QUORATE_KEY"}}},
+        {"checkpoint": {"encrypt": {"key_env": "ab" * 32}}},
         {"evaluate": {"every": "never"}},
         {"evaluate": {"every": 0}},
         {"evaluate": {"metric": ""}},
@@ -173,3 +187,63 @@ def test_a_job_waits_for_no_more_workers_than_it_can_have(changed: dict[str, Any
     with pytest.raises(JobFileError) as refused:
         job(**changed)
     assert told in refused.value.message
+
+
+# --- checkpoints
+
+
+def test_what_is_left_away_saves_at_the_end_and_keeps_three_in_the_run() -> None:
+    assert job(checkpoint={}).checkpoint == job().checkpoint
+    assert job().checkpoint.model_dump() == {
+        "every": None,
+        "minutes": None,
+        "keep": 3,
+        "keep_every": None,
+        "to": ["checkpoints"],
+        "when_busy": "wait",
+        "digest": "xxh3-128",
+        "encrypt": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [
+        {"to": ["checkpoints", "/mnt/backup", "s3://bucket/prefix", "file:///mnt/other", "sftp://me@host/folder"]},
+        {"encrypt": {"key_file": "/secret/key"}},
+        {"encrypt": {"key_env": "MY_KEY", "key_file": None}},
+        {"every": 5, "minutes": 0.5, "keep_every": 100},
+    ],
+)
+def test_ways_to_keep_checkpoints(checkpoint: dict[str, Any]) -> None:
+    spec = job(checkpoint=checkpoint)
+    assert JobSpec.model_validate(spec.model_dump()) == spec
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "path", "told"),
+    [
+        ({"to": []}, "checkpoint.to", "it names no place: a checkpoint is saved in the run's own folder"),
+        ({"to": ["/mnt/backup"]}, "checkpoint.to", 'it begins with "/mnt/backup": a checkpoint is saved in the run'),
+        ({"to": ["checkpoints", "backup"]}, "checkpoint.to", '"backup" is neither the absolute path of a folder nor'),
+        ({"to": ["checkpoints", "s3:/bucket"]}, "checkpoint.to", '"s3:/bucket" is neither the absolute path'),
+        ({"to": ["checkpoints", ""]}, "checkpoint.to", '"" is neither the absolute path'),
+        ({"to": ["checkpoints", "checkpoints"]}, "checkpoint.to", '"checkpoints" stands there twice'),
+        ({"to": ["checkpoints", "/a/", "/a"]}, "checkpoint.to", '"/a" stands there twice'),
+        ({"to": ["checkpoints", "ftp://me:word@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password in it'),
+        ({"encrypt": {}}, "checkpoint.encrypt", "neither key_file nor key_env is given"),
+        (
+            {"encrypt": {"key_file": "/k", "key_env": "K"}},
+            "checkpoint.encrypt",
+            "both key_file and key_env are given",
+        ),
+    ],
+)
+def test_rules_of_checkpoints(checkpoint: dict[str, Any], path: str, told: str) -> None:
+    with pytest.raises(JobFileError) as refused:
+        job(checkpoint=checkpoint)
+    (problem,) = refused.value.problems
+    assert problem.path == path
+    assert told in problem.text
+    assert problem.hint
+    assert ":word" not in refused.value.message

@@ -181,3 +181,11 @@ def test_a_recorded_job_may_outlive_its_task(tmp_path: Path) -> None:
         "--set epochs",
         "default",
     )
+
+
+def test_the_file_of_a_key_is_relative_to_the_job_file(job_file: Path) -> None:
+    resolved = load(job_file, "checkpoint.encrypt.key_file=keys/mine")
+    assert resolved.spec.checkpoint.encrypt is not None
+    assert resolved.spec.checkpoint.encrypt.key_file == str(job_file.parent.absolute() / "keys/mine")
+    assert resolved.origins["checkpoint.encrypt.key_file"] == "--set checkpoint.encrypt.key_file"
+    assert resolved.spec.checkpoint.every == 200

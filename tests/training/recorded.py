@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Run:
         return [
             (event.kind, event.step, {key: value for key, value in event.fields.items() if not _is_passing(key)})
             for event in self.events
+            if event.kind != "checkpoint"  # told by a thread of its own, somewhere between the steps
         ]
 
 
@@ -74,7 +75,7 @@ def _keeping(file: Path) -> Callable[[int, Any], None]:
                 stream.write(event.to_json() + "\n")
 
         loop.publish = keep
-        loop.saver._publish = keep
+        loop.saver._desk = replace(loop.saver._desk, publish=keep)
 
     return attach
 

@@ -29,6 +29,14 @@ def regroup(one: Generation, *, at_boundary: bool) -> pb.Directive:
     return pb.Directive(regroup=pb.RegroupDirective(generation=encode_id(one.id), at_boundary=at_boundary))
 
 
+def wish(one: Generation, request: str) -> pb.Directive:
+    return pb.Directive(save=pb.SaveDirective(generation=encode_id(one.id), request=request))
+
+
+def is_asked(one: Standing) -> bool:
+    return one.save_asked
+
+
 @pytest.fixture
 def standing() -> Standing:
     standing = Standing()
@@ -142,3 +150,34 @@ class TestPosition:
     def test_travels_as_it_is(self, has_been_in_one: bool) -> None:
         position = Position(generation(3) if has_been_in_one else None, Cursor(4), has_left=False, has_trained=True)
         assert decode_position(encode_position(position)) == position
+
+
+def test_a_wish_for_a_checkpoint_is_fulfilled_once_however_often_it_is_told(standing: Standing) -> None:
+    standing.heed(formed(generation(1)))
+    assert not is_asked(standing)
+    standing.heed(wish(generation(1), "a"))
+    assert is_asked(standing)
+    standing.save_begun()
+    standing.heed(wish(generation(1), "a"))
+    assert not is_asked(standing), "it was told again, since the connection broke"
+    standing.heed(wish(generation(1), "b"))
+    assert is_asked(standing)
+
+
+def test_in_another_generation_a_checkpoint_is_wished_for_anew(standing: Standing) -> None:
+    standing.heed(formed(generation(1)))
+    standing.heed(wish(generation(1), "a"))
+    standing.heed(formed(generation(2)))
+    standing.heed(wish(generation(1), "b"))
+    assert not is_asked(standing)
+    standing.heed(wish(generation(2), "a"))
+    assert is_asked(standing)
+
+
+def test_only_who_hosts_the_first_lane_has_the_others_save() -> None:
+    other = Standing()
+    other.join(1, 4712, THERE, Cursor(7))
+    other.heed(formed(generation(1)))
+    other.heed(wish(generation(1), "a"))
+    assert current(other) == generation(1)
+    assert not is_asked(other)

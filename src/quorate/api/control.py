@@ -2,34 +2,181 @@
 
 import contextlib
 import json
+import secrets
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.checkpoint.attempt import WRITING
+from quorate.checkpoint.listing import CheckpointInfo, look_at
+from quorate.checkpoint.name import cursor_of
 from quorate.coordinator.client import SupervisorClient
-from quorate.core.errors import LinkError, RunError
+from quorate.core.cursor import Cursor
+from quorate.core.errors import LinkError, RequestError, RunError
 from quorate.storage.run_folder import RunFolder
 
 PATIENCE = 10.0
+SAVE_PATIENCE = 300.0
+_ASK_EVERY = 3.0
+_LOOK_EVERY = 0.05
+_STALE_AFTER = 30.0
+"""Seconds for which nothing of an attempt changes when whoever wrote it has died: a disk may be that slow."""
 
 
 def resize(runs: Path, name: str, workers: int) -> RunFolder:
     """Have a running job go on with another number of workers, from its next step boundary on."""
     run = RunFolder.find(runs, name)
-    with _coordinator_of(run) as client:
-        client.resize(workers)
+    try:
+        with _coordinator_of(run, PATIENCE) as client:
+            client.resize(workers)
+    except LinkError as error:
+        raise _cannot_be_asked(run, error) from None
     return run
 
 
+def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointInfo:
+    """Have a running job save a checkpoint at its next step boundary; returns when it is whole, on the disk.
+
+    It is one that was begun after this was called, so it is of no earlier step than the job was at then.
+    """
+    run = RunFolder.find(runs, name)
+    return _Wish(run, patience).fulfilled()
+
+
+class _Wish:
+    """Asks again and again, since a worker that was asked may die: whether it is done, the folder tells."""
+
+    def __init__(self, run: RunFolder, patience: float) -> None:
+        self._run = run
+        self._patience = patience
+        self._over = time.monotonic() + patience
+        # Of what is on the way already, the state was taken before. Not all up to a cursor: what a killed part of the
+        # run has left, or what is damaged, may be further than the job is now.
+        self._before = {each.identity for each in _entries(run.checkpoints)}
+        self._changes: dict[Path, tuple[object, float]] = {}
+        self._request = ""
+        self._reached: int | None = None
+
+    def fulfilled(self) -> CheckpointInfo:
+        """The checkpoint, once it is there. Raises RunError when there is no hope."""
+        while True:
+            try:
+                self._ask()
+            except RequestError:
+                # Its last checkpoint, with which it has ended, is as good.
+                found = self._found() if self._reached is not None else None
+                if found is None:
+                    raise
+                return found
+            asked = time.monotonic()
+            while time.monotonic() < min(asked + _ASK_EVERY, self._over):
+                found = self._found()
+                if found is not None:
+                    return found
+                time.sleep(_LOOK_EVERY)
+            if time.monotonic() >= self._over:
+                raise RunError(
+                    f"run {self._run.name} has saved no checkpoint in {self._patience:g} s. A step may take longer "
+                    "than that, or the save fails: `quorate show` tells which. Wait longer with --timeout"
+                )
+
+    def _ask(self) -> None:
+        # While somebody writes the same wish is told again: they have begun to fulfil it, and do so once.
+        if not self._request or not self._is_being_written():
+            self._request = secrets.token_hex(8)
+        try:
+            with _coordinator_of(self._run, min(PATIENCE, max(1.0, self._over - time.monotonic()))) as client:
+                reached = client.save(self._request)
+        except LinkError as error:
+            # A coordinator that has died is started again, for as long as there is a launcher.
+            if self._reached is None or self._run.holder() is None:
+                raise self._ended_or(_cannot_be_asked(self._run, error)) from None
+        except RequestError as error:
+            raise self._ended_or(error) from None
+        else:
+            self._reached = reached if self._reached is None else self._reached
+
+    def _ended_or(self, error: RequestError) -> RequestError:
+        if self._reached is None:
+            return error
+        return RunError(
+            f"run {self._run.name} has ended, and no checkpoint was saved after it was asked for. See what it has with "
+            f"`quorate checkpoints ls {self._run.name}`"
+        )
+
+    def _found(self) -> CheckpointInfo | None:
+        for entry in self._new_entries():
+            if not entry.is_on_the_way and entry.cursor.step >= (self._reached or 0):
+                found = look_at(entry.path)
+                if isinstance(found, CheckpointInfo):
+                    return found
+        return None
+
+    def _is_being_written(self) -> bool:
+        """Whether something is on the way that goes on: of one whose writer has died, nothing changes any more."""
+        return any(self._goes_on(entry.path) for entry in self._new_entries() if entry.is_on_the_way)
+
+    def _goes_on(self, path: Path) -> bool:
+        now, content = time.monotonic(), _content(path)
+        before, since = self._changes.get(path, (None, now))
+        self._changes[path] = (content, now if content != before else since)
+        return now - self._changes[path][1] < _STALE_AFTER
+
+    def _new_entries(self) -> list["_Entry"]:
+        return [each for each in _entries(self._run.checkpoints) if each.identity not in self._before]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A checkpoint, or a save that is on its way, by its name; `number` stays when the one becomes the other."""
+
+    cursor: Cursor
+    path: Path
+    is_on_the_way: bool
+    number: int
+
+    @property
+    def identity(self) -> tuple[Cursor, int]:
+        return self.cursor, self.number
+
+
+def _entries(folder: Path) -> list[_Entry]:
+    """What is saved in a folder and what is on the way, the earliest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            is_on_the_way = path.name.startswith(WRITING)
+            cursor = cursor_of(path.name.removeprefix(WRITING).rpartition("-")[0] if is_on_the_way else path.name)
+            with contextlib.suppress(FileNotFoundError):
+                if cursor:
+                    found.append(_Entry(cursor, path, is_on_the_way, path.stat().st_ino))
+    return sorted(found, key=lambda entry: entry.cursor)
+
+
+def _content(folder: Path) -> object:
+    """What changes for as long as somebody writes in a folder."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                state = path.stat()
+                found.add((path.name, state.st_size, state.st_mtime_ns))
+    return found
+
+
 @contextlib.contextmanager
-def _coordinator_of(run: RunFolder) -> Iterator[SupervisorClient]:
+def _coordinator_of(run: RunFolder, patience: float) -> Iterator[SupervisorClient]:
     address, token = _place(run)
-    client = SupervisorClient(address, token, timeout=PATIENCE)
+    client = SupervisorClient(address, token, timeout=patience)
     try:
         yield client
-    except LinkError as error:
-        raise RunError(f"run {run.name} cannot be asked: {error.message}. `quorate doctor` looks into it.") from None
     finally:
         client.close()
+
+
+def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
+    return RunError(f"run {run.name} cannot be asked: {error.message}. `quorate doctor` looks into it.")
 
 
 def _place(run: RunFolder) -> tuple[str, str]:

@@ -95,10 +95,8 @@ class Job:
 
     def __repr__(self) -> str:
         """The task, and every key that is not at its default."""
-        usual = {key: field.get_default() for key, field in JobSpec.model_fields.items()}
-        told = {key: value for key, value in self.spec if value != usual[key] and key != "task"}
-        plain = self.spec.model_dump(include=set(told))
-        return f"Job({', '.join(f'{key}={value!r}' for key, value in {'task': self.spec.task, **plain}.items())})"
+        told = {"task": self.spec.task, **self.spec.model_dump(exclude={"task"}, exclude_defaults=True)}
+        return f"Job({', '.join(f'{key}={value!r}' for key, value in told.items())})"
 
 
 def reference_to(task: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.resumption import warn_of_damaged_result
+from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -86,20 +87,8 @@ class Result:
         It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
         random generators are left as they are.
         """
-        from quorate.data.streams import preserved_generators
-        from quorate.training.params import configure
-        from quorate.training.replica import Replica
-        from quorate.training.source import load_task_type
-
-        run = RunFolder(self.folder)
-        spec = load_recorded(run.job_file, {}, []).spec
-        folder = CheckpointFolder(run.checkpoints)
-        info = select(run.name, folder, checkpoint, Ranking.of(spec))
-        with preserved_generators():
-            task_type = self.task_type or load_task_type(spec.task, spec.seed)
-            replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
-        replica.load(folder.load(info).state["replica"])
-        return replica.model if map_location is None else replica.model.to(map_location)
+        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type)
+        return model if map_location is None else model.to(map_location)
 
     def __repr__(self) -> str:
         metrics = [f"{name} {measure(value)}" for name, value in self.metrics.items()]
@@ -123,6 +112,25 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     folder = RunFolder(RunFolder.find(runs_folder(runs), str(run)).path.absolute())
     known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
     return Result.of(folder, known | _ending_of(folder))
+
+
+def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None = None) -> tuple[CheckpointInfo, Any]:
+    """The checkpoint of a run that is meant, and its model, as the task builds it."""
+    from quorate.data.streams import preserved_generators
+    from quorate.training.params import configure
+    from quorate.training.replica import Replica
+    from quorate.training.source import load_task_type
+
+    spec = load_recorded(run.job_file, {}, []).spec
+    folder = CheckpointFolder(run.checkpoints)
+    info = select(run.name, folder, checkpoint, Ranking.of(spec))
+    with preserved_generators():
+        task_type = task_type or load_task_type(spec.task, spec.seed)
+        replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
+    # Where the run looks for its key now: it may have moved since the checkpoint was written.
+    folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)
+    replica.load(folder.load(info).state["replica"])
+    return info, replica.model
 
 
 def _metrics(fields: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped
@@ -22,7 +23,7 @@ EARLY_STOP = "early stop"
 
 def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
     """Refuse what would make the run produce something else, with both values and who asks for it."""
-    changed = refused_on_resume(recorded.spec, resolved.spec)
+    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not _is_moved_task(change)]
     if not changed:
         return
     if {change.key for change in changed} <= {"epochs", "steps"}:
@@ -31,6 +32,11 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
         f"run {run.name} means something else than what is asked for now: {listed(changed, resolved)}. "
         "Resume without the change, or start a new run from its checkpoint with --branch."
     )
+
+
+def _is_moved_task(change: Change) -> bool:
+    """On another machine the task's file may lie elsewhere. Its source is compared by itself."""
+    return change.key == "task" and PurePath(str(change.before)).name == PurePath(str(change.after)).name
 
 
 def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:

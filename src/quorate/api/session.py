@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from quorate.api.copies import Copies
+from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
 from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
@@ -23,11 +25,12 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
-from quorate.core.errors import JobError, QuorateError, RequestError, RunError
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.engines.islands import islands_for
@@ -138,8 +141,13 @@ def resume(
     branch: bool = False,
     faults: tuple[Fault, ...] = (),
 ) -> Result:
-    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning."""
+    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
+
+    Where the reference is a copy of a run at another place, that is fetched first.
+    """
     refuse_in_worker()
+    if is_copy(reference):
+        reference = str(fetch_run(runs, reference))
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded = load_recorded(run.job_file, {}, [])
     resolved = load_recorded(run.job_file, environment, overrides)
@@ -153,6 +161,7 @@ def resume(
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
+        _refuse_without_key(resolved.spec)
         checkpoint = newest_checkpoint(run)
         refuse_edited_job(run, checkpoint, resolved)
         plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
@@ -178,6 +187,7 @@ def _train_in_new_run(
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     text = job_text(resolved)
+    _refuse_without_key(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
         with run.lock():
@@ -189,6 +199,16 @@ def _train_in_new_run(
                 if not CheckpointFolder(run.checkpoints).list():
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+def _refuse_without_key(spec: JobSpec) -> None:
+    """Before anything is started: the first save would be too late."""
+    if spec.checkpoint.encrypt is None:
+        return
+    try:
+        read_key(spec.checkpoint.encrypt)
+    except CheckpointError as error:
+        raise RunError(f"checkpoint.encrypt: {error}") from None
 
 
 @contextlib.contextmanager
@@ -232,25 +252,40 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, spec, workers))
     narrator = Narrator(show)
-    launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+    copied: list[dict[str, Any]] = []
+    try:
+        copies = Copies(run, spec, narrator.handle)
+        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+        try:
+            fields = _trained(plan, launch, signals, narrator, copies)
+        finally:
+            copied = copies.conclude(signals) if narrator.has_trained else copies.abandon()
+    finally:
+        show.close()
+    if copied:
+        fields["copies"] = copied
+        _write_result(run, fields)
+    return Result.of(run, fields)
+
+
+def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, copies: Copies) -> dict[str, Any]:
+    """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
     started = time.perf_counter()
     try:
-        with islands_for(plan.faults, workers + spec.spares) as islands:
-            outcome = LocalEngine(replace(launch, islands=islands), narrator.handle, plan.accept_facts, signals).run()
+        with islands_for(plan.faults, launch.workers + launch.spec.spares) as islands:
+            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept_facts, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise
         outcome = Outcome(Failure.of(error), {})
-    finally:
-        show.close()
     if outcome.failure is not None:
         failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
         raise _failed(plan, failure, narrator.recoveries)
     fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
     if narrator.has_trained and not narrator.has_finished:
-        log.warning("the last events could not be written: %s ends too early", near(run.events_file))
-    _write_result(run, fields)
-    return Result.of(run, fields)
+        log.warning("the last events could not be written: %s ends too early", near(plan.run.events_file))
+    _write_result(plan.run, fields)
+    return fields
 
 
 def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:

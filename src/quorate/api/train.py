@@ -54,6 +54,7 @@ def resume(
 ) -> Result:
     """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
 
+    The address of a copy of a run, such as ``s3://bucket/prefix/digits-0001``, will do as well: it is fetched first.
     `overrides` (dotted keys, such as ``{"workers": 3}``) may change how it runs, and train it longer; with `branch` a
     new run begins from the checkpoint, and they may change what it means. It ends as `train` does.
     """

@@ -56,6 +56,40 @@ CASES = {
 }
 
 
+WIDTH = 1024
+SIZED_BATCH = 16
+
+
+class Block(nn.Module):
+    """A layer that adds to what it is given, so that the signal neither fades nor grows in many of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What came in, and something on top."""
+        normal = nn.functional.layer_norm(inputs, (WIDTH,))
+        return inputs + nn.functional.relu(self.layer(normal))
+
+
+def sized_mlp(state_bytes: int) -> nn.Module:
+    """As many blocks as make a state of this size, with its optimizer: the weights, and a momentum for each.
+
+    Nearly all of a step is to compute with the weights, and all of them change in every step.
+    """
+    weights = state_bytes // 8
+    blocks = (weights - CLASSES * (WIDTH + 1)) // (WIDTH * (WIDTH + 1))
+    # What is left over makes the last layer wider than there are classes.
+    width = (weights - blocks * WIDTH * (WIDTH + 1)) // (WIDTH + 1)
+    return nn.Sequential(*(Block() for _ in range(blocks)), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, width))
+
+
+def sized_case(state_bytes: int) -> Case:
+    """A state of this size."""
+    return Case(lambda: sized_mlp(state_bytes), (WIDTH,), SIZED_BATCH)
+
+
 def data_of(case: Case, samples: int) -> TensorDataset:
     """Random samples, the same each time."""
     generator = torch.Generator().manual_seed(0)

@@ -11,15 +11,15 @@ ELEMENT = 4
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)I?B", re.IGNORECASE)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "--sizes") -> int:
     """The bytes that a text such as 64KB means."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise RequestError(f"--sizes: {text!r} is not a size. Write a whole number and B, KB, MB or GB, such as 25MB.")
+        raise RequestError(f"{option}: {text!r} is not a size. Write a whole number and B, KB, MB or GB, such as 25MB.")
     size = int(found[1]) * UNITS[f"{found[2].upper()}B"]
     if size == 0 or size % ELEMENT:
         raise RequestError(
-            f"--sizes: {text!r} is {size:,} bytes, which is not a number of float32 values. "
+            f"{option}: {text!r} is {size:,} bytes, which is not a number of float32 values. "
             f"Give a multiple of {ELEMENT} bytes above 0."
         )
     return size

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from quorate.bench.changes import SIGTERM
 from quorate.bench.row import Row
+from quorate.bench.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
 from quorate.bench.target import Target, Value
 
 MB = 2**20
@@ -46,6 +48,20 @@ def _times(row_fields: dict[str, object], base_fields: dict[str, object]) -> Val
     return value
 
 
+def _worst(name: str, prefix: str = "") -> Value:
+    """The largest of a detail, over all cases that begin like this."""
+
+    def value(rows: Sequence[Row]) -> float | None:
+        found = [row.details[name] for row in rows if row.case.startswith(prefix) and name in row.details]
+        return max(found, default=None)
+
+    return value
+
+
+def _saving(name: str, case: str) -> Value:
+    return _detail(name, system="quorate", case=case, bytes=500 * MB)
+
+
 def _all_reduce(system: str, peer: str, size: int, processes: int = 2) -> Value:
     return _ratio(peer, system=system, processes=processes, bytes=size)
 
@@ -56,6 +72,8 @@ def _scaling(workers: int, threads: int = 1) -> dict[str, object]:
 
 _TWO_CORES = range(2, 3)
 _MANY_CORES = range(16, 10**6)
+_IDLE_CORE = range(2, 10**6)
+"""One trains, the other is left for what happens meanwhile."""
 
 TARGETS = (
     Target("allreduce", "shm, 2 processes, 1 KB: gloo ÷ ours", _all_reduce("quorate-shm", "gloo", 1024), 5.0),
@@ -153,6 +171,32 @@ TARGETS = (
         _detail("of_ideal", system="quorate", case="200 Mbit/s"),
         1.15,
         is_lowest=False,
+    ),
+    Target(
+        "changes",
+        "resize 2→4→1→3: ms of the longest pause beyond a usual step",
+        _worst("worst_ms", "resize"),
+        100.0,
+        is_lowest=False,
+    ),
+    Target(
+        "changes",
+        "SIGTERM to each worker: ms of the longest pause beyond a usual step",
+        _worst("worst_ms", SIGTERM),
+        100.0,
+        is_lowest=False,
+    ),
+    Target("changes", "workers that were taken for lost", _worst("lost_workers"), 0.0, is_lowest=False),
+    *(
+        Target("checkpoint", f"500 MB: {text}", value, limit, is_lowest=False, cores=_IDLE_CORE)
+        for text, value, limit in (
+            ("ms that training waits for a save", _saving("waited_ms", ADDED), 10.0),
+            ("steps during a save ÷ undisturbed ones", _saving("step_ratio", ADDED), 1.05),
+            ("until committed ÷ raw write and fsync", _saving("of_raw", COMMITTED), 1.25),
+            ("load and verify from the disk ÷ raw read", _saving("of_raw", LOADED), 1.5),
+            ("load and verify from the page cache ÷ raw read", _saving("of_raw", LOADED_AGAIN), 1.5),
+            ("extra memory ÷ state, 5 % being for buffers", _saving("memory_of_state", ADDED), 1.05),
+        )
     ),
 )
 """In the order of docs/benchmarks.md, which has the same texts."""

@@ -5,7 +5,7 @@ import time
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
-from quorate.bench.cases import CASES, Batch, data_of, loss_of, optimizer_of
+from quorate.bench.cases import CASES, Batch, data_of, loss_of, optimizer_of, sized_case
 from quorate.training.task import Task
 
 
@@ -41,3 +41,26 @@ class PausingTask(CaseTask):
         """The same as everywhere, later."""
         time.sleep(self.pause_s)
         return super().loss(model, batch)
+
+
+class SizedTask(Task):
+    """A state of so many bytes, weights and optimizer together, with so many samples."""
+
+    state_bytes: int
+    samples: int
+
+    def model(self) -> nn.Module:
+        """Of this size."""
+        return sized_case(self.state_bytes).build()
+
+    def datasets(self) -> TensorDataset:
+        """A training set only: nothing is evaluated in between."""
+        return data_of(sized_case(self.state_bytes), self.samples)
+
+    def loss(self, model: nn.Module, batch: Batch) -> object:
+        """The same as everywhere."""
+        return loss_of(model, batch)
+
+    def optimizer(self, model: nn.Module) -> optim.Optimizer:
+        """The same as everywhere."""
+        return optimizer_of(model)

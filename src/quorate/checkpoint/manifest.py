@@ -1,29 +1,41 @@
 """What a checkpoint is: the page that says which parts belong to it, and which is written last."""
 
+import base64
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
+from quorate.checkpoint.cipher import Cipher
+from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
+from quorate.core.given import given
 
-FORMAT = 1
 _HEAD = '{{"digest": "{digest}",\n'
+# No folder and no odd character: a manifest must not reach outside its checkpoint.
+_FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_TEXTS = ("created", "weights_digest")
+_MAPPINGS = ("job", "environment", "metrics")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a checkpoint."""
+    """One file of a checkpoint, with the digest of the bytes that lie in it: to verify it takes no key."""
 
     file: str
     bytes: int
-    xxh3_128: str
+    digest: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint except the content of its tensors."""
+    """Everything about a checkpoint except the content of its tensors.
+
+    Where the checkpoint is encrypted, `encryption` names cipher and key id, and `skeleton` is sealed.
+    """
 
     step: int
     phase: int
@@ -34,6 +46,7 @@ class Manifest:
     job: dict[str, Any]
     environment: dict[str, Any]
     metrics: dict[str, Any]
+    encryption: dict[str, str] | None = None
     format: int = FORMAT
 
     @property
@@ -56,21 +69,86 @@ class Manifest:
         """From what `to_json` wrote; anything else is refused with what is wrong."""
         content = _parsed(text)
         digest = content.pop("digest", None)
-        if content.get("format") != FORMAT:
-            raise CheckpointError(
-                f"the manifest has format {content.get('format')!r} and this version of Quorate reads format {FORMAT}"
-            )
+        refuse_unknown(content)
         head = _HEAD.format(digest=digest)
         if not text.startswith(head) or content_digest(text[len(head) :].encode()) != digest:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
         try:
-            return cls(**{**content, "parts": tuple(Part(**part) for part in content["parts"])})
+            present = migrated(content)
+            parts = [_part(fields) for fields in _as("parts", present["parts"], list)]
+            _check(present)
+            return cls(**{**present, "parts": tuple(parts)})
         except (TypeError, KeyError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
+
+    def sealed(self, cipher: Cipher | None) -> "Manifest":
+        """The same with its skeleton encrypted, if there is a cipher; called last, since it is bound to the parts."""
+        if cipher is None:
+            return self
+        sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
+        return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label)
+
+    def opened(self, cipher: Cipher | None) -> "Manifest":
+        """The same with its skeleton in plain; the cipher is the one that `key.cipher_of` finds."""
+        if self.encryption is None:
+            return self
+        if cipher is None:
+            raise CheckpointError(f"the skeleton of step {self.step} is encrypted, and no key is given")
+        try:
+            sealed = base64.b64decode(self.skeleton, validate=True)
+            skeleton = json.loads(cipher.open(sealed, self._bound()))
+        except CheckpointError as error:
+            raise CheckpointError(f"the skeleton of step {self.step} cannot be decrypted: {error}") from None
+        except (TypeError, ValueError):
+            raise CheckpointError(f"the skeleton of step {self.step} is not encrypted as the manifest says") from None
+        return replace(self, skeleton=skeleton, encryption=None)
+
+    def _bound(self) -> bytes:
+        """What a sealed skeleton is bound to: with parts of another checkpoint it does not open."""
+        parts = [[part.bytes, part.digest] for part in self.parts]
+        return json.dumps([self.step, self.phase, self.weights_digest, parts]).encode()
 
     def __post_init__(self) -> None:
         if self.phase not in tuple(Phase):
             raise CheckpointError(f"phase is {self.phase!r} and must be one of {[int(phase) for phase in Phase]}")
+
+
+def _part(fields: Any) -> Part:
+    part = Part(**_as("a part", fields, dict))
+    if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
+        raise CheckpointError(f"the manifest has a part {part.file!r}, which is no name of a file in the checkpoint")
+    _as_count(f"the size of part {part.file}", part.bytes)
+    _as(f"the digest of part {part.file}", part.digest, str)
+    return part
+
+
+def _check(content: dict[str, Any]) -> None:
+    """Its digest tells that nothing was changed since it was written, not that what was written is a manifest."""
+    _as_count("step", content["step"])
+    _as_count("phase", content["phase"])
+    for key in _TEXTS:
+        _as(key, content[key], str)
+    for key in _MAPPINGS:
+        _as(key, content[key], dict)
+    for name, value in content["metrics"].items():
+        if type(value) not in (int, float):
+            raise CheckpointError(f"the manifest is of another kind: metric {name!r} is {given(value)}")
+    encryption = content["encryption"]
+    if encryption is not None:
+        for key, value in _as("encryption", encryption, dict).items():
+            _as(f"encryption.{key}", value, str)
+
+
+def _as(what: str, value: Any, kind: type[_Kind]) -> _Kind:
+    # The exact type: to Python, true is a number.
+    if type(value) is not kind:
+        raise CheckpointError(f"the manifest is of another kind: {what} is {given(value)}")
+    return value
+
+
+def _as_count(what: str, value: Any) -> None:
+    if _as(what, value, int) < 0:
+        raise CheckpointError(f"the manifest is of another kind: {what} is {value}, less than none")
 
 
 def _parsed(text: str) -> dict[str, Any]:

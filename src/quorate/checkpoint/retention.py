@@ -1,18 +1,58 @@
-"""Which checkpoints may go."""
+"""Which checkpoints stay, and why; all others may go."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from quorate.core.cursor import Cursor
 
 
-def surplus(saved: Sequence[Cursor], keep: int, best: int | None, newest_whole: Cursor | None) -> tuple[Cursor, ...]:
-    """All but the last `keep`, those of the step `best`, and the newest that is known to be whole, oldest first.
+class Reason(StrEnum):
+    """Why a checkpoint stays."""
 
-    The last ones may all be damaged: without `newest_whole` retention would then delete the only way back. Where none
-    is known to be whole, nothing goes.
+    LAST = "last"  # it is one of the last `keep`
+    BEST = "best"  # it is of the step of the best evaluation
+    EVERY = "every"  # its step is a multiple of `keep_every`
+    WAY_BACK = "newest whole"  # all that were saved after it are damaged
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What a job says about keeping checkpoints: the last `keep`, and for ever every `keep_every`-th step."""
+
+    keep: int
+    keep_every: int | None = None
+
+
+def reasons(
+    saved: Sequence[Cursor], retention: Retention, best: int | None, newest_whole: Cursor | None
+) -> Mapping[Cursor, tuple[Reason, ...]]:
+    """Why each checkpoint stays, oldest first; no reason means that it may go.
+
+    `best` is the step of the best evaluation. The last ones may all be damaged: without `newest_whole` retention would
+    then delete the only way back.
     """
+    in_order = sorted(saved)
+    last = set(in_order[max(0, len(in_order) - retention.keep) :])
+
+    def holds(cursor: Cursor, reason: Reason) -> bool:
+        match reason:
+            case Reason.LAST:
+                return cursor in last
+            case Reason.BEST:
+                return cursor.step == best
+            case Reason.EVERY:
+                return retention.keep_every is not None and cursor.step % retention.keep_every == 0
+            case Reason.WAY_BACK:
+                return cursor == newest_whole and cursor not in last
+
+    return {cursor: tuple(reason for reason in Reason if holds(cursor, reason)) for cursor in in_order}
+
+
+def surplus(
+    saved: Sequence[Cursor], retention: Retention, best: int | None, newest_whole: Cursor | None
+) -> tuple[Cursor, ...]:
+    """The checkpoints that nothing keeps, oldest first. Where none is known to be whole, nothing goes."""
     if newest_whole is None:
         return ()
-    in_order = sorted(saved)
-    spared = {*in_order[max(0, len(in_order) - keep) :], newest_whole}
-    return tuple(cursor for cursor in in_order if cursor not in spared and cursor.step != best)
+    return tuple(cursor for cursor, why in reasons(saved, retention, best, newest_whole).items() if not why)

@@ -1,43 +1,32 @@
 """A folder of checkpoints, in which every checkpoint that is listed can be loaded, whenever the writer died."""
 
-import contextlib
 import errno
 import logging
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from quorate.checkpoint.attempt import WRITING, Attempt
+from quorate.checkpoint.cipher import Cipher
+from quorate.checkpoint.digester import DIGESTS
+from quorate.checkpoint.key import cipher_of
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, look_at, survey
-from quorate.checkpoint.manifest import Manifest, Part
+from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
-from quorate.checkpoint.retention import surplus
+from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError
-from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
 
-TENSORS = "state.safetensors"
-WRITING = ".writing-"
 REMOVING = ".removing-"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a save has cost."""
-
-    path: Path
-    bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -49,11 +38,18 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """Saves, lists, verifies, loads and removes checkpoints. It has one writer at a time, and any number of readers."""
+    """Saves, lists, verifies, loads and removes checkpoints. It has one committer at a time, and any number of readers.
 
-    def __init__(self, folder: Path) -> None:
+    What is written is digested with `digest`, and encrypted with a cipher; what is read says itself how it was written.
+    """
+
+    def __init__(self, folder: Path, *, digest: str = DIGESTS[0], cipher: Cipher | None = None) -> None:
         self.folder = folder
+        self.digest = digest
+        self.cipher = cipher
         self._written: set[Path] = set()
+
+    # --- writing
 
     def save(
         self,
@@ -66,30 +62,72 @@ class CheckpointFolder:
         environment: dict[str, Any],
         metrics: dict[str, Any],
         check: Callable[[], None] = lambda: None,
-    ) -> Saved:
-        """Write a checkpoint; when this returns it is on the disk, under its final name.
-
-        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
-        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
-        """
+    ) -> CheckpointInfo:
+        """Write a checkpoint at once, as one part; when this returns it is on the disk, under its final name."""
         # Here, because a launcher that only lists and verifies must not wait for torch.
         from quorate.checkpoint.tensor_file import TensorFile
         from quorate.checkpoint.tree import encode
 
-        started = time.perf_counter()
-        final = self.folder / checkpoint_name(Cursor(step, Phase(phase)))
-        present = self._present(final)
-        if present is not None:
-            _refuse_another_state(present, weights_digest)
-            return Saved(final, present.bytes, time.perf_counter() - started)
         encoded = encode(state)
         content = TensorFile(encoded.tensors)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = Manifest(step, phase, created, (), encoded.skeleton, weights_digest, job, environment, metrics)
-        with self._explaining(final, content.size):
-            size = self._write(final, manifest, content.chunks(), check)
+        manifest = Manifest(step, phase, "", (), encoded.skeleton, weights_digest, job, environment, metrics)
+        attempt = None
+        try:
+            attempt = Attempt.begin(self.folder, manifest.cursor)
+            self.sweep(attempt)
+            attempt.write(0, 1, content.chunks(), digest=self.digest, cipher=self.cipher)
+            return self.commit(attempt, manifest, check)
+        except OSError as error:
+            raise self.explained(error, manifest.cursor, content.size) from error
+        finally:
+            if attempt is not None:
+                attempt.give_up()
+
+    def commit(self, attempt: Attempt, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
+        """Make an attempt that has all its parts a checkpoint, in one move.
+
+        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
+        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
+        """
+        final = self.folder / checkpoint_name(manifest.cursor)
+        present = self._checked(look_at(final))
+        if isinstance(present, CheckpointInfo):
+            _refuse_another_state(present, manifest.weights_digest)
+            attempt.give_up()
+            return present
+        parts = tuple(part for _, part in sorted(attempt.written().items()))
+        whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        write_new_file(attempt.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
+        sync_folder(attempt.path)
+        check()
+        if final.exists():
+            self._set_aside(final)
+        move_into_place(attempt.path, final)
         self._written.add(final)
-        return Saved(final, size, time.perf_counter() - started)
+        return CheckpointInfo(final, whole)
+
+    def sweep(self, current: Attempt) -> None:
+        """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
+        for entry in self.folder.iterdir():
+            if entry.name.startswith(WRITING) and entry != current.path:
+                Attempt(entry).give_up()
+            elif entry.name.startswith(REMOVING):
+                discard(entry)
+
+    def explained(self, error: OSError, cursor: Cursor, needed: int) -> CheckpointError:
+        """What it means, and what helps."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "Free some space, lower `checkpoint.keep`, or choose"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "Make the folder writable, or choose"
+        else:
+            remedy = "Choose"
+        return CheckpointError(
+            f"cannot save checkpoint {checkpoint_name(cursor)} in {self.folder}: {error.strerror or error}; "
+            f"it needs {needed:,} bytes and {_free(self.folder)} are free. {remedy} another folder with `runs`."
+        )
+
+    # --- reading
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """All checkpoints that have a sound manifest, newest last."""
@@ -115,43 +153,46 @@ class CheckpointFolder:
         return self.search().newest
 
     def load(self, info: CheckpointInfo) -> Loaded:
-        """Verify a checkpoint and decode its state."""
-        from quorate.checkpoint.tensor_file import read_tensors
+        """Verify a checkpoint and decode its state; each part is read once."""
+        from quorate.checkpoint.part_file import read_part
+        from quorate.checkpoint.tensor_file import tensors_in
         from quorate.checkpoint.tree import decode
 
-        self.verify(info)
         manifest = read_manifest(info.path)
+        cipher = cipher_of(manifest, self.cipher)
         tensors: dict[str, Any] = {}
         for part in manifest.parts:
-            tensors |= read_tensors(info.path / part.file)
-        return Loaded(manifest, decode(manifest.skeleton, tensors))
+            tensors |= tensors_in(read_part(info.path, part, cipher))
+        return Loaded(manifest, decode(manifest.opened(cipher).skeleton, tensors))
+
+    # --- removing
 
     def prune(
-        self, keep: int, best: int | None = None, check: Callable[[], None] = lambda: None
+        self, retention: Retention, best: int | None = None, check: Callable[[], None] = lambda: None
     ) -> tuple[CheckpointInfo, ...]:
-        """Remove all but the last `keep` and those of step `best`, never the only whole one; returns the removed.
+        """Remove what retention does not keep, never the only whole one; returns the removed.
 
         `check` raises if nothing may be removed any more.
         """
         infos = {info.cursor: info for info in self.list()}
         whole = next((cursor for cursor in sorted(infos, reverse=True) if self._is_whole(infos[cursor])), None)
         removed = []
-        for cursor in surplus(list(infos), keep, best, whole):
+        for cursor in surplus(list(infos), retention, best, whole):
             check()
             try:
-                self.remove(infos[cursor])
+                self.remove(infos[cursor].path)
                 removed.append(infos[cursor])
             except CheckpointError as error:
                 # One that cannot be removed must not keep the others, nor end the job.
                 log.warning("%s", error)
         return tuple(removed)
 
-    def remove(self, info: CheckpointInfo) -> None:
-        """Remove a checkpoint: first from the list, in one move, then from the disk."""
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint, whole or damaged: first from the list, in one move, then from the disk."""
         try:
-            self._set_aside(info.path)
+            self._set_aside(path)
         except OSError as error:
-            raise CheckpointError(f"cannot remove checkpoint {info.path}: {error.strerror}") from error
+            raise CheckpointError(f"cannot remove checkpoint {path}: {error.strerror}") from error
 
     def _checked(self, found: CheckpointInfo | Skipped) -> CheckpointInfo | Skipped:
         if isinstance(found, Skipped):
@@ -166,73 +207,15 @@ class CheckpointFolder:
         # What this process wrote it need not read again: retention runs after every save.
         return info.path in self._written or isinstance(self._checked(info), CheckpointInfo)
 
-    def _present(self, final: Path) -> CheckpointInfo | None:
-        """The whole checkpoint that is there already, if there is one."""
-        found = self._checked(look_at(final))
-        return found if isinstance(found, CheckpointInfo) else None
-
-    def _write(self, final: Path, manifest: Manifest, chunks: Iterator[Buffer], check: Callable[[], None]) -> int:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        temporary = self._temporary(WRITING, final)
-        try:
-            temporary.mkdir()
-            part = _write_part(temporary, chunks)
-            text = replace(manifest, parts=(part,)).to_json()
-            write_new_file(temporary / MANIFEST, [text.encode()])
-            sync_folder(temporary)
-            check()
-            if final.exists():
-                self._set_aside(final)
-            move_into_place(temporary, final)
-        except BaseException:
-            discard(temporary)
-            raise
-        return part.bytes
-
-    def _sweep(self) -> None:
-        """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
-        for entry in self.folder.iterdir():
-            if entry.name.startswith((WRITING, REMOVING)):
-                discard(entry)
-
     def _set_aside(self, path: Path) -> None:
-        doomed = self._temporary(REMOVING, path)
+        doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
         self._written.discard(path)
         discard(doomed)
 
-    def _temporary(self, purpose: str, final: Path) -> Path:
-        return self.folder / f"{purpose}{final.name}-{secrets.token_hex(4)}"
-
-    @contextlib.contextmanager
-    def _explaining(self, final: Path, needed: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            free = _free(self.folder)
-            space = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "Free some space, lower `checkpoint.keep`," if space else "Make the folder writable,"
-            raise CheckpointError(
-                f"cannot save checkpoint {final.name} in {self.folder}: {error.strerror or error}; "
-                f"it needs {needed:,} bytes and {free} are free. {remedy} or choose another folder with `runs`."
-            ) from error
-
-
-def _write_part(folder: Path, chunks: Iterator[Buffer]) -> Part:
-    digest = xxhash.xxh3_128()
-
-    def digested() -> Iterator[Buffer]:
-        for chunk in chunks:
-            digest.update(chunk)
-            yield chunk
-
-    size = write_new_file(folder / TENSORS, digested())
-    return Part(TENSORS, size, digest.hexdigest())
-
 
 def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:
-    if present.manifest.weights_digest != weights_digest:
+    if present.manifest.weights_digest not in ("", weights_digest):
         raise CheckpointError(
             f"checkpoint {present.path} is whole and has other weights ({present.manifest.weights_digest}) "
             f"than those to be saved ({weights_digest}); one run cannot pass through both. "

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.tensor_file import DTYPES
+from quorate.checkpoint.tensor_file import DTYPES, METADATA
 from quorate.core.errors import CheckpointError
 
 DEEPEST = 100
-RESERVED = "__metadata__"  # the one name that a safetensors file keeps for itself
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class _Encoder:
         # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
         plain = _dotted(path).encode(errors="backslashreplace").decode()
         name, count = plain, 1
-        while name in self.tensors or name == RESERVED:
+        while name in self.tensors or name == METADATA:
             count += 1
             name = f"{plain}~{count}"
         return name

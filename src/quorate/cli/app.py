@@ -6,6 +6,8 @@ import typer
 
 from quorate.cli.bench import app as bench
 from quorate.cli.chaos import chaos
+from quorate.cli.checkpoint import checkpoint
+from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.diff import diff
 from quorate.cli.doctor import doctor
 from quorate.cli.eval import evaluate
@@ -37,6 +39,8 @@ app.command()(runs)
 app.command()(show)
 app.command()(diff)
 app.command()(resize)
+app.command()(checkpoint)
+app.add_typer(checkpoints, name="checkpoints")
 app.command()(chaos)
 app.command()(doctor)
 app.add_typer(bench, name="bench")

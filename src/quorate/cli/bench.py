@@ -50,6 +50,7 @@ def benchmarks() -> None:
       quorate bench startup --json
       quorate bench scaling --workers 1,2
       quorate bench overlap
+      quorate bench checkpoint --size 100MB
     """
 
 
@@ -217,4 +218,62 @@ def recovery(
 
     processes = tuple(crowd.processes for crowd in parse_crowds(workers, "--workers"))
     bench = Recovery(processes, choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def changes(
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Resize a running job, and ask its workers to leave.
+
+    From 2 workers to 4, 1 and 3, then a SIGTERM to each, while a lane takes 100 ms: the longest pause between two
+    steps, beyond the usual ones before and after the change. Only Quorate can, so there is no peer.
+
+    \b
+    Examples:
+      quorate bench changes
+      quorate bench changes --rounds 3 --output changes.json
+    """
+    from quorate.bench.changes import Changes
+    from quorate.bench.run import Wishes, run
+
+    raise typer.Exit(run(Changes(), Wishes(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def checkpoint(
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Weights and optimizer together; a MB has 1024 KB.")
+    ] = "500MB",
+    saves: Annotated[int, typer.Option(metavar="N", min=1, help="Saves in each training that count.")] = 4,
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Save a large state while training, and load it.
+
+    What a save adds to training, how soon it is safe, what memory it takes and how long loading takes, against raw
+    writes and reads of the same disk. Systems: quorate, torch-save, dcp, dcp-async, dcp-async-stager, safetensors.
+
+    \b
+    Examples:
+      quorate bench checkpoint
+      quorate bench checkpoint --size 100MB --systems quorate,dcp-async-stager
+      quorate bench checkpoint --rounds 3 --output saves.json
+    """
+    from tempfile import gettempdir
+
+    from quorate.bench.checkpoint import SYSTEMS, Checkpoint, disk_needed
+    from quorate.bench.disk import check_disk
+    from quorate.bench.run import Wishes, run
+    from quorate.bench.selection import choose_systems
+    from quorate.bench.size import parse_size
+
+    bench = Checkpoint(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
+    check_disk(Path(gettempdir()), disk_needed(bench.size, bench.saves))
     raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))

@@ -28,11 +28,14 @@ def resume(
     On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
     may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
 
+    A run of which only a copy is at hand (see checkpoint.to), on another disk or on a store, is fetched first.
+
     \b
     Examples:
       quorate resume last
       quorate resume digits-0001 --workers 4
       quorate resume last --branch --set params.learning_rate=0.05
+      quorate resume s3://bucket/prefix/digits-0001
     """
     from quorate.api import session
     from quorate.api.show import show_on_stderr, show_quietly

@@ -130,6 +130,14 @@ class RelayStop:
 
 
 @dataclass(frozen=True)
+class RelaySave:
+    """Tell a generation to save a checkpoint at the next step boundary; `request` tells one wish from another."""
+
+    generation: GenerationId
+    request: str
+
+
+@dataclass(frozen=True)
 class EndJob:
     """Tell everybody that the job is over."""
 
@@ -154,5 +162,6 @@ Action = (
     | Refill
     | Expel
     | RelayStop
+    | RelaySave
     | EndJob
 )

@@ -14,7 +14,7 @@ from quorate.observe.tail import EventTail
 log = logging.getLogger(__name__)
 
 # Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
-_TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint"})
+_TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint", "checkpoint_failed", "checkpoint_skipped"})
 _ENDS = frozenset({"finished", "failure"})
 _PAGE = 4096
 _RECALLED = 4 * 2**20

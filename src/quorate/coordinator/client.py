@@ -100,6 +100,18 @@ class SupervisorClient:
         if refusal is not None:
             raise RequestError(refusal.message)
 
+    def save(self, request: str) -> int:
+        """Save a checkpoint at the next step boundary; the step that the job has reached, as far as that is known.
+
+        `request` tells one wish from another: one that is asked for again is done once. Raises RequestError if there
+        is nobody to do it any more.
+        """
+        reply = self._call(self._stub.Save, pb.SaveRequest(request=request), self._timeout)
+        refusal = decode_failure(reply.refusal)
+        if refusal is not None:
+            raise RequestError(refusal.message)
+        return int(reply.step)
+
     def news(self, timeout: float, seen_to: Collection[int] = (), workers: int = 0) -> News:
         """What there is to know; nothing if nothing happens within `timeout` seconds.
 

@@ -129,6 +129,13 @@ class ResizeRequested:
 
 
 @dataclass(frozen=True)
+class SaveRequested:
+    """Somebody wants a checkpoint of where the job is; `request` tells one wish from another."""
+
+    request: str
+
+
+@dataclass(frozen=True)
 class LauncherGone:
     """The process that started the coordinator, and that looks after the workers, has ended."""
 
@@ -147,6 +154,7 @@ MembershipEvent = (
     | Completed
     | StopRequested
     | ResizeRequested
+    | SaveRequested
     | LauncherGone
     | Tick
 )

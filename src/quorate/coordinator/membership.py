@@ -20,6 +20,7 @@ from quorate.coordinator.events import (
     MembershipEvent,
     Registered,
     ResizeRequested,
+    SaveRequested,
     StateReported,
     StopRequested,
     Tick,
@@ -30,7 +31,7 @@ from quorate.coordinator.losing import report, see_exit
 from quorate.coordinator.states import Active, Crew, Ended, Forming, State
 from quorate.coordinator.terms import Terms
 from quorate.coordinator.waiting import tick
-from quorate.coordinator.wishes import lose_launcher, resize, stop
+from quorate.coordinator.wishes import lose_launcher, resize, save, stop
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
 
@@ -41,7 +42,7 @@ def start(terms: Terms, now: float) -> Forming:
     return Forming(Crew(terms, ticked=now, wanted=terms.workers, awaited=everybody), since=now)
 
 
-def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noqa: C901 (one case for each event)
+def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noqa: C901, PLR0912 (one case for each event)
     """What follows from an event: the next state, what to do, and why."""
     if isinstance(state, Ended):
         return _after_the_end(state, event)
@@ -62,6 +63,8 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noq
             decision = stop(state, event, now)
         case ResizeRequested():
             decision = resize(state, event, now)
+        case SaveRequested():
+            decision = save(state, event)
         case LauncherGone():
             decision = lose_launcher(state)
         case Tick():

@@ -44,6 +44,7 @@ from quorate.coordinator.events import (
     Reading,
     Registered,
     ResizeRequested,
+    SaveRequested,
     StateReported,
     StopRequested,
     Tick,
@@ -208,6 +209,16 @@ class CoordinatorService(CoordinatorServicer):
         decision = self.apply(ResizeRequested(request.workers))
         refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
         return pb.ResizeReply(refusal=encode_failure(refusal))
+
+    async def Save(self, request: pb.SaveRequest, context: Any) -> pb.SaveReply:  # noqa: N802, ARG002
+        """Hear that a checkpoint is wanted; tell how far the job is known to be."""
+        if isinstance(self._state, Ended):
+            return pb.SaveReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
+        self.apply(SaveRequested(request.request))
+        crew = self._state.crew
+        # Whoever tells where it is names the step that it is in.
+        reached = [(known.place.step or 0) - 1 for known in crew.enrolled]
+        return pb.SaveReply(step=max([crew.cursor.step, *reached]))
 
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
         """Tell how the job ended; or what there is to do; or, after the given time, that there is nothing to tell."""

@@ -1,14 +1,14 @@
-"""What is wanted from outside of the workers: a stop, another number of them; and nobody left to want anything."""
+"""What is wanted from outside: a stop, a checkpoint, another number of workers; and nobody left to want anything."""
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import EndJob, RecordResize, Refuse, RelayStop
+from quorate.coordinator.actions import EndJob, RecordResize, Refuse, RelaySave, RelayStop
 from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import ResizeRequested, StopRequested
+from quorate.coordinator.events import ResizeRequested, SaveRequested, StopRequested
 from quorate.coordinator.forming import end, form_if_ready
 from quorate.coordinator.places import call_together, resized
-from quorate.coordinator.states import Active, Crew, Ended, Forming
+from quorate.coordinator.states import Active, Crew, Ended, Forming, Training
 from quorate.core.failure import Failure
 
 
@@ -18,6 +18,16 @@ def stop(state: Active, event: StopRequested, now: float) -> Decision:
         return Decision(state, (), f"a stop is under way already ({state.crew.stop})")
     stopping = replace(state, crew=replace(state.crew, stop=event.reason))
     return form_if_ready(stopping, (RelayStop(event.reason),), f"stop at the next step boundary: {event.reason}", now)
+
+
+def save(state: Active, event: SaveRequested) -> Decision:
+    """A checkpoint shall be saved. Between two generations nobody can: whoever wants one asks again."""
+    if not isinstance(state, Training):
+        return Decision(state, (), "a checkpoint is wanted while no generation is at work: to be asked for again")
+    generation = state.generation.id
+    return Decision(
+        state, (RelaySave(generation, event.request),), f"a checkpoint is wanted of generation {generation}"
+    )
 
 
 def resize(state: Active, event: ResizeRequested, now: float) -> Decision:

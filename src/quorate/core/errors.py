@@ -21,6 +21,9 @@
         │                       a kind of gradient or buffer that cannot keep the promise
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
+        │   └── AttemptGone     a save that another worker has given up
+        ├── StoreError          trouble with an object store
+        │   └── ObjectMissing   what is asked for is not there
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
         ├── NurseryLost         the process that starts the workers is gone, and they with it

@@ -1,8 +1,9 @@
 """The checkpoints of a run, as its folder lists them: nothing of theirs is read but the manifest."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.checkpoint.manifest import Part
@@ -22,6 +23,8 @@ class CheckpointRecord:
     created: str = ""
     weights_digest: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    encrypted: bool = False
 
     @classmethod
     def of(cls, found: CheckpointInfo | Skipped) -> "CheckpointRecord":
@@ -38,6 +41,9 @@ class CheckpointRecord:
             created=manifest.created,
             weights_digest=manifest.weights_digest,
             environment=tuple((name, str(value)) for name, value in manifest.environment.items()),
+            # Of one that was not evaluated itself they are those of an earlier step.
+            metrics=manifest.metrics if found.cursor.phase is Phase.EVALUATED else {},
+            encrypted=manifest.encryption is not None,
         )
 
 

@@ -13,6 +13,7 @@ from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
 LINE_EVERY = 5.0
+LOUD = frozenset({"stop", "lost", "log", "copy_failed"})
 
 
 class Console:
@@ -82,7 +83,7 @@ class QuietConsole:
 
     def handle(self, event: Event) -> None:
         """Show an event, if it is one of those."""
-        notice = notice_of(event, self._progress) if event.kind in ("stop", "lost", "log") else None
+        notice = notice_of(event, self._progress) if event.kind in LOUD else None
         self._progress.take_in(event)
         if notice is not None:
             say(self._screen, notice)

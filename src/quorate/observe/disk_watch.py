@@ -53,5 +53,5 @@ class DiskWatch:
     def _sentence(self, why: str) -> str:
         return (
             f"cannot write in {self._folder}: {why}. Training goes on, unseen: no progress is shown or kept meanwhile. "
-            "Make room there before the next checkpoint, or the job ends with it."
+            "Make room there: a checkpoint that fails is tried again when the next is due, but the last must be saved."
         )

@@ -13,7 +13,8 @@ import orjson
 class Event:
     """What happened, when, at which step; `fields` are plain JSON values.
 
-    Kinds: run, generation, copied, step, evaluation, checkpoint, lost, stop, failure, finished, log.
+    Kinds: run, generation, copied, step, evaluation, checkpoint, checkpoint_failed, checkpoint_skipped, copied_to,
+    copy_failed, copy_recovered, lost, stop, failure, finished, log.
     """
 
     kind: str

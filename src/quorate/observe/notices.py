@@ -10,6 +10,8 @@ from quorate.observe.quantities import duration, measure, size
 from quorate.observe.recoveries import brief, workers_of
 
 EARLY_STOP = "early stop"
+WORTH_TELLING = 0.05
+"""Seconds for which training waits for a checkpoint without a word."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,34 @@ def _evaluation(event: Event, _: Progress) -> Notice:
 def _checkpoint(event: Event, _: Progress) -> Notice:
     name = PurePath(event.fields.get("path", "")).name
     cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
-    return Notice(f"checkpoint {name}: {cost}", "dim")
+    added = event.fields.get("added_s", 0.0)
+    waited = f", training waited {duration(added)}" if added >= WORTH_TELLING else ""
+    return Notice(f"checkpoint {name}: {cost}{waited}", "dim")
+
+
+def _checkpoint_failed(event: Event, _: Progress) -> Notice:
+    reason = event.fields.get("reason", "no reason was given")
+    return Notice(f"not saved{_at(event)}: {reason}", "yellow")
+
+
+def _checkpoint_skipped(event: Event, _: Progress) -> Notice:
+    return Notice(f"not saved{_at(event)}: {event.fields.get('reason', 'no reason was given')}", "yellow")
+
+
+def _copied_to(event: Event, _: Progress) -> Notice:
+    cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
+    return Notice(
+        f"checkpoint {event.fields.get('checkpoint', '')} copied to {event.fields.get('place')}: {cost}", "dim"
+    )
+
+
+def _copy_failed(event: Event, _: Progress) -> Notice:
+    return Notice(f"not copied{_of(event)}, and training goes on: {event.fields.get('reason', '')}", "yellow")
+
+
+def _copy_recovered(event: Event, _: Progress) -> Notice:
+    place, lasted = event.fields.get("place"), duration(event.fields.get("seconds", 0.0))
+    return Notice(f"copying to {place} works again, after {lasted}", "green")
 
 
 def _stop(event: Event, progress: Progress) -> Notice:
@@ -117,6 +146,10 @@ def _resize(event: Event, _: Progress) -> Notice:
     return Notice(f"asked to go on with {workers} workers instead of {before}", "bold")
 
 
+def _of(event: Event) -> str:
+    return "" if event.step is None else f" (checkpoint of step {event.step:,})"
+
+
 def _at(event: Event) -> str:
     return "" if event.step is None else f" at step {event.step:,}"
 
@@ -128,6 +161,11 @@ _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "resize": _resize,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
+    "checkpoint_failed": _checkpoint_failed,
+    "checkpoint_skipped": _checkpoint_skipped,
+    "copied_to": _copied_to,
+    "copy_failed": _copy_failed,
+    "copy_recovered": _copy_recovered,
     "stop": _stop,
     "failure": _failure,
     "finished": _finished,

@@ -26,7 +26,7 @@ def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = Fa
 
 def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know of a result, as labels and values."""
-    return [*_metrics(result), *_work(result), *_place(result)]
+    return [*_metrics(result), *_work(result), *_copies(result), *_place(result)]
 
 
 def _title(result: dict[str, Any]) -> Text:
@@ -47,6 +47,16 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
     if result.get("recoveries"):
         rows.append(("recovered", recovered(result["recoveries"])))
+    return rows
+
+
+def _copies(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What has become of the copies at each further place."""
+    rows = []
+    for each in result.get("copies") or ():
+        missing = len(each.get("missing") or ())
+        told = f"{plural(each.get('copied', 0), 'checkpoint')} copied" + (f", {missing:,} missing" if missing else "")
+        rows.append(("copies", f"{each.get('place')}: {told}"))
     return rows
 
 

@@ -1,12 +1,14 @@
 """The keys of a job file: what each takes, its default, and whether it changes the bits."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quorate.core.errors import JobFileError
 from quorate.spec.marks import Allowed, Mark
-from quorate.spec.rules import broken_rules
+from quorate.spec.override import PREFIX
+from quorate.spec.rules import OWN_PLACE, broken_rules
 from quorate.spec.task_reference import TaskReference
 
 Count = Annotated[int, Field(ge=1), Allowed("a whole number of at least 1")]
@@ -27,6 +29,18 @@ def _whole_number(value: Any) -> Any:
     if type(value) is not int:
         raise ValueError("Write version: 1.")
     return value
+
+
+def _checked_variable(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if re.fullmatch(r"[0-9A-Fa-f]{64}", name):
+        raise ValueError("This looks like the key itself. Put it into a variable, and name the variable here.")
+    if name.startswith(PREFIX):
+        raise ValueError(f"Variables that begin with {PREFIX} set keys of the job: choose another name.")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("A name is of letters, digits and underscores, and no digit leads it.")
+    return name
 
 
 def _spelled_out(strategy: Any) -> Any:
@@ -73,11 +87,35 @@ class StrategySpec(Section):
     kind: Annotated[Literal["ring"], Allowed("ring, the only strategy of this Quorate")] = "ring"
 
 
+class EncryptSpec(Section):
+    """Where the key lies that checkpoints are encrypted with: a file, or a variable of the environment."""
+
+    key_file: Annotated[str | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")] = (
+        None
+    )
+    key_env: Annotated[
+        str | None,
+        AfterValidator(_checked_variable),
+        Allowed("the name of an environment variable that holds the key, or null"),
+    ] = None
+
+
 class CheckpointSpec(Section):
-    """How often to save (in steps; null means at the end only) and how many checkpoints to keep."""
+    """When to save, which checkpoints to keep, where copies go, and how they are written.
+
+    A save is due every so many steps, every so many minutes, or both; without either, at the end only.
+    """
 
     every: OptionalCount = None
+    minutes: OptionalPositive = None
     keep: Count = 3
+    keep_every: OptionalCount = None
+    to: Annotated[
+        list[str], Allowed("a list of places, such as [checkpoints, /mnt/backup] or [checkpoints, s3://bucket/prefix]")
+    ] = [OWN_PLACE]
+    when_busy: Literal["wait", "skip"] = "wait"
+    digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
+    encrypt: EncryptSpec | None = None
 
 
 class JobSpec(Section):

@@ -25,7 +25,7 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True)
 class TaskFolder:
-    """Where a task's file is looked for, and whether it has to be there already."""
+    """Where a task's file (and a key's) is looked for, and whether the task's has to be there already."""
 
     path: Path
     must_exist: bool
@@ -68,6 +68,7 @@ def _resolve(
 ) -> ResolvedJob:
     from_environment, unreadable = environment_overrides(environment)
     layers, task_problems = _with_task_placed(layers.under(from_environment).under(overrides), folder)
+    layers = _with_key_placed(layers, folder)
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
@@ -132,6 +133,17 @@ def _with_task_placed(layers: Layers, folder: TaskFolder) -> tuple[Layers, list[
     meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
     hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
     return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
+
+
+def _with_key_placed(layers: Layers, folder: TaskFolder) -> Layers:
+    """The file of the checkpoints' key made absolute: a run that is resumed elsewhere must find it too."""
+    try:
+        section = layers.values["checkpoint"]
+        file = Path(section["encrypt"]["key_file"]).expanduser()
+    except (KeyError, TypeError, RuntimeError):
+        return layers  # without it, or malformed, which is told with the other keys
+    encrypt = {**section["encrypt"], "key_file": str(folder.path.absolute() / file)}
+    return replace(layers, values={**layers.values, "checkpoint": {**section, "encrypt": encrypt}})
 
 
 def _name_from(path: Path) -> str:

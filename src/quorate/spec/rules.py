@@ -1,10 +1,18 @@
 """What must hold between keys, each rule as the equation that does not hold, both numbers and where they were said."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 from quorate.core.errors import Problem
+
+OWN_PLACE = "checkpoints"
+"""How `checkpoint.to` names the folder of that name in the run folder."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
 Told = Callable[[str], str]
 """Where the value of a key was said, to stand behind it: " (--workers)"; nothing where that is not known."""
@@ -88,12 +96,84 @@ def _early_stop_sees_evaluations(job: Mapping[str, Any], told: Told) -> Problem 
     )
 
 
+def _own_place_comes_first(job: Mapping[str, Any], told: Told) -> Problem | None:
+    places = _places(job)
+    if places[:1] == [OWN_PLACE]:
+        return None
+    first = f"it begins with {_shown(places[0])}" if places else "it names no place"
+    return Problem(
+        "checkpoint.to",
+        f"{first}{told('checkpoint.to')}: a checkpoint is saved in the run's own folder, {OWN_PLACE}, before it is "
+        "copied anywhere",
+        f"Write {OWN_PLACE} first, and after it the places that get copies: [{OWN_PLACE}, s3://bucket/prefix].",
+    )
+
+
+def _places_can_be_reached(job: Mapping[str, Any], told: Told) -> Problem | None:
+    for place in [other for other in _places(job)[1:] if other != OWN_PLACE]:
+        if _has_password(place):
+            return Problem(
+                "checkpoint.to",
+                f"{_shown(place)}{told('checkpoint.to')} has a password in it, and the job is written down in the run",
+                "Leave it out, and give it to the store's own library, in the environment or in its settings file.",
+            )
+        if not _URL.fullmatch(place) and not PurePath(place).is_absolute():
+            return Problem(
+                "checkpoint.to",
+                f"{_shown(place)}{told('checkpoint.to')} is neither the absolute path of a folder nor a URL",
+                f"After {OWN_PLACE}, write places such as /mnt/backup or s3://bucket/prefix.",
+            )
+    return None
+
+
+def _places_differ(job: Mapping[str, Any], told: Told) -> Problem | None:
+    places = [place.rstrip("/") for place in _places(job)]
+    twice = [place for index, place in enumerate(places) if place in places[:index]]
+    if not twice:
+        return None
+    return Problem(
+        "checkpoint.to", f"{_shown(twice[0])}{told('checkpoint.to')} stands there twice", "Name every place once."
+    )
+
+
+def _one_key(job: Mapping[str, Any], told: Told) -> Problem | None:
+    encrypt = dict(job["checkpoint"]).get("encrypt")
+    if encrypt is None:
+        return None
+    given = [key for key in ("key_file", "key_env") if dict(encrypt).get(key) is not None]
+    if len(given) == 1:
+        return None
+    said = "both key_file and key_env are given" if given else "neither key_file nor key_env is given"
+    return Problem(
+        "checkpoint.encrypt",
+        f"{said}{told('checkpoint.encrypt')}",
+        "Give exactly one: key_file: /path/of/key (a file), or key_env: MY_KEY (an environment variable).",
+    )
+
+
+def _places(job: Mapping[str, Any]) -> list[str]:
+    return list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
+
+
+def _has_password(place: str) -> bool:
+    return bool(_URL.fullmatch(place)) and "@" in place and ":" in urlsplit(place).netloc.rpartition("@")[0]
+
+
+def _shown(place: str) -> str:
+    # What a person has typed in the wrong place must not stand in a log.
+    return f'"{re.sub(r"//[^@/]*@", "//…@", place)}"'
+
+
 RULES = (
     Rule(frozenset({"workers", "lanes"}), _workers_fit_lanes),
     Rule(frozenset({"min_workers", "workers", "lanes"}), _fewest_workers_fit),
     Rule(frozenset({"batch_size", "lanes", "accumulate"}), _batch_feeds_lanes),
     Rule(frozenset({"epochs", "steps"}), _one_length),
     Rule(frozenset({"early_stop", "evaluate"}), _early_stop_sees_evaluations),
+    Rule(frozenset({"checkpoint"}), _own_place_comes_first),
+    Rule(frozenset({"checkpoint"}), _places_can_be_reached),
+    Rule(frozenset({"checkpoint"}), _places_differ),
+    Rule(frozenset({"checkpoint"}), _one_key),
 )
 
 

@@ -9,9 +9,9 @@ from quorate.storage.atomic import write_atomically
 _FILE = "created"
 
 
-def write_creation(folder: Path) -> None:
-    """Say that a run is created now."""
-    write_atomically(folder / _FILE, f"{datetime.now(UTC).isoformat()}\n")
+def write_creation(folder: Path, moment: datetime | None = None) -> None:
+    """Say that a run is created now; or that it was, at another place."""
+    write_atomically(folder / _FILE, f"{(moment or datetime.now(UTC)).isoformat()}\n")
 
 
 def is_marked(folder: Path) -> bool:

@@ -20,7 +20,15 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
-from quorate.training.strategy import BREAK, SAVE_AND_BREAK, Agreement, Strategy
+from quorate.training.strategy import (
+    BEGIN_AND_BREAK,
+    BOUNDARIES,
+    BREAK,
+    SAVE,
+    SAVE_AND_BREAK,
+    Agreement,
+    Strategy,
+)
 from quorate.training.update import Update
 
 
@@ -45,7 +53,9 @@ class Loop:
     stop_requested: Callable[[], str | None]
     break_requested: Callable[[], bool]
     save_requested: Callable[[], bool]
-    tell_all: Callable[[], None]
+    save_asked: Callable[[], bool]
+    save_begun: Callable[[], None]
+    workers: int = 1
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
@@ -56,19 +66,22 @@ class Loop:
             self._evaluate_only()
             return "complete"
         self._publish_begin()
+        self.saver.enter(self.strategy, self.progress.cursor.step)
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
-            self._save()
+            self._begin_save()
         while not self._is_over():
-            stop = self._step()
-            if stop is not None and stop not in (BREAK, SAVE_AND_BREAK):
+            wish = self._step()
+            if wish is not None and wish not in BOUNDARIES:
                 self._save()
-                return stop
+                return wish
             self._evaluate_if_due()
-            if self._save_is_due() or stop == SAVE_AND_BREAK:
+            if wish == SAVE_AND_BREAK:
                 self._save()
-            if stop is not None:
+            elif wish in (SAVE, BEGIN_AND_BREAK) or self._save_is_due():
+                self._begin_save()
+            if wish not in (None, SAVE):
                 return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
@@ -80,6 +93,7 @@ class Loop:
 
     def close(self) -> None:
         """Let go of loaders, neighbours and parameters; what was trained stays."""
+        self.saver.leave()
         self.feed.close()
         self.strategy.close()
 
@@ -96,6 +110,7 @@ class Loop:
         self.replica.check_trainable()
         with self.activity.during(EXCHANGE):
             agreement = self.strategy.exchange(step, results, self._wish())
+        self._settle_save()
         self.check_lease()
         with self.activity.during(APPLY):
             norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
@@ -111,6 +126,9 @@ class Loop:
         """Not of the first step, which waits for loaders that have just been started."""
         if self._is_warm:
             self.activity.end_step(len(self.strategy.hosted))
+        else:
+            # Now that the optimizers have their state, it is known how much there is to save.
+            self.saver.prepare(self.replica, self.workers)
         self._is_warm = True
 
     def _wish(self) -> str | None:
@@ -119,7 +137,10 @@ class Loop:
             return reason
         if self.save_requested():
             return SAVE_AND_BREAK
-        return BREAK if self.break_requested() else None
+        wants_save = self.save_asked() or self.saver.is_wanted(by_time=0 in self.strategy.hosted)
+        if self.break_requested():
+            return BEGIN_AND_BREAK if wants_save else BREAK
+        return SAVE if wants_save else None
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
         epoch = self.curriculum.epoch_of(step)
@@ -166,10 +187,20 @@ class Loop:
     def _save_is_due(self) -> bool:
         return self.errand.saves_at(self.progress.cursor.step, self.spec.checkpoint.every)
 
+    def _begin_save(self) -> None:
+        with self.activity.during(CHECKPOINT):
+            self.save_begun()
+            self.saver.begin(self.replica, self.progress, self.strategy)
+
+    def _settle_save(self) -> None:
+        """The copy of a state that is being saved must be whole before the state changes."""
+        if not self.saver.is_settled:
+            with self.activity.during(CHECKPOINT):
+                self.saver.settle()
+
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
-            # Whoever goes on from this checkpoint does not pass through the steps before it: they must be told by now.
-            self.tell_all()
+            self.save_begun()
             self.saver.save(self.replica, self.progress, self.strategy)
 
     def _publish_begin(self) -> None:

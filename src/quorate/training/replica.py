@@ -16,7 +16,7 @@ from quorate.spec.job import JobSpec
 from quorate.training.buffers import MEAN, Buffers
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
-from quorate.training.tensors import digests, named_bytes
+from quorate.training.tensors import digests
 
 
 class Replica:
@@ -65,18 +65,18 @@ class Replica:
         yield from self.buffers.committed()
 
     def weights_digest(self) -> str:
-        """Sha-256 over parameters and buffers in name order."""
-        return weights_digest(named_bytes(name, tensor) for name, tensor in self.tensors())
+        """Of parameters and buffers."""
+        return weights_digest(digests(self.tensors()))
 
-    def state_digests(self) -> dict[str, str]:
-        """A digest for each tensor of the state, optimizers included."""
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of the state, optimizers included, by a name for people."""
         named = dict(self.tensors())
         for name, state in self.optimizers.state()["optimizers"].items():
             for index, values in state["state"].items():
                 for key, value in values.items():
                     if isinstance(value, torch.Tensor):
                         named[f"optimizer {name} {index} {key}"] = value
-        return digests(named.items())
+        return named
 
     def layout(self) -> str:
         """What must be equal before weights can be compared."""

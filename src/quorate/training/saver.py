@@ -1,99 +1,300 @@
-"""Saving the state: every replica is compared, the worker that hosts lane 0 writes."""
+"""Saving the state that all workers hold: each compares its replica with the others and writes its part of it."""
 
 import json
-from collections import Counter
-from collections.abc import Callable
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.digests import content_digest, first_difference
-from quorate.core.errors import DivergedError
+from quorate.checkpoint.attempt import Attempt
+from quorate.checkpoint.division import divide
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.name import checkpoint_name
+from quorate.checkpoint.tree import Encoded, encode
+from quorate.core.errors import CheckpointError
 from quorate.observe.event import Event
+from quorate.spec.job import CheckpointSpec
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.saving import VOID, Assignment, Desk, Saving
 from quorate.training.strategy import Strategy
+
+log = logging.getLogger(__name__)
+
+GLANCE = 0.1
+WORTH_TELLING = 5.0
+"""Seconds for which training waits for an earlier save without a word."""
+LEAVING = 1.0
+"""Seconds for which whoever leaves a generation waits for a copy that is being made."""
+HEADER = 2**20
+"""Bytes that a part may have besides its tensors."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before a save that must not fail is tried again. All workers count alike, so all give up together."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says before a save. That of the one that hosts lane 0 decides: it commits."""
+
+    identity: str
+    is_busy: bool
+    is_saved: bool = False
+    attempt: str = ""
+    failure: str = ""
 
 
 class Saver:
-    """Writes checkpoints of a state that all workers hold, and keeps the last `keep` of them; with None all."""
+    """A worker's saves, one at a time, through all generations.
+
+    `check_lease` raises when this worker may act no longer: it is asked by whoever waits.
+    """
 
     def __init__(
         self,
-        folder: CheckpointFolder,
-        keep: int | None,
+        desk: Desk,
+        rules: CheckpointSpec,
         job: dict[str, Any],
         environment: dict[str, str],
         *,
-        publish: Callable[[Event], None],
         check_lease: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = folder
-        self._keep = keep
+        self._desk = desk
+        self._rules = rules
         self._job = job
         self._environment = environment
-        self._publish = publish
         self._check_lease = check_lease
-        self._saved: Progress | None = None
-        self._written: Progress | None = None
+        self._clock = clock
+        # Numbers of workers are given again to those who replace them.
+        self._identity = secrets.token_hex(8)
+        self._latest: Saving | None = None
+        self._owes = False
+        self._last_begun = clock()
+
+    # --- through the generations
+
+    def enter(self, strategy: Strategy, step: int) -> None:
+        """A generation begins: give up what cannot be completed without those who are gone."""
+        present = {payload.decode() for payload in strategy.share(step, self._identity.encode())}
+        latest = self._latest
+        if latest is None:
+            return
+        assignment = latest.assignment
+        if assignment.writers[0] not in present:
+            # Also when our part is done: nobody else knows by now that it was not committed.
+            if not (latest.done.is_set() and self._is_there(assignment)):
+                self._void(latest, "the worker that commits it is gone")
+        elif assignment.commits and not (latest.done.is_set() or latest.is_complete):
+            delivered = _delivered(assignment)
+            if not present.issuperset(w for i, w in enumerate(assignment.writers) if i not in delivered):
+                self._void(latest, "a worker that writes a part of it is gone")
+
+    def leave(self) -> None:
+        """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
+        if self._latest is not None and not self._latest.staged.wait(LEAVING):
+            self._void(self._latest, "its generation ended before it was copied")
+
+    def close(self, patience: float) -> None:
+        """This worker leaves for good: what others wait for is completed first, if that does not take too long."""
+        running = self._running()
+        if running is not None and not running.done.wait(patience):
+            running.give_up("the worker leaves")
+
+    # --- when
+
+    def is_wanted(self, *, by_time: bool) -> bool:
+        """Whether one is to be begun that no step asks for: the time has come, or the last one came to nothing."""
+        minutes = self._rules.minutes if by_time else None
+        return self._owes or (minutes is not None and self._clock() - self._last_begun >= 60 * minutes)
 
     def has_written(self, progress: Progress) -> bool:
         """Whether this worker has committed a checkpoint of this."""
-        return progress == self._written
+        latest = self._latest
+        return latest is not None and latest.info is not None and latest.assignment.progress == progress
+
+    # --- saving
+
+    def prepare(self, replica: Replica, workers: int) -> None:
+        """Have the memory for the copies ready before the first one is due."""
+        if self._rules.every is None and self._rules.minutes is None:
+            return
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in replica.state_tensors().items()}
+        largest = max(sum(sizes[name] for name in part) for part in divide(sizes, workers))
+        self._desk.arena.reserve_in_background(largest + HEADER)
+
+    def begin(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
+        """Begin to save this state, unless it is saved already or an earlier one is still being saved."""
+        began = time.perf_counter()
+        self.settle()
+        if self._rules.when_busy == "wait":
+            self._wait_for_earlier(progress)
+            self.settle()  # what was waited for may have found that replicas differ
+        answers = self._ask_everyone(replica, progress, strategy)
+        if answers[0].is_saved or answers[0].failure:
+            # Not at every step again: the next that is due tries again.
+            self._owes, self._last_begun = False, self._clock()
+        elif any(answer.is_busy for answer in answers):
+            self._skip(progress, answers[0])
+        else:
+            saving = self._start(replica, progress, answers, strategy.worker)
+            saving.added_s += time.perf_counter() - began
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state may change."""
+        latest = self._latest
+        return latest is None or (latest.staged.is_set() and latest.divergence is None)
+
+    def settle(self) -> None:
+        """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
+        latest = self._latest
+        if latest is None:
+            return
+        if not latest.staged.is_set():
+            began = time.perf_counter()
+            self._await(latest.staged.wait)
+            latest.added_s += time.perf_counter() - began
+        if latest.divergence is not None:
+            raise latest.divergence
 
     def save(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
-        """Save this state, unless it is saved already."""
-        if progress == self._saved:
-            return
-        check_equal(replica, progress, strategy)
+        """Save this state now, and return when it is committed. All try again together before they give up."""
+        for pause in (*PAUSES, None):
+            self._await_done()
+            self.settle()
+            answers = self._ask_everyone(replica, progress, strategy)
+            if answers[0].is_saved:
+                return
+            failure = answers[0].failure or self._save_once(replica, progress, strategy, answers)
+            if not failure:
+                return
+            if pause is None:
+                raise CheckpointError(failure)
+            log.warning("the checkpoint is tried again in %.0f s: %s", pause, failure)
+            self._pause(pause)
+
+    def _save_once(
+        self, replica: Replica, progress: Progress, strategy: Strategy, answers: Sequence[Answer]
+    ) -> str | None:
+        step = progress.cursor.step
+        saving = self._start(replica, progress, answers, strategy.worker)
+        self._await_done()
+        self.settle()
+        failures = [payload.decode() for payload in strategy.share(step, (saving.failure or "").encode())]
+        # The first commits: whatever happened to the others, it is saved if that one says so.
+        return failures[0] and next((told for told in failures if told and not told.startswith(VOID)), failures[0])
+
+    def _ask_everyone(self, replica: Replica, progress: Progress, strategy: Strategy) -> list[Answer]:
         if 0 in strategy.hosted:
-            self._write(replica, progress)
-        self._saved = progress
+            answer = self._answer_as_committer(replica, progress)
+        else:
+            answer = Answer(self._identity, is_busy=self._running() is not None)
+        told = strategy.share(progress.cursor.step, json.dumps(asdict(answer)).encode())
+        return [Answer(**json.loads(payload)) for payload in told]
 
-    def _write(self, replica: Replica, progress: Progress) -> None:
-        self._check_lease()
-        cursor = progress.cursor
-        saved = self._folder.save(
-            {"replica": replica.state(), "progress": progress.to_dict()},
-            step=cursor.step,
-            phase=int(cursor.phase),
-            weights_digest=replica.weights_digest(),
-            job=self._job,
-            environment=self._environment,
-            metrics=progress.metrics,
-            # Asked again before the commit: writing takes its time, and a lease may end in it.
-            check=self._check_lease,
+    def _answer_as_committer(self, replica: Replica, progress: Progress) -> Answer:
+        latest = self._latest
+        # Whoever has only written a part of it does not know what became of it.
+        sound = latest.assignment if latest is not None and latest.is_sound else None
+        if sound is not None and sound.commits and sound.progress == progress:
+            return Answer(self._identity, is_busy=False, is_saved=True)
+        if self._running() is not None:
+            return Answer(self._identity, is_busy=True)
+        try:
+            attempt = Attempt.begin(self._desk.folder.folder, progress.cursor)
+        except OSError as error:
+            needed = sum(tensor.numel() * tensor.element_size() for tensor in replica.state_tensors().values())
+            failure = str(self._desk.folder.explained(error, progress.cursor, needed))
+            self._tell("checkpoint_failed", progress, reason=failure)
+            return Answer(self._identity, is_busy=False, failure=failure)
+        return Answer(self._identity, is_busy=False, attempt=attempt.path.name)
+
+    def _start(self, replica: Replica, progress: Progress, answers: Sequence[Answer], worker: int) -> Saving:
+        encoded = encode({"replica": replica.state(), "progress": progress.to_dict()})
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in encoded.tensors.items()}
+        writers = tuple(answer.identity for answer in answers)
+        assignment = Assignment(
+            progress,
+            self._draft(progress, encoded),
+            encoded,
+            replica.state_tensors(),
+            frozenset(name for name, _ in replica.tensors()),
+            Attempt(self._desk.folder.folder / answers[0].attempt),
+            writers,
+            divide(sizes, len(writers)),
+            writers.index(self._identity),
+            worker,
         )
-        self._written = progress
-        if self._keep is not None:
-            best = None if progress.best is None else progress.best.step
-            self._folder.prune(self._keep, best, check=self._check_lease)
-        self._publish(
-            Event(
-                "checkpoint",
-                cursor.step,
-                {"path": str(saved.path), "bytes": saved.bytes, "seconds": round(saved.seconds, 4)},
-            )
-        )
+        self._latest = Saving(assignment, self._desk)
+        self._owes = False
+        self._last_begun = self._clock()
+        self._latest.start()
+        return self._latest
+
+    def _draft(self, progress: Progress, encoded: Encoded) -> Manifest:
+        """All that is known before the parts are written."""
+        cursor, given = progress.cursor, (self._job, self._environment, progress.metrics)
+        return Manifest(cursor.step, int(cursor.phase), "", (), encoded.skeleton, "", *given)
+
+    def _skip(self, progress: Progress, first: Answer) -> None:
+        running = self._running()
+        # The one that is being saved will do: it must not be asked for again at every step. One that is void will not.
+        self._owes, self._last_begun = running is not None and not running.is_sound, self._clock()
+        if first.identity != self._identity:
+            return
+        if first.attempt:
+            Attempt(self._desk.folder.folder / first.attempt).give_up()
+        if not self._owes:
+            self._tell("checkpoint_skipped", progress, reason="the one before it is still being saved")
+
+    def _is_there(self, assignment: Assignment) -> bool:
+        return (self._desk.folder.folder / checkpoint_name(assignment.progress.cursor)).is_dir()
+
+    def _running(self) -> Saving | None:
+        return None if self._latest is None or self._latest.done.is_set() else self._latest
+
+    def _void(self, saving: Saving, why: str) -> None:
+        saving.give_up(why)
+        if saving.done.is_set():
+            saving.assignment.attempt.give_up()
+        self._owes = True
+
+    def _wait_for_earlier(self, progress: Progress) -> None:
+        """Training stands still meanwhile, so somebody should know what for."""
+        running, over = self._running(), self._clock() + WORTH_TELLING
+        while running is not None and not running.done.wait(GLANCE):
+            self._check_lease()
+            if self._clock() >= over:
+                over = float("inf")
+                began = running.assignment.progress.cursor.step
+                message = f"training waits for the checkpoint of step {began:,}, which is still being written"
+                self._tell("log", progress, level="warning", message=f"{message} (checkpoint.when_busy: skip does not)")
+
+    def _await_done(self) -> None:
+        if self._latest is not None:
+            self._await(self._latest.done.wait)
+
+    def _await(self, wait: Callable[[float], bool]) -> None:
+        while not wait(GLANCE):
+            self._check_lease()
+
+    def _pause(self, seconds: float) -> None:
+        over = self._clock() + seconds
+        while self._clock() < over:
+            self._check_lease()
+            time.sleep(GLANCE)
+
+    def _tell(self, kind: str, progress: Progress, **fields: object) -> None:
+        self._desk.publish(Event(kind, progress.cursor.step, fields))
 
 
-def check_equal(replica: Replica, progress: Progress, strategy: Strategy) -> None:
-    """Refuse to go on when replicas differ; name the first tensor that does, and who holds which."""
-    step = progress.cursor.step
-    own = replica.state_digests() | {"progress": json.dumps(progress.to_dict(), sort_keys=True)}
-    brief = strategy.share(step, content_digest(json.dumps(own, sort_keys=True).encode()).encode())
-    if len(set(brief)) == 1:
-        return
-    everyone = [json.loads(payload) for payload in strategy.share(step, json.dumps([strategy.worker, own]).encode())]
-    usual = Counter(brief).most_common(1)[0][0]
-    odd, rest = (
-        [told for told, b in zip(everyone, brief, strict=True) if (b == usual) is same] for same in (False, True)
-    )
-    name = first_difference(odd[0][1], rest[0][1])
-    raise DivergedError(
-        f"The replicas differ after step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
-        f"'{name}'. This state was not saved."
-    )
-
-
-def _workers(told: list[Any]) -> str:
-    return f"worker{'s' if len(told) > 1 else ''} {', '.join(str(worker) for worker, _ in told)}"
+def _delivered(assignment: Assignment) -> set[int]:
+    """Whose part and voucher are there, by position."""
+    try:
+        written, vouched = assignment.attempt.written(), assignment.attempt.vouchers()
+    except (CheckpointError, OSError):
+        return set()
+    without_part = range(len(assignment.parts), len(assignment.writers))
+    return {*written, *without_part} & set(vouched)

@@ -5,11 +5,10 @@ import errno
 import fcntl
 import mmap
 import os
-import sys
-from pathlib import Path
 
 from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import FrameError, JobError
+from quorate.core.memory import machine_memory
 
 # Whoever holds the memory could otherwise cut it short under the others, who would die of SIGBUS.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -26,7 +25,7 @@ class Segment:
     def create(cls, size: int, available: int | None = None, limits: Limits | None = None) -> "Segment":
         """All of it is there when this returns: too little memory is an error now, not a signal at the first write."""
         # Asked first: the kernel would hand out pages until it has to kill somebody, in a container as on the machine.
-        free = available_memory() if available is None else available
+        free = machine_memory() if available is None else available
         if size > free:
             raise _too_little(size, f"{free:,} are free")
         inside = (read_limits() if limits is None else limits).free_memory
@@ -69,15 +68,6 @@ class Segment:
         """Let go of the descriptor; views stay until they are dropped."""
         with contextlib.suppress(OSError):
             os.close(self.descriptor)
-
-
-def available_memory() -> int:
-    """Bytes that can be had on this machine without taking them from anybody."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            return int(amount.split()[0]) * 1024
-    return sys.maxsize  # a kernel that does not tell
 
 
 def _too_little(size: int, why: str) -> JobError:

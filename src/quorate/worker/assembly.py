@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset as TorchDataset
 
+from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
 from quorate.core.generation import Generation
@@ -36,6 +37,7 @@ from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
+from quorate.training.saving import Desk
 from quorate.training.task import Task
 from quorate.training.update import Update
 
@@ -71,12 +73,12 @@ class Surroundings:
 
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
-    check_commit: Callable[[], None]
     stop_requested: Callable[[], str | None]
     activity: Activity
     break_requested: Callable[[], bool] = lambda: False
     save_requested: Callable[[], bool] = lambda: False
-    tell_all: Callable[[], None] = lambda: None
+    save_asked: Callable[[], bool] = lambda: False
+    save_begun: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
 
 
@@ -123,6 +125,7 @@ def assemble(
     reduction: Reduction,
     memory: GradientMemory,
     progress: Progress,
+    saver: Saver,
     outside: Surroundings,
     errand: Errand = TRAINING,
 ) -> Loop:
@@ -150,14 +153,7 @@ def assemble(
         ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
-        saver=Saver(
-            ground.folder,
-            spec.checkpoint.keep if errand.is_training else None,
-            _plain(spec),
-            ground.environment,
-            publish=publish,
-            check_lease=outside.check_commit,
-        ),
+        saver=saver,
         activity=outside.activity,
         progress=progress,
         publish=publish,
@@ -165,9 +161,27 @@ def assemble(
         stop_requested=outside.stop_requested,
         break_requested=outside.break_requested,
         save_requested=outside.save_requested,
-        tell_all=outside.tell_all,
+        save_asked=outside.save_asked,
+        save_begun=outside.save_begun,
+        workers=len(generation.members),
         errand=errand,
     )
+
+
+def saver_of(
+    ground: Ground,
+    errand: Errand,
+    *,
+    publish: Callable[[Event], None],
+    check_lease: Callable[[], None],
+    check_commit: Callable[[], None],
+    tell_all: Callable[[], None] = lambda: None,
+) -> Saver:
+    """What saves a worker's state through all generations. It publishes from a thread of its own."""
+    rules = ground.spec.checkpoint
+    retention = Retention(rules.keep, rules.keep_every) if errand.is_training else None
+    desk = Desk(ground.folder, retention, publish, check_commit, tell_all)
+    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease)
 
 
 def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:

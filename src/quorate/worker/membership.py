@@ -183,6 +183,15 @@ class Membership:
         return self._standing.save_requested
 
     @property
+    def save_asked(self) -> bool:
+        """Whether somebody wants a checkpoint, and this worker is the one that is to have all others save with it."""
+        return self._standing.save_asked
+
+    def save_begun(self) -> None:
+        """What was asked for until now is being saved."""
+        self._standing.save_begun()
+
+    @property
     def stop_requested(self) -> str | None:
         """Why the job shall stop at the next step boundary, if it shall."""
         return self._standing.stop

@@ -18,6 +18,7 @@ from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
+from quorate.training.saver import Saver
 from quorate.training.strategy import BREAK
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
@@ -55,6 +56,7 @@ class Passage:
     tell: Tell
     assignment: Assignment
     timing: Timing
+    saver: Saver
 
     def complete(self) -> None:
         """Go on until the job is complete."""
@@ -109,6 +111,7 @@ class Passage:
             reduction=reduction,
             memory=memory,
             progress=self.progress,
+            saver=self.saver,
             outside=self._surroundings(),
             errand=self.assignment.errand,
         )
@@ -165,12 +168,12 @@ class Passage:
         return Surroundings(
             publish=self.narration.tell,
             check_lease=membership.check_lease,
-            check_commit=membership.check_commit,
             stop_requested=lambda: membership.stop_requested,
             activity=self.activity,
             break_requested=lambda: membership.break_requested,
             save_requested=lambda: membership.save_requested,
-            tell_all=membership.tell_all,
+            save_asked=lambda: membership.save_asked,
+            save_begun=membership.save_begun,
             keep=self.narration.keep,
         )
 

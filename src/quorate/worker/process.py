@@ -10,6 +10,7 @@ from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, LinkError, QuorateError
@@ -27,10 +28,11 @@ from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
+from quorate.training.saver import Saver
 from quorate.training.source import source_digest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
-from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan
+from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
@@ -42,6 +44,9 @@ from quorate.worker.standing import Dismissed, JobEnded
 from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
+
+SAVING_PATIENCE = 5.0
+"""Seconds that a worker which leaves gives to a checkpoint that is being saved."""
 
 
 def start_log(assignment: Assignment) -> None:
@@ -67,6 +72,7 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
+        self._saver: Saver | None = None
         self._pace = PaceMeter()
         self._membership = Membership(
             assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
@@ -106,6 +112,9 @@ class Worker:
                 Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             )
         finally:
+            # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
+            if self._saver is not None:
+                self._saver.close(SAVING_PATIENCE)
             self._membership.close()
 
     def _leave(self, reason: QuorateError) -> int:
@@ -131,21 +140,33 @@ class Worker:
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
             self._tell(progress.cursor.step, WAITING, None)
-            Passage(
-                ground,
-                worker,
-                progress,
-                listeners,
-                self._membership,
-                self._narration,
-                self._faults,
-                self._activity,
-                self._tell,
-                self._assignment,
-                self._timing,
-            ).complete()
+            self._pass_through(ground, worker, progress, listeners)
         finally:
             listeners.close()
+
+    def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
+        self._saver = saver = saver_of(
+            ground,
+            self._assignment.errand,
+            publish=self._membership.publish,
+            check_lease=self._membership.check_lease,
+            check_commit=self._membership.check_commit,
+            tell_all=self._membership.tell_all,
+        )
+        Passage(
+            ground,
+            worker,
+            progress,
+            listeners,
+            self._membership,
+            self._narration,
+            self._faults,
+            self._activity,
+            self._tell,
+            self._assignment,
+            self._timing,
+            saver,
+        ).complete()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -168,7 +189,9 @@ class Worker:
         }
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
-        folder = CheckpointFolder(self._run.checkpoints)
+        rules = spec.checkpoint
+        cipher = None if rules.encrypt is None else read_key(rules.encrypt)
+        folder = CheckpointFolder(self._run.checkpoints, digest=rules.digest, cipher=cipher)
         ground = Ground(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
 
@@ -180,7 +203,7 @@ class Worker:
             return Progress()
         self._tell(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
-        folder = CheckpointFolder(path.parent)
+        folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)
         if info is None and self._assignment.is_replacement:
             # Others have gone on and removed it: what is newest now is as good, and so is a copy of their state.

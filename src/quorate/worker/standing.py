@@ -41,6 +41,9 @@ class Standing:
         self._over: GenerationId | None = None
         self._break_at: GenerationId | None = None
         self._save_at: GenerationId | None = None
+        # Wishes for a checkpoint that this generation has, and those of them that it has begun to fulfil.
+        self._saves_asked: frozenset[str] = frozenset()
+        self._saves_begun: frozenset[str] = frozenset()
         self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
         self.stop: str | None = None
@@ -87,6 +90,16 @@ class Standing:
         """Whether it shall end there with a checkpoint, since nobody who stays holds the state."""
         return self._generation is not None and self._save_at == self._generation.id
 
+    @property
+    def save_asked(self) -> bool:
+        """Whether somebody wants a checkpoint, and this worker is the one that is to have all others save with it."""
+        return bool(self._saves_asked - self._saves_begun)
+
+    def save_begun(self) -> None:
+        """What was asked for until now is being saved."""
+        with self._changed:
+            self._saves_begun |= self._saves_asked
+
     def await_generation(self, after: Generation | None, check: Callable[[], None], pause: float) -> Generation:
         """Wait for one that this worker belongs to, newer than the given one; `check` raises when there is no hope."""
         with self._changed:
@@ -126,6 +139,8 @@ class Standing:
                     self.stop = directive.stop.reason
                 case "regroup":
                     self._regroup(directive.regroup)
+                case "save":
+                    self._ask_to_save(directive.save)
                 case "dismiss":
                     self._dismiss(directive.dismiss)
                 case "end":
@@ -148,12 +163,20 @@ class Standing:
             self._has_trained = False  # the others leave behind what it holds
             return
         self._generation = generation
+        self._saves_asked = self._saves_begun = frozenset()  # whoever still waits asks again
         self._left_at = None
         self._close_links = None
 
     def _dismiss(self, dismiss: pb.DismissDirective) -> None:
         is_us = self._member is not None and (dismiss.worker, dismiss.pid) == (self._member[0], self._pid)
         self._is_dismissed = self._is_dismissed or (is_us and dismiss.incarnation >= self._lowest_incarnation)
+
+    def _ask_to_save(self, save: pb.SaveDirective) -> None:
+        """One worker asks the others at a step boundary: if each did when it hears of it, there would be several."""
+        if self._generation is None or self._member is None or decode_id(save.generation) != self._generation.id:
+            return
+        if self._generation.members[0].worker == self._member[0]:
+            self._saves_asked |= {save.request}
 
     def _regroup(self, regroup: pb.RegroupDirective) -> None:
         generation = decode_id(regroup.generation)

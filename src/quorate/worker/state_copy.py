@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from quorate.checkpoint.tensor_file import TensorFile, read_tensors_from
+from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import DivergedError
 from quorate.core.generation import Generation
@@ -54,7 +54,8 @@ def align(
 
 def _packed(replica: Replica, progress: Progress) -> bytes:
     encoded = encode({"replica": replica.state(), "progress": progress.to_dict()})
-    skeleton = json.dumps(encoded.skeleton).encode()
+    text = json.dumps(encoded.skeleton).encode()
+    skeleton = text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)  # so that the tensors behind it are aligned
     return b"".join(_parts(skeleton, TensorFile(encoded.tensors)))
 
 
@@ -66,7 +67,7 @@ def _parts(skeleton: bytes, tensors: TensorFile) -> Iterator[Any]:
 
 def _take_up(content: bytearray, replica: Replica) -> Progress:
     start = 8 + int.from_bytes(content[:8])
-    state = decode(json.loads(content[8:start]), read_tensors_from(bytes(content[start:])))
+    state = decode(json.loads(content[8:start]), tensors_in(memoryview(content)[start:]))
     replica.load(state["replica"])
     return Progress.from_dict(state["progress"])
 

@@ -1,25 +1,21 @@
 """The stopwatch of the recovery benchmark: starts a command, kills one of its workers, and learns when it went on."""
 
 import itertools
-import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+from quorate.bench.own.watched_run import WatchedRun, await_sight
 from quorate.bench.told import answer, read_order, reading
 
-Found = TypeVar("Found")
-
-PATIENCE = 90.0
-GLANCE = 0.02
 STEADY = 3
 """Steps that all workers complete together before the next one is killed."""
 
@@ -52,7 +48,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         measured = [_kill_one(patient, process, order["step_ms"] / 1000) for _ in range(order["kills"])]
-        _await("all workers train again", patient.victims, process)
+        await_sight("all workers train again", patient.victims, process)
     finally:
         process.terminate()
         process.wait()
@@ -74,23 +70,12 @@ def lost_time(moments: Sequence[float]) -> float:
 
 def _kill_one(patient: Patient, process: subprocess.Popen[bytes], step: float) -> tuple[float, float | None]:
     """Milliseconds from the kill to the next step, and to the replacement."""
-    victims = _await("all workers train", patient.victims, process)
+    victims = await_sight("all workers train", patient.victims, process)
     time.sleep(random.uniform(0, step))
     killed = time.time()
     os.kill(random.choice(victims), signal.SIGKILL)
-    step_ended, back = _await("the training goes on", lambda: patient.went_on(killed), process)
+    step_ended, back = await_sight("the training goes on", lambda: patient.went_on(killed), process)
     return (step_ended - killed) * 1000, None if back is None else (back - killed) * 1000
-
-
-def _await(what: str, look: Callable[[], Found | None], process: subprocess.Popen[bytes]) -> Found:
-    over = time.monotonic() + PATIENCE
-    while not (found := look()):
-        if process.poll() is not None:
-            raise SystemExit(f"the command has ended with code {process.returncode} while waiting until {what}")
-        if time.monotonic() > over:
-            raise SystemExit(f"waited {PATIENCE:.0f} s in vain until {what}")
-        time.sleep(GLANCE)
-    return found
 
 
 class Quorate:
@@ -98,9 +83,8 @@ class Quorate:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._workers = order["processes"]
-        self._runs = Path(order["folder"]) / f"recovery-{self._workers}"
-        self._job = {
-            "name": "bench-recovery",
+        job = {
+            "name": f"recovery-{self._workers}",
             "task": "quorate.bench.tasks:PausingTask",
             "params": {"case": "tiny-mlp", "samples": 32 * self._workers, "pause_s": order["step_ms"] / 1000},
             "lanes": self._workers,
@@ -108,28 +92,20 @@ class Quorate:
             "batch_size": 32 * self._workers,
             "steps": 1_000_000,
             "loader_workers": 1,
-            "runs": str(self._runs),
         }
+        self._run = WatchedRun(order["folder"], job)
 
     def command(self) -> list[str]:
         """Quorate train."""
-        self._runs.mkdir(parents=True, exist_ok=True)
-        file = self._runs / "recovery.yaml"
-        file.write_text(json.dumps(self._job))
-        return [sys.executable, "-m", "quorate", "train", str(file), "--quiet"]
+        return self._run.command()
 
     def victims(self) -> list[int]:
         """All workers, when the newest generation has all of them and a few steps behind it."""
-        events = self._events()
-        formed = next((event for event in reversed(events) if event["kind"] == "generation"), None)
-        if formed is None or len(formed["members"]) < self._workers:
-            return []
-        steps = [event for event in events if event["kind"] == "step" and event["time"] > formed["time"]]
-        return list(self._pids().values()) if len(steps) >= STEADY else []
+        return list(self._run.pids().values()) if self._run.is_steady(self._workers, STEADY) else []
 
     def went_on(self, killed: float) -> tuple[float, float | None] | None:
         """By the run's own events."""
-        events = [event for event in self._events() if event["time"] > killed]
+        events = [event for event in self._run.events() if event["time"] > killed]
         formed = [event for event in events if event["kind"] == "generation"]
         whole = [event["time"] for event in formed if len(event["members"]) == self._workers]
         if not whole:
@@ -139,21 +115,7 @@ class Quorate:
 
     def step_times(self) -> list[float]:
         """By the run's own events."""
-        return [event["time"] for event in self._events() if event["kind"] == "step"]
-
-    def _events(self) -> list[dict[str, Any]]:
-        lines = [line for file in self._runs.glob("*/events.jsonl") for line in file.read_text().splitlines()]
-        events = []
-        for line in lines:
-            try:
-                events.append(json.loads(line))
-            except ValueError:  # it is being written
-                break
-        return sorted(events, key=lambda event: event["time"])
-
-    def _pids(self) -> dict[int, int]:
-        logs = "".join(file.read_text() for file in self._runs.glob("*/logs/nursery.log"))
-        return {int(worker): int(pid) for worker, pid in re.findall(r"worker (\d+) is process (\d+)", logs)}
+        return self._run.step_times()
 
 
 class Torchrun:
@@ -162,11 +124,11 @@ class Torchrun:
     def __init__(self, order: dict[str, Any]) -> None:
         self._workers = order["processes"]
         self._pause = order["step_ms"] / 1000
-        self._folder = Path(order["folder"]) / f"torchrun-{self._workers}"
+        # Of its own: it would go on from what an earlier round has saved, and count its starts anew.
+        self._folder = Path(tempfile.mkdtemp(prefix=f"torchrun-{self._workers}-", dir=order["folder"]))
 
     def command(self) -> list[str]:
         """Torchrun, with more restarts than are needed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         processes = ["--standalone", "--nproc-per-node", str(self._workers), "--max-restarts", "100"]
         module = ["--module", "quorate.bench.peers.torchrun_recovery", str(self._folder), str(self._pause)]
         return [sys.executable, "-m", "torch.distributed.run", *processes, *module]

@@ -164,18 +164,20 @@ class FollowRequest(_message.Message):
     def __init__(self, worker: _Optional[int] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("formed", "stop", "end", "regroup", "dismiss")
+    __slots__ = ("formed", "stop", "end", "regroup", "dismiss", "save")
     FORMED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     REGROUP_FIELD_NUMBER: _ClassVar[int]
     DISMISS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     formed: Generation
     stop: StopDirective
     end: EndDirective
     regroup: RegroupDirective
     dismiss: DismissDirective
-    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ..., dismiss: _Optional[_Union[DismissDirective, _Mapping]] = ...) -> None: ...
+    save: SaveDirective
+    def __init__(self, formed: _Optional[_Union[Generation, _Mapping]] = ..., stop: _Optional[_Union[StopDirective, _Mapping]] = ..., end: _Optional[_Union[EndDirective, _Mapping]] = ..., regroup: _Optional[_Union[RegroupDirective, _Mapping]] = ..., dismiss: _Optional[_Union[DismissDirective, _Mapping]] = ..., save: _Optional[_Union[SaveDirective, _Mapping]] = ...) -> None: ...
 
 class RegroupDirective(_message.Message):
     __slots__ = ("generation", "at_boundary", "saves")
@@ -196,6 +198,14 @@ class DismissDirective(_message.Message):
     pid: int
     incarnation: int
     def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class SaveDirective(_message.Message):
+    __slots__ = ("generation", "request")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    generation: GenerationId
+    request: str
+    def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., request: _Optional[str] = ...) -> None: ...
 
 class StateReport(_message.Message):
     __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved")
@@ -318,6 +328,20 @@ class ResizeReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    def __init__(self, request: _Optional[str] = ...) -> None: ...
+
+class SaveReply(_message.Message):
+    __slots__ = ("refusal", "step")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    step: int
+    def __init__(self, refusal: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class OutcomeRequest(_message.Message):
     __slots__ = ("timeout", "seen_to", "workers")

@@ -79,6 +79,11 @@ class CoordinatorStub:
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.SerializeToString,
                 response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.FromString,
                 _registered_method=True)
+        self.Save = channel.unary_unary(
+                '/quorate.v1.Coordinator/Save',
+                request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveRequest.SerializeToString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveReply.FromString,
+                _registered_method=True)
         self.Outcome = channel.unary_unary(
                 '/quorate.v1.Coordinator/Outcome',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeRequest.SerializeToString,
@@ -152,6 +157,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Save(self, request, context):
+        """Save a checkpoint at the next step boundary, and go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Outcome(self, request, context):
         """How the job ended, or what there is to do for the supervisor; waits for either for as long as asked.
         """
@@ -206,6 +218,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Resize,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.FromString,
                     response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.SerializeToString,
+            ),
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveRequest.FromString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveReply.SerializeToString,
             ),
             'Outcome': grpc.unary_unary_rpc_method_handler(
                     servicer.Outcome,
@@ -456,6 +473,33 @@ class Coordinator:
             '/quorate.v1.Coordinator/Resize',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeRequest.SerializeToString,
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.ResizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Save(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quorate.v1.Coordinator/Save',
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveRequest.SerializeToString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.SaveReply.FromString,
             options,
             channel_credentials,
             insecure,

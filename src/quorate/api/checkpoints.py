@@ -1,0 +1,168 @@
+"""What can be done with the checkpoints of a run: verify, copy and remove them, and use another key."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quorate.api.copies import refuse_own_folder
+from quorate.checkpoint.cipher import Cipher
+from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
+from quorate.checkpoint.key import read_key
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
+from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.place import place_for
+from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.selection import BEST, LAST, Ranking, select
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cursor import Cursor
+from quorate.core.errors import CheckpointError, RunError
+from quorate.spec.load import load_recorded
+from quorate.spec.override import Override
+from quorate.spec.resolved import dump_job
+from quorate.storage.objects import is_url
+from quorate.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A checkpoint that was read through; `problem` is empty where it is whole."""
+
+    path: Path
+    bytes: int
+    problem: str
+
+    @property
+    def cursor(self) -> Cursor:
+        """By its name: nothing else may be left of it."""
+        return cursor_of(self.path.name) or Cursor()
+
+
+def verify_run(run: RunFolder, which: str | None = None) -> tuple[Examined, ...]:
+    """Read checkpoints through, all or those that `which` means (last, best, or a step), oldest first."""
+    folder = CheckpointFolder(run.checkpoints)
+    found = _meant(run, which) if which is not None else survey(run.checkpoints)
+    examined = (_examined(folder, each) for each in found)
+    # A job that runs removes old ones at any moment: what is gone by now was not damaged.
+    return tuple(each for each in examined if not each.problem or each.path.exists())
+
+
+def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tuple[Examined, ...]:
+    """Remove checkpoints; not the only whole one, unless forced."""
+    folder = CheckpointFolder(run.checkpoints)
+    doomed = {each.path: each for word in which for each in _meant(run, word)}
+    rest = [each for each in survey(run.checkpoints) if each.path not in doomed]
+    if not force and not _has_whole(folder, rest) and _has_whole(folder, list(doomed.values())):
+        raise RunError(
+            f"without {', '.join(path.name for path in doomed)}, run {run.name} has no whole checkpoint any more, and "
+            "nothing to resume from. Remove it all the same with --force"
+        )
+    removed = []
+    for path, each in doomed.items():
+        folder.remove(path)
+        removed.append(Examined(path, each.bytes if isinstance(each, CheckpointInfo) else 0, ""))
+    return tuple(removed)
+
+
+def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tuple[str, ...]:
+    """Encrypt all checkpoints of a run with the key in a place, or not at all; the names of those rewritten.
+
+    Each is readable all the time. The run is resumed with the new key. `old_place` is where the key lies that they are
+    encrypted with, if not where their jobs say. One with a damaged manifest stays as it is, and is told of by an error
+    when all others are done.
+    """
+    new = None if place is None else read_key(place)
+    old: Cipher | None = None if old_place is None else read_key(old_place)
+    rewritten: list[str] = []
+    value = None if place is None else dict(place)
+    override = Override("checkpoint.encrypt", value, "quorate checkpoints rekey")
+    with run.lock():
+        resolved = load_recorded(run.job_file, {}, [override])
+        found = survey(run.checkpoints)
+        infos = [each for each in found if isinstance(each, CheckpointInfo)]
+        damaged = [each for each in found if isinstance(each, Skipped)]
+        sweep_leftovers(run.checkpoints)
+        for info in infos:
+            try:
+                if rekey(info, new, place, old):
+                    rewritten.append(info.path.name)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{error.message}. {len(rewritten)} of {len(infos)} were rewritten, and all are as readable as "
+                    "they were. Try again when this is mended; one that is damaged can be removed with "
+                    f"`quorate checkpoints rm {run.name} --checkpoint {info.cursor.step}`"
+                ) from None
+        run.write_job(dump_job(resolved))
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0].path.name} is damaged and stays as it was, not under the new key: {damaged[0].reason}. "
+            f"{len(damaged)} of {len(found)} are so; the other {len(infos)} are as asked for. Remove what is damaged "
+            f"with `quorate checkpoints rm {run.name} --checkpoint {damaged[0].path.name}`, and try again"
+        )
+    return tuple(rewritten)
+
+
+@dataclass(frozen=True)
+class CopiedRun:
+    """Where copies of a run lie now, which of them are new, and what was left out because it is damaged."""
+
+    place: str
+    copied: tuple[Copied, ...]
+    damaged: tuple[Skipped, ...]
+
+
+def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
+    """Copy the checkpoints of a run, or one (last, best, or that of a step), to a folder or URL, below its name.
+
+    From there `quorate resume` goes on. What is there already is left as it is; no copy is made of damage.
+    """
+    spec = load_recorded(run.job_file, {}, []).spec
+    folder, ranking = CheckpointFolder(run.checkpoints), Ranking.of(spec)
+    place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
+    refuse_own_folder(run, place)
+    source = Source(run, Retention(spec.checkpoint.keep, spec.checkpoint.keep_every), ranking)
+    infos = [select(run.name, folder, which, ranking)] if which is not None else list(folder.list())
+    copied: list[Copied] = []
+    damaged = [found for found in survey(run.checkpoints) if isinstance(found, Skipped)] if which is None else []
+    for info in sorted(infos, key=lambda info: info.cursor, reverse=True):
+        try:
+            copied += copy_checkpoints(source, place, [info])
+        except CheckpointError as error:
+            # A job that runs removes old ones at any moment: what is gone by now was not damaged.
+            damaged += [Skipped.of(info.path, error)] if info.path.exists() else []
+    return CopiedRun(str(place), tuple(copied), tuple(damaged))
+
+
+def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
+    """What a person means by a word, damaged or not: the last, the best, all of a step, or a checkpoint's name."""
+    found = survey(run.checkpoints)
+    if which == LAST:
+        meant = list(found[-1:])
+    elif which == BEST:
+        best = Ranking.of(load_recorded(run.job_file, {}, []).spec).best(list(CheckpointFolder(run.checkpoints).list()))
+        meant = [] if best is None else [best]
+    else:
+        meant = [each for each in found if which in (each.path.name, str(_step(each.path)))]
+    if not meant:
+        steps = sorted({_step(each.path) for each in found})
+        there = f"There are those of steps {', '.join(map(str, steps))}" if steps else "It has no checkpoint at all"
+        raise RunError(f"run {run.name} has no checkpoint '{which}': give a step, {LAST} or {BEST}. {there}")
+    return meant
+
+
+def _step(path: Path) -> int:
+    return (cursor_of(path.name) or Cursor()).step
+
+
+def _examined(folder: CheckpointFolder, found: CheckpointInfo | Skipped) -> Examined:
+    if isinstance(found, Skipped):
+        return Examined(found.path, 0, found.reason)
+    try:
+        folder.verify(found)
+    except CheckpointError as error:
+        return Examined(found.path, found.bytes, Skipped.of(found.path, error).reason)
+    return Examined(found.path, found.bytes, "")
+
+
+def _has_whole(folder: CheckpointFolder, found: Sequence[CheckpointInfo | Skipped]) -> bool:
+    return any(not _examined(folder, each).problem for each in reversed(found))

@@ -1,0 +1,143 @@
+"""The copies of a run's checkpoints at the further places of its job, made by the launcher while the job runs."""
+
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quorate.api.remains import typed
+from quorate.checkpoint.copier import Copier, Standing
+from quorate.checkpoint.copying import Source
+from quorate.checkpoint.place import FolderPlace, Place, place_for
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.selection import Ranking
+from quorate.core.errors import RequestError
+from quorate.engines.signals import Signals
+from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
+from quorate.spec.job import JobSpec
+from quorate.storage.objects import shown
+from quorate.storage.run_folder import RunFolder
+
+PATIENCE = 60.0
+"""Seconds that the end of a job waits for copies."""
+UNTOLD = 0.5
+"""Seconds that it waits without a word."""
+
+
+class Copies:
+    """One copier for each further place. Their events are in the run's file, and shown like the others.
+
+    A kind of store that cannot be spoken to here is refused at once: a RequestError.
+    """
+
+    def __init__(self, run: RunFolder, spec: JobSpec, show: Callable[[Event], None]) -> None:
+        self._run = run
+        self._places = spec.checkpoint.to[1:]
+        self._show = show
+        self._sink = JsonlSink(run.events_file)
+        # Signals that have ended training; one more ends the wait for copies.
+        self._heeded = 0
+        self._turn = threading.Lock()
+        # In the file, and not seen by `handle` yet.
+        self._unseen: deque[Event] = deque()
+        retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
+        source = Source(run, retention, Ranking.of(spec))
+        places = [place_for(to, run.name) for to in self._places]
+        for place in places:
+            refuse_own_folder(run, place, "checkpoint.to: ")
+        self._copiers = [Copier(source, place, self._tell) for place in places]
+
+    def handle(self, event: Event) -> None:
+        """Take in an event of the run, and pass it on."""
+        if event.kind == "stop":
+            self._heeded = 1
+        elif event.kind == "checkpoint":
+            for copier in self._copiers:
+                copier.poke()
+        elif event.kind in ("copied_to", "copy_failed", "copy_recovered"):
+            with self._turn:
+                if self._unseen:
+                    self._unseen.popleft()
+        self._show(event)
+
+    def conclude(self, signals: Signals) -> list[dict[str, Any]]:
+        """The job is over: wait for what is outstanding, unless somebody asks for an end, and say what is missing.
+
+        For each place how many checkpoints were copied, and which are missing.
+        """
+        over = time.monotonic() + (0.0 if signals.at_once else PATIENCE)
+        for copier in self._copiers:
+            copier.request_close()
+        self._say_if_long(signals)
+        standings = []
+        for copier in self._copiers:
+            left = max(0.0, over - time.monotonic())
+            standings.append(copier.close(left, lambda: self._show_unseen() or len(signals.received) > self._heeded))
+        self._show_unseen()
+        for to, standing in zip(self._places, standings, strict=True):
+            if standing.missing:
+                self._write("log", None, {"level": "warning", "message": self._incomplete(to, standing)})
+        self._show_unseen()
+        self._sink.close()
+        return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in standings]
+
+    def abandon(self) -> list[dict[str, Any]]:
+        """Nothing was trained: copy no more, and tell nothing."""
+        for copier in self._copiers:
+            copier.close(0.0)
+        self._sink.close()
+        return []
+
+    def _say_if_long(self, signals: Signals) -> None:
+        soon = time.monotonic() + UNTOLD
+        while any(copier.is_busy for copier in self._copiers):
+            if time.monotonic() > soon:
+                message = f"waiting for copies of checkpoints, {PATIENCE:g} s at most; Ctrl-C ends the wait"
+                self._show(Event("log", fields={"level": "info", "message": message}))
+                return
+            if signals.at_once:
+                return
+            time.sleep(0.02)
+
+    def _incomplete(self, to: str, standing: Standing) -> str:
+        told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
+        if standing.damaged:
+            verify = f"quorate checkpoints verify {typed(self._run)}"
+            told.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
+        if len(standing.damaged) < len(standing.missing):
+            command = f"quorate checkpoints copy {typed(self._run)} {shlex.quote(shown(to))}"
+            told.append(f"{standing.reason} To complete it: {command}")
+        return " ".join(told)
+
+    def _tell(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
+        """From a copier's thread."""
+        self._write(kind, step, fields)
+
+    def _write(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
+        event = Event(kind, step, fields)
+        with self._turn:
+            # Appended in one piece, beside what the coordinator appends: that may be dead by then, or not there yet.
+            self._sink.write(event)
+            self._unseen.append(event)
+
+    def _show_unseen(self) -> bool:
+        """Show what was told after the last look into the file; False, always: nobody has asked for an end by that."""
+        while True:
+            with self._turn:
+                if not self._unseen:
+                    return False
+                event = self._unseen.popleft()
+            self._show(event)
+
+
+def refuse_own_folder(run: RunFolder, place: Place, said: str = "") -> None:
+    """A run's folder with copies in it would be neither a run nor a copy. `said`: where the place is named."""
+    if isinstance(place, FolderPlace) and Path(str(place)).resolve().is_relative_to(run.path.resolve()):
+        raise RequestError(
+            f"{said}copies would go to {place}, which is the run's own folder. Name a folder outside of "
+            f"{run.path.parent}, best on another disk or machine."
+        )

@@ -1,0 +1,175 @@
+"""Encryption at rest: AES-256-GCM in chunks, so that a part of any size is sealed and opened as it streams.
+
+A sealed content is a header (a mark, the id of the key, a random salt) and chunks of 1 MiB, each with a tag of its own.
+Every content has a key of its own, made from the key and the salt (HKDF), so no pair of key and nonce comes twice. The
+header, a chunk's number and whether it is the last are authenticated with each chunk: a content that was cut short, put
+in another order or mixed with another does not open.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from quorate.core.digests import Buffer
+from quorate.core.errors import CheckpointError
+
+ALGORITHM = "aes-256-gcm"
+KEY_SIZE = 32
+CHUNK = 1 << 20
+TAG = 16
+_MARK = b"qrtseal1"
+_SALT = 32
+_ID = 8
+HEADER = len(_MARK) + _ID + _SALT
+_PURPOSE = b"quorate sealed content"
+
+
+class Cipher:
+    """Seals and opens contents with one key, which it never shows."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_SIZE:
+            raise CheckpointError(f"a key has {KEY_SIZE} bytes and this one has {len(key)}")
+        _cryptography()
+        self._key = key
+        self.key_id = hashlib.sha256(b"quorate key id" + key).hexdigest()[: 2 * _ID]
+
+    def __repr__(self) -> str:
+        return f"Cipher(key {self.key_id})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a cipher holds a key and is never written anywhere")
+
+    @property
+    def label(self) -> dict[str, str]:
+        """What a manifest says of it."""
+        return {"cipher": ALGORITHM, "key": self.key_id}
+
+    def seal(self, chunks: Iterable[Buffer], context: bytes = b"") -> Iterator[bytes]:
+        """The sealed bytes of a content that comes in pieces; it opens only with the same context, which it lacks."""
+        header = _MARK + bytes.fromhex(self.key_id) + secrets.token_bytes(_SALT)
+        lock = _Lock(self._key, header, context)
+        yield header
+        waiting = bytearray(CHUNK)
+        filled = number = 0
+        for chunk in chunks:
+            view = memoryview(chunk)
+            rest = view.cast("B") if view.nbytes else memoryview(b"")
+            while rest:
+                # A full chunk waits until more comes: only then is it known not to be the last.
+                if filled == CHUNK:
+                    yield lock.seal(waiting, number, last=False)
+                    filled, number = 0, number + 1
+                taken = min(CHUNK - filled, len(rest))
+                waiting[filled : filled + taken] = rest[:taken]
+                filled, rest = filled + taken, rest[taken:]
+        yield lock.seal(memoryview(waiting)[:filled], number, last=True)
+
+    def open(self, content: Buffer, context: bytes = b"") -> bytearray:
+        """What was sealed; raises `CheckpointError` for anything but exactly that."""
+        rest = memoryview(content).cast("B")
+        opening = self.opening(rest[:HEADER], len(rest), context)
+        rest = rest[HEADER:]
+        opened = bytearray(opening.size)
+        with memoryview(opened) as target:
+            for sealed, place in opening.chunks(target):
+                opening.open(rest[:sealed], place)
+                rest = rest[sealed:]
+        return opened
+
+    def opening(self, header: Buffer, size: int, context: bytes = b"") -> "Opening":
+        """Begin to open a content of that many bytes, header included."""
+        head = bytes(header)
+        if size < HEADER + TAG or len(head) != HEADER:
+            raise CheckpointError(f"the encrypted content is cut short: it has {size:,} bytes")
+        if not head.startswith(_MARK):
+            raise CheckpointError("the content is not encrypted as Quorate does it, or its first bytes are damaged")
+        sealed_with = head[len(_MARK) :][:_ID].hex()
+        if sealed_with != self.key_id:
+            raise CheckpointError(
+                f"the content was encrypted with key {sealed_with} and the key given is {self.key_id}"
+            )
+        return Opening(_Lock(self._key, head, context), size - HEADER)
+
+
+class Opening:
+    """A sealed content on its way out, chunk after chunk."""
+
+    def __init__(self, lock: "_Lock", sealed: int) -> None:
+        self._lock = lock
+        self._count = -(-sealed // (CHUNK + TAG))
+        self._sealed = sealed
+        self._number = 0
+        last = sealed - (self._count - 1) * (CHUNK + TAG)
+        if last < TAG:
+            raise CheckpointError(f"the encrypted content is cut short: {last} bytes are less than a chunk")
+
+    @property
+    def size(self) -> int:
+        """How many bytes will come out."""
+        return self._sealed - self._count * TAG
+
+    def chunks(self, target: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """How many sealed bytes each chunk has, and where in a target of `size` bytes it goes."""
+        for number in range(self._count):
+            sealed = min(CHUNK + TAG, self._sealed - number * (CHUNK + TAG))
+            start = number * CHUNK
+            yield sealed, target[start : start + sealed - TAG]
+
+    def open(self, sealed: Buffer, into: memoryview) -> None:
+        """Open the next chunk into its place."""
+        number = self._number
+        last = number == self._count - 1
+        self._number += 1
+        if self._lock.opens(sealed, into, number, last=last):
+            return
+        if last and self._lock.opens(sealed, into, number, last=False):
+            raise CheckpointError(f"the encrypted content is cut short: chunk {number + 1} is not its last")
+        raise CheckpointError(
+            f"chunk {number + 1} of {self._count} of the encrypted content is not authentic: "
+            "it was changed, moved or taken from another file"
+        )
+
+
+class _Lock:
+    """The key of one content."""
+
+    def __init__(self, key: bytes, header: bytes, context: bytes) -> None:
+        aead, hkdf, hashes, self._invalid = _cryptography()
+        salt = header[-_SALT:]
+        self._gcm = aead.AESGCM(hkdf.HKDF(hashes.SHA256(), KEY_SIZE, salt, _PURPOSE).derive(key))
+        self._header = header
+        self._context = context
+
+    def seal(self, content: Buffer, number: int, *, last: bool) -> bytes:
+        sealed: bytes = self._gcm.encrypt(self._nonce(number, last), content, self._bound(number, last))
+        return sealed
+
+    def opens(self, sealed: Buffer, into: memoryview, number: int, *, last: bool) -> bool:
+        """Whether a chunk is authentic; if so, its content is in `into`."""
+        try:
+            self._gcm.decrypt_into(self._nonce(number, last), sealed, self._bound(number, last), into)
+        except self._invalid:
+            return False
+        return True
+
+    def _nonce(self, number: int, last: bool) -> bytes:
+        return number.to_bytes(11, "big") + bytes([last])
+
+    def _bound(self, number: int, last: bool) -> bytes:
+        return self._header + self._nonce(number, last) + self._context
+
+
+def _cryptography() -> tuple[Any, Any, Any, Any]:
+    """The library, which only those need who encrypt."""
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.ciphers import aead
+        from cryptography.hazmat.primitives.kdf import hkdf
+    except ImportError:
+        raise CheckpointError(
+            "encrypted checkpoints need the package `cryptography`: pip install 'quorate[encryption]'"
+        ) from None
+    return aead, hkdf, hashes, InvalidTag

@@ -1,0 +1,162 @@
+"""Bringing a run back from a place that has copies of it: its job, and its newest checkpoint that is whole."""
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, cursor_in
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.place import Place
+from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
+from quorate.core.cursor import Cursor
+from quorate.core.errors import CheckpointError, JobError
+from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.objects import ObjectMissing
+
+FETCHING = ".fetching-"
+PAGES = ("job.yaml", "environment.json")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose copies lie at a place: the run's name, and when it was created."""
+
+    run: str
+    created: datetime
+
+
+def read_origin(place: Place) -> Origin | None:
+    """Whose copies these are; None where there are none of any run."""
+    content = place.read(ORIGIN)
+    if content is None:
+        return None
+    try:
+        fields = json.loads(content)
+        origin = Origin(str(fields["run"]), datetime.fromisoformat(fields["created"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{place}: {ORIGIN} is damaged ({error}), so it cannot be known whose copies these are. Use another "
+            "copy of the run."
+        ) from None
+    if Path(origin.run).name != origin.run or origin.run in ("", ".", ".."):
+        raise CheckpointError(f"{place}: {ORIGIN} names a run {origin.run!r}, which is no name of a folder")
+    return origin
+
+
+def fetch_pages(place: Place, folder: Path) -> None:
+    """Write what a run's folder has beside checkpoints into a folder."""
+    with _explaining(folder):
+        for name in PAGES:
+            content = place.read(name)
+            if content is not None:
+                write_new_file(folder / name, [content])
+
+
+def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -> Search:
+    """Bring the newest whole checkpoint into a folder, verified; and those newer ones that are not whole.
+
+    With `newer_than` only such ones are looked at.
+    """
+    sweep_fetching(folder)
+    skipped: list[Skipped] = []
+    for name in sorted(place.contents().whole, key=cursor_in, reverse=True):
+        if newer_than is not None and cursor_in(name) <= newer_than:
+            break
+        try:
+            return Search(fetch_checkpoint(place, name, folder), tuple(skipped))
+        except (CheckpointError, ObjectMissing) as error:
+            skipped.append(Skipped(Path(name), error.message))
+    return Search(None, tuple(skipped))
+
+
+def fetch_checkpoint(place: Place, name: str, folder: Path) -> CheckpointInfo:
+    """Bring one checkpoint into a folder; it appears there when all of it was verified.
+
+    One that has its name, such as a damaged one, makes room for it.
+    """
+    final = folder / name
+    with _explaining(folder):
+        temporary = folder / f"{FETCHING}{secrets.token_hex(4)}"
+        try:
+            temporary.mkdir(parents=True)
+            manifest = _fetched(place, name, temporary / name)
+            sync_folder(temporary / name)
+            _replace(final, temporary / name)
+        finally:
+            discard(temporary)
+    return CheckpointInfo(final, manifest)
+
+
+def sweep_fetching(folder: Path) -> None:
+    """Remove what a fetch that died has left in a folder, when it has not changed for a day."""
+    for entry in folder.glob(f"{FETCHING}*"):
+        if time.time() - _last_change(entry) > LEFT_BEHIND:
+            discard(entry)
+
+
+def _last_change(folder: Path) -> float:
+    """Of anything in it; what is just being removed counts as of now."""
+    try:
+        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return time.time()
+
+
+def _replace(final: Path, fetched: Path) -> None:
+    aside = fetched.with_name(f"{fetched.name}-before")
+    is_there = final.exists()
+    if is_there:
+        move_into_place(final, aside)
+    try:
+        move_into_place(fetched, final)
+    except OSError:
+        if is_there:
+            with contextlib.suppress(OSError):
+                move_into_place(aside, final)
+        raise
+
+
+def _fetched(place: Place, name: str, target: Path) -> Manifest:
+    target.mkdir()
+    content = place.read(f"{name}/{MANIFEST}")
+    if content is None:
+        raise CheckpointError(f"{place}: {name} has no {MANIFEST}")
+    write_new_file(target / MANIFEST, [content])
+    try:
+        manifest = read_manifest(target)
+        for part in manifest.parts:
+            if Path(part.file).name != part.file:
+                raise CheckpointError(f"part {part.file} is not inside the checkpoint")
+            place.fetch(f"{name}/{part.file}", target / part.file, part.bytes)
+            verify_part(target, part)
+            _write_through(target / part.file)
+    except CheckpointError as error:
+        reason = error.message.removeprefix(f"checkpoint {target}: ")
+        raise CheckpointError(f"the copy of {name} at {place} is not whole: {reason}") from None
+    return manifest
+
+
+def _write_through(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explaining(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JobError(
+            f"cannot write a fetched checkpoint into {folder}: {error.strerror or error}. Make room or the folder "
+            "writable, or choose another with --runs."
+        ) from error

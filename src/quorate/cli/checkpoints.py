@@ -1,0 +1,271 @@
+"""`quorate checkpoints`: one verb for each thing that can be done with the checkpoints of a run."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli.document import print_document
+from quorate.cli.options import RUNS, Json, Run, Runs
+from quorate.cli.verbs import Verbs
+
+Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
+OptionalWhich = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step; all, if not given.", show_default=False),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The present key, if it is not where the job says.", show_default=False),
+]
+KeyEnv = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The same, in an environment variable.", show_default=False)
+]
+
+app = typer.Typer(
+    name="checkpoints",
+    cls=Verbs,
+    subcommand_metavar="VERB ...",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def checkpoints() -> None:
+    """List, verify, export, copy, encrypt and remove the checkpoints of a run.
+
+    \b
+    Examples:
+      quorate checkpoints ls last
+      quorate checkpoints verify last
+      quorate checkpoints export last model.safetensors --checkpoint best
+      quorate checkpoints rm last --checkpoint 100
+    """
+
+
+@app.command("ls")
+def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
+    """List the checkpoints of a run: size, age, metrics, and why each is kept.
+
+    Nothing is read through: verify finds damage that does not show from outside.
+
+    \b
+    Examples:
+      quorate checkpoints ls last
+      quorate checkpoints ls digits-0001 --json
+    """
+    from datetime import UTC, datetime
+
+    from quorate.cli.checkpoint_document import list_document
+    from quorate.cli.checkpoint_table import print_list
+    from quorate.cli.page import Page
+    from quorate.history.checkpoint_list import CheckpointList
+    from quorate.storage.run_folder import RunFolder
+
+    found = CheckpointList.read(RunFolder.find(runs, run))
+    now = datetime.now(UTC)
+    if as_json:
+        print_document(list_document(found, now))
+    else:
+        print_list(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found, now)
+
+
+@app.command()
+def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_json: Json = False) -> None:
+    """Read checkpoints through and compare them with their digests.
+
+    The exit code is 1 if one is damaged, and the file that is at fault is named. No key is needed.
+
+    \b
+    Examples:
+      quorate checkpoints verify last
+      quorate checkpoints verify digits-0001 --checkpoint best
+    """
+    from quorate.api.checkpoints import verify_run
+    from quorate.cli.checkpoint_document import verified_document
+    from quorate.cli.checkpoint_table import print_verified
+    from quorate.cli.page import Page
+    from quorate.storage.run_folder import RunFolder
+
+    folder = RunFolder.find(runs, run)
+    examined = verify_run(folder, checkpoint)
+    if as_json:
+        print_document(verified_document(folder.name, examined))
+    else:
+        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), folder.name, examined)
+    raise typer.Exit(1 if any(each.problem for each in examined) else 0)
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, or a folder to write it in.")],
+    checkpoint: Which = "last",
+    kind: Annotated[
+        str | None,
+        typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write a run's model as a file that PyTorch reads without Quorate.
+
+    A safetensors file, or a state_dict of torch (.pt, .pth): the names are those of the model's own state_dict, and
+    load_state_dict takes it. The model is built by the task, which has to be where it was.
+
+    \b
+    Examples:
+      quorate checkpoints export last model.safetensors
+      quorate checkpoints export last model.pt --checkpoint best
+    """
+    from quorate.api.export import Format, export_model
+    from quorate.cli.word import one_word
+    from quorate.observe.quantities import size
+    from quorate.storage.run_folder import RunFolder
+
+    folder = RunFolder.find(runs, run)
+    wanted = one_word(kind, Format, "--format") if kind else None
+    # What the task prints while it builds the model is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        done = export_model(folder, out, checkpoint, wanted, force=force)
+    if as_json:
+        fields = {
+            "run": folder.name,
+            "checkpoint": str(done.checkpoint.absolute()),
+            "step": done.step,
+            "weights_digest": done.weights_digest,
+            "file": str(done.file.absolute()),
+            "format": done.format.value,
+            "tensors": done.tensors,
+            "bytes": done.bytes,
+        }
+        print_document(fields)
+    else:
+        typer.echo(f"{done.file}: {done.tensors} tensors of step {done.step:,}, {size(done.bytes)}.")
+
+
+@app.command()
+def copy(
+    run: Run,
+    to: Annotated[str, typer.Argument(metavar="TO", help="A folder, or a URL such as s3://bucket/prefix.")],
+    checkpoint: OptionalWhich = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Copy checkpoints of a run to another place, below the run's name.
+
+    Each is verified, and whole there or not there at all. What is there already is left as it is. Another machine goes
+    on from there: quorate resume TO/RUN. The exit code is 1 if one is damaged, which is not copied.
+
+    \b
+    Examples:
+      quorate checkpoints copy last /mnt/backup
+      quorate checkpoints copy digits-0001 s3://bucket/prefix --checkpoint best
+    """
+    from quorate.api.checkpoints import copy_run
+    from quorate.observe.quantities import size
+    from quorate.storage.run_folder import RunFolder
+
+    folder = RunFolder.find(runs, run)
+    done = copy_run(folder, to, checkpoint)
+    total = sum(each.bytes for each in done.copied)
+    for left in done.damaged:
+        typer.echo(f"WARNING: {left.path.name} is damaged and was not copied: {left.reason}", err=True)
+    if as_json:
+        fields = {
+            "run": folder.name,
+            "place": done.place,
+            "copied": [each.name for each in done.copied],
+            "bytes": total,
+            "damaged": [each.path.name for each in done.damaged],
+        }
+        print_document(fields)
+    else:
+        names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
+        typer.echo(f"copied {names} to {done.place}: {size(total)}.")
+    raise typer.Exit(1 if done.damaged else 0)
+
+
+@app.command()
+def rekey(
+    run: Run,
+    new_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file that holds the new key.", show_default=False)
+    ] = None,
+    new_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variable that holds the new key.", show_default=False)
+    ] = None,
+    decrypt: Annotated[bool, typer.Option("--decrypt", help="Use no key: leave them in plain.")] = False,
+    key_file: KeyFile = None,
+    key_env: KeyEnv = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Encrypt the checkpoints of a run with another key.
+
+    They are rewritten one after the other, each in one move, so that all can be read at any time; the run is resumed
+    with the new key. Copies in other places are replaced when the run goes on, or by quorate checkpoints copy. A key is
+    32 bytes; openssl rand -hex 32 makes one.
+
+    \b
+    Examples:
+      quorate checkpoints rekey last --new-key-file ~/keys/second
+      quorate checkpoints rekey digits-0001 --new-key-env CHECKPOINT_KEY
+    """
+    from quorate.api.checkpoints import rekey_run
+    from quorate.core.errors import RequestError
+    from quorate.storage.run_folder import RunFolder
+
+    if [new_key_file is not None, new_key_env is not None, decrypt].count(True) != 1:
+        raise RequestError("give exactly one of --new-key-file, --new-key-env and --decrypt")
+    if key_file is not None and key_env is not None:
+        raise RequestError("give --key-file or --key-env, not both")
+    folder = RunFolder.find(runs, run)
+    rewritten = rekey_run(folder, _key_place(new_key_file, new_key_env), _key_place(key_file, key_env))
+    if as_json:
+        print_document({"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)})
+    else:
+        how = "in plain" if decrypt else "under the new key"
+        typer.echo(f"{folder.name}: {len(rewritten)} rewritten; all are {how}.")
+
+
+@app.command()
+def rm(
+    run: Run,
+    checkpoint: Annotated[
+        list[str], typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. Repeatable.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Also the only whole one.")] = False,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Remove checkpoints of a run; the only whole one is refused.
+
+    \b
+    Examples:
+      quorate checkpoints rm last --checkpoint 100
+      quorate checkpoints rm digits-0001 --checkpoint 100 --checkpoint 200
+    """
+    from quorate.api.checkpoints import remove_from_run
+    from quorate.observe.quantities import size
+    from quorate.storage.run_folder import RunFolder
+
+    folder = RunFolder.find(runs, run)
+    removed = remove_from_run(folder, checkpoint, force=force)
+    total = sum(each.bytes for each in removed)
+    if as_json:
+        print_document({"run": folder.name, "removed": [each.path.name for each in removed], "bytes": total})
+    else:
+        typer.echo(f"removed {', '.join(each.path.name for each in removed)} of {folder.name}: {size(total)}.")
+
+
+def _key_place(file: Path | None, variable: str | None) -> dict[str, str | None] | None:
+    if file is None and variable is None:
+        return None
+    return {"key_file": None if file is None else str(file.expanduser().absolute()), "key_env": variable}

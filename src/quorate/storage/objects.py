@@ -1,0 +1,239 @@
+"""Objects under a prefix of a store, such as ``s3://bucket/prefix``: a thin layer over fsspec.
+
+Credentials come from where the store's own library looks for them: the environment, a profile, the machine's role. No
+message ever shows one.
+"""
+
+import contextlib
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import JobError, RequestError
+
+PATIENCE = 30.0
+"""Seconds after which a store that has not answered counts as away, ..."""
+SLOWEST = 100_000
+"""... and so many more bytes a second are waited for, of what is being moved."""
+
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}
+# One try and no more: whoever copies tries again by itself, and says so meanwhile.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}}
+}
+_TRIES = 2
+_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
+_UNREACHABLE = ("Connect", "Connection", "ClientOSError", "ServerDisconnected", "HTTPClientError", "gaierror")
+
+
+class StoreError(JobError):
+    """A place for copies that cannot be used now. `lasts`: nothing but a person will mend it."""
+
+    def __init__(self, message: str, lasts: bool = False) -> None:
+        self.lasts = lasts
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.lasts)
+
+
+class ObjectMissing(StoreError):  # noqa: N818 (a happening, not a mistake)
+    """The store answers, and does not have it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object as the store lists it; `modified` is a time by the store's clock, None if it does not tell."""
+
+    bytes: int
+    modified: float | None
+
+
+def is_url(text: str) -> bool:
+    """Whether a place is a URL, and not a folder."""
+    return "://" in text
+
+
+def shown(url: str) -> str:
+    """A URL without what might be a secret in it."""
+    return _SECRET.sub("…@", url)
+
+
+def refuse_unknown_store(url: str) -> None:
+    """Refuse a kind of store that cannot be spoken to here, before anything is trained. Imports nothing."""
+    protocol = url.partition("://")[0]
+    package = _PACKAGES.get(protocol)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise RequestError(_without_package(url, protocol, f"No module named '{package}'"))
+    if package is None:
+        from fsspec import available_protocols
+
+        if protocol not in available_protocols():
+            raise RequestError(f"{shown(url)}: '{protocol}' is no kind of store that fsspec knows; s3:// is one.")
+
+
+class ObjectStore:
+    """Puts, reads, lists and removes objects by their keys under a URL. An object appears whole or not at all.
+
+    Every failure is a `StoreError`. One thread at a time.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._protocol, _, self._root = self.url.partition("://")
+        self._opened: Any = None
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+    def put_file(self, key: str, file: Path) -> None:
+        """Store a file's content. An OSError is trouble with the file itself."""
+        size = file.stat().st_size
+        with self._explaining():
+            self._do("put_file", str(file), self._path(key), bytes=size)
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store a few bytes."""
+        with self._explaining():
+            self._do("pipe_file", self._path(key), content, bytes=len(content))
+
+    def read(self, key: str) -> bytes:
+        """The content of a small object."""
+        with self._explaining(key):
+            content: bytes = self._do("cat_file", self._path(key))
+            return content
+
+    def fetch(self, key: str, file: Path, bytes: int) -> None:
+        """Write an object's content, of about so many bytes, to a file."""
+        with self._explaining(key):
+            self._do("get_file", self._path(key), str(file), bytes=bytes)
+
+    def list(self) -> dict[str, Stored]:
+        """All objects, by key."""
+        with self._explaining():
+            found = self._do("find", self._root, detail=True)
+            below = f"{self._base}/"
+            # Some stores list the prefix itself, or folders, as objects.
+            files = {name: entry for name, entry in found.items() if name.startswith(below) and entry["type"] == "file"}
+            return {name.removeprefix(below): _stored(entry) for name, entry in files.items()}
+
+    def remove(self, key: str) -> None:
+        """Remove an object; one that is not there is as good as removed."""
+        with contextlib.suppress(ObjectMissing), self._explaining(key):
+            self._do("rm_file", self._path(key))
+
+    # --- speaking with the library
+
+    @property
+    def _base(self) -> str:
+        """The prefix as the library spells it in what it lists."""
+        return str(self._filesystem._strip_protocol(self.url))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    @property
+    def _filesystem(self) -> Any:
+        if self._opened is None:
+            # Here, because only a job with such a place should wait for it.
+            import fsspec
+
+            try:
+                kind = fsspec.get_filesystem_class(self._protocol)
+            except (ImportError, ValueError) as error:
+                raise StoreError(_without_package(self.url, self._protocol, str(error)), lasts=True) from None
+            options = _OPTIONS.get(self._protocol.removesuffix("a"), {})
+            # Not one that was opened earlier: it would go on with credentials that were changed since.
+            self._opened = kind(skip_instance_cache=True, use_listings_cache=False, **options)
+            if hasattr(self._opened, "retries"):
+                self._opened.retries = _TRIES
+        return self._opened
+
+    def _do(self, method: str, *arguments: Any, bytes: int = 0, **options: Any) -> Any:
+        filesystem = self._filesystem
+        if not getattr(filesystem, "async_impl", False):
+            return getattr(filesystem, method)(*arguments, **options)
+        from fsspec.asyn import sync
+
+        # The library's own limits do not hold for a store that accepts a connection and then says nothing.
+        limit = PATIENCE + bytes / SLOWEST
+        call: Callable[..., Any] = getattr(filesystem, f"_{method}")
+        return sync(filesystem.loop, call, *arguments, timeout=limit, **options)
+
+    @contextlib.contextmanager
+    def _explaining(self, key: str = "") -> Iterator[None]:
+        """Turn whatever the library raises into one kind of error, which says what helps."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:
+            explained = self._explained(error, key)
+            if explained.lasts:
+                self._opened = None  # what is mended meanwhile is seen by one that is opened anew
+            raise explained from None
+
+    def _explained(self, error: Exception, key: str) -> StoreError:
+        code, name = _code(error), type(error).__name__
+        if isinstance(error, FileNotFoundError) and key and code != "NoSuchBucket":
+            return ObjectMissing(f"{self}: there is no object {key}.")
+        lasting = self._for_a_person(error, code)
+        if lasting is not None:
+            return StoreError(f"{self}: {lasting}", lasts=True)
+        if isinstance(error, TimeoutError) or "Timeout" in name:
+            why = "the store does not answer in time. It may be overloaded, or the network slow or cut."
+        elif isinstance(error, ConnectionError) or any(word in name for word in _UNREACHABLE):
+            why = f"the store cannot be reached ({name}). Check that it is up{self._where_endpoint_is}."
+        else:
+            text = shown(" ".join(str(error).split()))[:200]
+            why = f"the store cannot do it: {(text or name).rstrip('.')}."
+        return StoreError(f"{self}: {why}")
+
+    def _for_a_person(self, error: Exception, code: str) -> str | None:
+        """What only a person can mend, and how."""
+        if code == "NoSuchBucket":
+            return f"there is no bucket '{self._root.partition('/')[0]}'. Create it, or correct the address."
+        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+            return f"no credentials are found. {self._where_credentials_are}"
+        if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied", "ExpiredToken"):
+            return f"access is refused{f' ({code})' if code else ''}. {self._where_credentials_are}"
+        return None
+
+    @property
+    def _where_credentials_are(self) -> str:
+        if self._protocol in _PACKAGES:
+            return (
+                "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the AWS profile, and that they may list, read, "
+                "write and delete there."
+            )
+        return "Check the credentials in the environment, and that they may list, read, write and delete there."
+
+    @property
+    def _where_endpoint_is(self) -> str:
+        return ", and AWS_ENDPOINT_URL if it is not Amazon's" if self._protocol in _PACKAGES else ""
+
+
+def _stored(entry: dict[str, Any]) -> Stored:
+    modified = next((entry[name] for name in ("LastModified", "updated", "mtime", "created") if entry.get(name)), None)
+    if isinstance(modified, datetime):
+        modified = modified.timestamp()
+    return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
+
+
+def _code(error: BaseException) -> str:
+    """What a store of Amazon's kind calls the trouble."""
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def _without_package(url: str, protocol: str, reason: str) -> str:
+    if protocol in _PACKAGES:
+        return f"{shown(url)} needs the package {_PACKAGES[protocol]}: pip install 'quorate[s3]'."
+    return f"{shown(url)} cannot be spoken to: {reason.rstrip('.')}."

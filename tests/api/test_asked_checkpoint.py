@@ -1,0 +1,192 @@
+"""A checkpoint that is asked for while a job runs: which one counts, and what is said where none comes."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoint.only_part import part_of
+from coordinator.served import TOKEN, serve
+from quorate.api import control
+from quorate.checkpoint.attempt import Attempt
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.coordinator.client import SupervisorClient
+from quorate.core.cursor import Cursor
+from quorate.core.errors import RunError
+from quorate.core.failure import Failure
+from quorate.storage.run_folder import RunFolder
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.channel import open_channel, token_metadata
+from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+
+AT = 7
+"""The step that the worker of these tests is in."""
+
+
+class Job:
+    """A run whose only worker is the test: `heard` are the wishes that reach it."""
+
+    def __init__(self, run: RunFolder, stub: Any, address: str) -> None:
+        self.run = run
+        self.heard: list[str] = []
+        self.on_wish: Callable[[], object] = lambda: None
+        self.address = address
+        self._stub = stub
+        self._follow = stub.Follow(pb.FollowRequest(), metadata=token_metadata(TOKEN), timeout=60)
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def save(self, step: int) -> CheckpointInfo:
+        fields: dict[str, Any] = {"phase": 0, "weights_digest": "d", "job": {}, "environment": {}, "metrics": {}}
+        return CheckpointFolder(self.run.checkpoints).save({"a": torch.zeros(2)}, step=step, **fields)
+
+    def end(self) -> None:
+        client = SupervisorClient(self.address, TOKEN)
+        client.report_failure(Failure("TaskError", "that was all"))
+        client.close()
+
+    def close(self) -> None:
+        self._follow.cancel()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _listen(self) -> None:
+        try:
+            for directive in self._follow:
+                if directive.HasField("save"):
+                    self.heard.append(directive.save.request)
+                    self.on_wish()
+        except Exception as error:
+            assert "CANCELLED" in repr(error)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(control, "_ASK_EVERY", 0.1)
+    with _running(tmp_path) as job:
+        yield job
+
+
+@contextmanager
+def _running(tmp_path: Path) -> Iterator[Job]:
+    run = RunFolder.create(tmp_path / "runs", "asked")
+    run.write_job("")  # what makes the folder a run
+    with serve(tmp_path, workers=1) as served:
+        channel = open_channel(served.address)
+        stub: Any = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        token = token_metadata(TOKEN)
+        stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=5)
+        stub.Heartbeat(pb.HeartbeatRequest(pid=1, sequence=1, step=AT, phase="forward"), metadata=token, timeout=5)
+        run.write_address(served.address, TOKEN)
+        job = Job(run, stub, served.address)
+        try:
+            yield job
+        finally:
+            job.close()
+            channel.close()
+
+
+def ask(job: Job, patience: float = 30.0) -> CheckpointInfo:
+    return control.save(job.run.path.parent, "last", patience)
+
+
+def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
+    job.save(8)
+    on_the_way = Attempt.begin(job.run.checkpoints, Cursor(9))
+    on_the_way.write(0, 1, [b"state"], digest="xxh3-128", cipher=None)
+
+    def save_in_turn() -> None:
+        """What was on the way, and then what was asked for."""
+        if len(job.heard) == 1:
+            manifest = Manifest(9, 0, "", (), {}, "d", {}, {}, {})
+            assert CheckpointFolder(job.run.checkpoints).commit(on_the_way, manifest, lambda: None).cursor == Cursor(9)
+        else:
+            job.save(10)
+
+    job.on_wish = save_in_turn
+    assert ask(job).cursor == Cursor(10)
+    assert len(job.heard) == 2, "it was asked for again, since nothing came that counts"
+
+
+def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> None:
+    Attempt.begin(job.run.checkpoints, Cursor(500))
+    damaged = job.save(400)
+    part_of(damaged.path).write_bytes(b"damaged")
+    (Attempt.begin(job.run.checkpoints, Cursor(500)).path / "half").touch()
+    job.on_wish = lambda: job.save(AT + 1)
+    assert ask(job).cursor == Cursor(AT + 1)
+    assert len(job.heard) == 1
+
+
+def test_a_damaged_one_that_is_saved_anew_counts(job: Job) -> None:
+    part_of(job.save(AT + 1).path).write_bytes(b"damaged")
+    job.on_wish = lambda: job.save(AT + 1)
+    assert ask(job).cursor == Cursor(AT + 1)
+    assert len(job.heard) == 1
+
+
+def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_STALE_AFTER", 0.5)
+
+    def die_then_save() -> None:
+        if len(job.heard) == 1:
+            Attempt.begin(job.run.checkpoints, Cursor(8))
+        elif len(set(job.heard)) == 3:
+            job.save(9)
+
+    job.on_wish = die_then_save
+    assert ask(job, patience=20).cursor == Cursor(9)
+    assert len(set(job.heard)) == 3, "what has died is not taken for somebody who fulfils the wish"
+
+
+def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job) -> None:
+    def write_slowly() -> None:
+        if len(job.heard) == 1:
+            Attempt.begin(job.run.checkpoints, Cursor(8))
+        elif len(job.heard) == 4:
+            job.save(8)
+
+    job.on_wish = write_slowly
+    assert ask(job).cursor == Cursor(8)
+    assert len(job.heard) >= 4
+    assert len(set(job.heard)) <= 2, "another one at most, before anything was being written"
+
+
+def test_a_checkpoint_of_an_earlier_step_is_not_what_was_asked_for(job: Job) -> None:
+    steps = iter((AT - 3, AT - 2, AT))
+    job.on_wish = lambda: job.save(next(steps))
+    assert ask(job).cursor == Cursor(AT)
+
+
+def test_where_none_comes_it_is_told_after_a_while(job: Job) -> None:
+    with pytest.raises(RunError, match=r"has saved no checkpoint in 1 s\. .* Wait longer with --timeout"):
+        ask(job, patience=1)
+    assert len(job.heard) > 1
+
+
+def test_a_run_that_ends_meanwhile_is_told_so(job: Job) -> None:
+    job.on_wish = job.end
+    with pytest.raises(RunError, match=r"has ended, and no checkpoint was saved .*quorate checkpoints ls asked-0001"):
+        ask(job)
+
+
+def test_the_checkpoint_with_which_a_run_ends_is_as_good(job: Job) -> None:
+    def end() -> None:
+        job.end()
+        job.save(AT)
+
+    job.on_wish = end
+    assert ask(job).cursor == Cursor(AT)
+
+
+def test_a_run_that_is_not_running_cannot_be_asked(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "runs", "over")
+    run.write_job("")
+    with pytest.raises(RunError, match="over-0001 is not running, so there is nobody to ask"):
+        control.save(run.path.parent, "last", 5)

@@ -1,0 +1,46 @@
+"""A run with checkpoints that can be copied."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.checkpoint.copying import Source
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.selection import Ranking
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cursor import Phase
+from quorate.storage.run_folder import RunFolder
+
+
+def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> Source:
+    """A new run with checkpoints of these steps."""
+    run = RunFolder.create(runs, "tiny")
+    run.write_job("task: task.py:Tiny\n")
+    run.write_environment({"torch": "2"})
+    source = Source(run, Retention(keep), Ranking("loss", "min"))
+    for step in steps:
+        save(source, step, numbers=numbers)
+    return source
+
+
+def save(source: Source, step: int, *, loss: float | None = None, numbers: int = 64) -> CheckpointInfo:
+    """Add a checkpoint; with a loss, it was evaluated."""
+    folder = CheckpointFolder(source.run.checkpoints)
+    state: dict[str, Any] = {"model": {"weight": torch.arange(float(numbers)) * step}, "epoch": step}
+    folder.save(
+        state,
+        step=step,
+        phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),
+        weights_digest=f"weights of {step}",
+        job={"seed": 7},
+        environment={"torch": "2"},
+        metrics={} if loss is None else {"loss": loss},
+    )
+    return folder.list()[-1]
+
+
+def infos(source: Source) -> dict[str, CheckpointInfo]:
+    """Its checkpoints by name."""
+    return {info.path.name: info for info in CheckpointFolder(source.run.checkpoints).list()}

@@ -1,0 +1,183 @@
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checkpoint.copied_run import infos, make_source, save
+from checkpoint.only_part import part_of
+from object_store import BUCKET, SeaweedStore
+from quorate.api.fetched import fetch_run, is_copy
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
+from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
+from quorate.checkpoint.place import FolderPlace, place_for
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.verification import MANIFEST, read_manifest
+from quorate.core.cursor import Cursor
+from quorate.core.errors import CheckpointError, RunError
+from quorate.storage.objects import ObjectStore
+from quorate.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return make_source(tmp_path / "runs", 2, 4)
+
+
+@pytest.fixture
+def copy(source: Source, tmp_path: Path) -> Path:
+    (tmp_path / "backup").mkdir()
+    folder = tmp_path / "backup" / source.run.name
+    copy_checkpoints(source, FolderPlace(folder))
+    return folder
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def exchange(file: Path) -> None:
+    """A part of another checkpoint."""
+    shutil.copy(part_of(file.parent.with_name("step-00000002")), file)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, exchange, Path.unlink])
+def test_a_damaged_part_is_found_and_the_one_before_is_used(
+    copy: Path, tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(part_of(copy / "step-00000004"))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
+    assert "step-00000004" in caplog.text and "an earlier one is used" in caplog.text
+    assert "step-00000004" in run.events_file.read_text()
+    assert '"level":"warning"' in run.events_file.read_text()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_a_damaged_manifest_is_no_way_back(copy: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    damage(copy / "step-00000004" / MANIFEST)
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
+
+
+def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
+    """One that was made for it, digest and all."""
+    newest = copy / "step-00000004"
+    manifest = read_manifest(newest)
+    (part,) = manifest.parts
+    (newest / part.file).rename(copy / "x")
+    crafted = replace(manifest, parts=(replace(part, file="../x"),))
+    (newest / MANIFEST).write_text(crafted.to_json())
+    with pytest.raises(CheckpointError, match=r"is not whole: .*\.\./x.*the checkpoint"):
+        fetch_checkpoint(FolderPlace(copy), newest.name, tmp_path / "back")
+    assert not list((tmp_path / "back").iterdir())
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
+    assert not list((tmp_path / "elsewhere").rglob("x"))
+
+
+def test_a_name_of_a_run_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
+    (copy / ORIGIN).write_text('{"run": "../../etc", "created": "2026-01-01T00:00:00+00:00"}')
+    with pytest.raises(CheckpointError, match="no name of a folder"):
+        fetch_run(tmp_path / "elsewhere", str(copy))
+
+
+@pytest.mark.parametrize("created", ['"yesterday"', "7", "null"])
+def test_an_origin_that_is_damaged_is_told(source: Source, copy: Path, tmp_path: Path, created: str) -> None:
+    (copy / ORIGIN).write_text(f'{{"run": "{source.run.name}", "created": {created}}}')
+    for runs in (tmp_path / "elsewhere", source.run.path.parent):
+        with pytest.raises(CheckpointError, match=rf"{ORIGIN} is damaged .*Use another copy"):
+            fetch_run(runs, str(copy))
+
+
+@pytest.mark.parametrize("damage", [flip, cut, exchange, Path.unlink])
+def test_a_damaged_checkpoint_here_is_replaced_by_its_good_copy(
+    source: Source, copy: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = CheckpointFolder(source.run.checkpoints)
+    damage(part_of(source.run.checkpoints / "step-00000004"))
+    assert folder.newest_whole() == infos(source)["step-00000002"]
+    fetch_run(source.run.path.parent, str(copy))
+    assert folder.newest_whole() == infos(source)["step-00000004"]
+    assert sorted(entry.name for entry in source.run.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_what_a_dead_fetch_left_is_swept_and_what_is_young_is_not(source: Source, copy: Path) -> None:
+    runs = source.run.path.parent
+    left = [folder / f".fetching-{age}" for folder in (runs, source.run.checkpoints) for age in ("old", "young")]
+    for folder in left:
+        (folder / "tiny").mkdir(parents=True)
+        (folder / "tiny" / "part").write_text("half")
+        long_ago = time.time() - LEFT_BEHIND - 10
+        # It is what changed last that counts: a fetch writes deep inside.
+        for path in (folder, folder / "tiny", *([folder / "tiny" / "part"] if folder.name.endswith("old") else [])):
+            os.utime(path, (long_ago, long_ago))
+    fetch_run(runs, str(copy))
+    assert [folder.exists() for folder in left] == [False, True, False, True]
+
+
+def test_comes_back_as_the_same_run(source: Source, copy: Path, tmp_path: Path) -> None:
+    assert is_copy(str(copy)) and not is_copy(str(source.run.path))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", f"{copy}/"))
+    assert run.path == tmp_path / "elsewhere" / source.run.name
+    assert run.created == source.run.created
+    assert run.job_file.read_text() == source.run.job_file.read_text()
+    assert run.read_environment() == source.run.read_environment()
+    (info,) = CheckpointFolder(run.checkpoints).list()
+    CheckpointFolder(run.checkpoints).verify(info)
+    assert info.cursor == Cursor(4)
+    assert [entry.name for entry in (tmp_path / "elsewhere").iterdir()] == [run.name]
+    assert fetch_run(tmp_path / "elsewhere", str(copy)) == run.path, "and once more, with nothing new to fetch"
+
+
+def test_brings_what_is_newer_to_a_run_that_is_here(source: Source, copy: Path, tmp_path: Path) -> None:
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    save(source, 6)
+    copy_checkpoints(source, FolderPlace(copy))
+    fetch_run(tmp_path / "elsewhere", str(copy))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4, 6]
+
+
+def test_another_run_of_that_name_is_left_alone(copy: Path, tmp_path: Path) -> None:
+    other = make_source(tmp_path / "elsewhere", 8)
+    with pytest.raises(RunError, match="is another run than the one at"):
+        fetch_run(tmp_path / "elsewhere", str(copy))
+    assert list(infos(other)) == ["step-00000008"]
+
+
+def test_says_what_is_missing(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no copy of a run at"):
+        fetch_run(tmp_path / "elsewhere", str(copy.parent))
+    shutil.rmtree(copy / "step-00000002")
+    part_of(copy / "step-00000004").unlink()
+    with pytest.raises(RunError, match="there is no whole checkpoint at"):
+        fetch_run(tmp_path / "elsewhere", str(copy))
+    assert not list((tmp_path / "elsewhere").iterdir()), "nothing half fetched is left"
+
+
+def test_damage_on_a_store_is_found(source: Source, s3: SeaweedStore, tmp_path: Path) -> None:
+    to = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    place = place_for(to, source.run.name)
+    save(source, 6)
+    copy_checkpoints(source, place)
+    store = ObjectStore(str(place))
+    parts = {name: part_of(info.path) for name, info in infos(source).items()}
+    content = bytearray(parts["step-00000006"].read_bytes())
+    content[-1] ^= 1
+    store.put(f"step-00000006/{parts['step-00000006'].name}", bytes(content))
+    store.remove(f"step-00000004/{parts['step-00000004'].name}")
+    search = fetch_newest(place, tmp_path / "back")
+    assert search.newest is not None and search.newest.cursor == Cursor(2)
+    assert [skipped.path.name for skipped in search.skipped] == ["step-00000006", "step-00000004"]
+    assert "damaged" in search.skipped[0].reason
+    assert "there is no object" in search.skipped[1].reason

@@ -1,0 +1,209 @@
+"""`quorate checkpoints`, by the real command on a run that is there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import Done, Workplace
+from schemas import validate
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+LOAD = """
+import json, sys
+import torch
+from torch import nn
+
+state = torch.load(sys.argv[1]) if sys.argv[1].endswith(".pt") else None
+if state is None:
+    from safetensors.torch import load_file
+    state = load_file(sys.argv[1])
+model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+model.load_state_dict(state)
+assert "quorate" not in sys.modules
+print(json.dumps({name: value.tolist() for name, value in model.state_dict().items()}))
+"""
+
+
+def run(workplace: Workplace, verb: str, *arguments: str, code: int = 0, **environment: str) -> dict[str, Any]:
+    """The document of a verb that ends with a code, held against its schema."""
+    done = workplace.run("checkpoints", verb, *arguments, "--json", **environment)
+    assert done.code == code, done.stderr
+    validate("error" if "error" in done.document else f"checkpoints-{verb}", done.document)
+    return done.document
+
+
+def in_words(workplace: Workplace, verb: str, *arguments: str) -> Done:
+    return workplace.run("checkpoints", verb, *arguments)
+
+
+def part_of(workplace: Workplace, name: str) -> Path:
+    return sorted((workplace.last / "checkpoints" / name).glob("*.safetensors"))[0]
+
+
+def loaded(file: Path) -> dict[str, Any]:
+    """What PyTorch reads from a file, in a process that does not know Quorate."""
+    done = subprocess.run([sys.executable, "-c", LOAD, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fields: dict[str, Any] = json.loads(done.stdout)
+    return fields
+
+
+def test_ls_tells_what_each_is_and_why_it_is_kept(used_workplace: Workplace) -> None:
+    document = run(used_workplace, "ls", "last")
+    assert [each["name"] for each in document["checkpoints"]] == used_workplace.checkpoints()
+    assert [each["step"] for each in document["checkpoints"]] == [4, 6, 8]
+    assert [each["kept"] for each in document["checkpoints"]] == [["last"], ["last"], ["last", "best"]]
+    assert [bool(each["metrics"]) for each in document["checkpoints"]] == [True, False, True]
+    assert not any(each["problem"] or each["encrypted"] for each in document["checkpoints"])
+    told = in_words(used_workplace, "ls", "last").stdout
+    assert "last, best" in told
+    assert "4 evaluated" in told
+
+
+def test_damage_is_found_named_and_told_by_the_exit_code(used_workplace: Workplace) -> None:
+    assert run(used_workplace, "verify", "last")["damaged"] == 0
+    flipped, cut = part_of(used_workplace, "step-00000006"), part_of(used_workplace, "step-00000008-evaluated")
+    content = bytearray(flipped.read_bytes())
+    content[-1] ^= 1
+    flipped.write_bytes(content)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    document = run(used_workplace, "verify", "last", code=1)
+    assert [each["whole"] for each in document["checkpoints"]] == [True, False, False]
+    assert flipped.name in document["checkpoints"][1]["problem"]
+    assert "truncated" in document["checkpoints"][2]["problem"]
+    assert run(used_workplace, "verify", "last", "--checkpoint", "4")["damaged"] == 0
+    assert run(used_workplace, "verify", "last", "--checkpoint", "last", code=1)["checkpoints"][0]["step"] == 8
+    listed = run(used_workplace, "ls", "last")["checkpoints"]
+    assert [bool(each["problem"]) for each in listed] == [False, False, True], "only what shows without reading"
+    assert cut.name in in_words(used_workplace, "verify", "last").stdout
+
+
+def test_the_only_whole_one_is_not_removed_unless_forced(used_workplace: Workplace) -> None:
+    removed = run(used_workplace, "rm", "last", "--checkpoint", "6")
+    assert removed["removed"] == ["step-00000006"]
+    part_of(used_workplace, "step-00000008-evaluated").unlink()
+    refused = run(used_workplace, "rm", "last", "--checkpoint", "4", code=2)
+    assert "no whole checkpoint any more" in refused["error"]
+    assert used_workplace.checkpoints() == ["step-00000004-evaluated", "step-00000008-evaluated"]
+    assert run(used_workplace, "rm", "last", "--checkpoint", "last")["removed"] == ["step-00000008-evaluated"]
+    assert "has no checkpoint '5'" in run(used_workplace, "rm", "last", "--checkpoint", "5", code=2)["error"]
+    run(used_workplace, "rm", "last", "--checkpoint", "4", "--force")
+    assert used_workplace.checkpoints() == []
+    assert not list((used_workplace.last / "checkpoints").iterdir())
+    assert "has no checkpoint yet" in in_words(used_workplace, "ls", "last").stdout
+
+
+@pytest.mark.long
+def test_pytorch_reads_what_is_exported_without_quorate(used_workplace: Workplace) -> None:
+    folder = used_workplace.folder
+    document = run(used_workplace, "export", "last", "out/model.safetensors")
+    assert (document["step"], document["format"], document["tensors"]) == (8, "safetensors", 4)
+    assert run(used_workplace, "export", "last", "model.pt")["format"] == "torch"
+    assert loaded(folder / "out/model.safetensors") == loaded(folder / "model.pt")
+    refused = run(used_workplace, "export", "last", "model.pt", "--checkpoint", "4", code=2)
+    assert "is there already" in refused["error"]
+    assert not list(folder.glob("**/*.partial"))
+
+
+def test_checkpoints_get_another_key_and_none_again(used_workplace: Workplace) -> None:
+    first, second = used_workplace.folder / "first.key", "5e" * 32
+    first.write_text("a1" * 32)
+    names = used_workplace.checkpoints()
+    encrypted = run(used_workplace, "rekey", "last", "--new-key-file", "first.key")
+    assert (encrypted["rewritten"], encrypted["encrypted"]) == (names, True)
+    assert all(each["encrypted"] for each in run(used_workplace, "ls", "last")["checkpoints"])
+    assert run(used_workplace, "rekey", "last", "--new-key-env", "KEY", KEY=second)["rewritten"] == names
+    first.unlink()
+    assert run(used_workplace, "verify", "last")["damaged"] == 0, "that takes no key"
+    without = run(used_workplace, "rekey", "last", "--decrypt", code=1)
+    assert "KEY, which should hold the key, is not set" in without["error"]
+    assert run(used_workplace, "rekey", "last", "--decrypt", KEY=second)["encrypted"] is False
+    kept = [file for file in used_workplace.last.rglob("*") if file.is_file()]
+    assert not any(second.encode() in file.read_bytes() for file in kept)
+
+
+def test_what_another_key_leaves_as_it_was_is_told(used_workplace: Workplace) -> None:
+    (used_workplace.folder / "a.key").write_text("a1" * 32)
+    names, folder = used_workplace.checkpoints(), used_workplace.last / "checkpoints"
+    (folder / names[0] / "manifest.json").write_text("{}")
+    (folder / ".writing-step-00000009-ab").mkdir()
+    (folder / names[1] / "1-of-9.left.safetensors").write_text("in plain")
+    for _ in range(2):
+        told = run(used_workplace, "rekey", "last", "--new-key-file", "a.key", code=1)["error"]
+        assert f"{names[0]} is damaged and stays as it was, not under the new key" in told
+        assert "1 of 3 are so; the other 2 are as asked for" in told
+    assert sorted(entry.name for entry in folder.iterdir()) == names
+    assert not list(folder.glob(f"{names[1]}/*.safetensors")), "only encrypted ones"
+    run(used_workplace, "rm", "last", "--checkpoint", names[0])
+    assert run(used_workplace, "rekey", "last", "--new-key-file", "a.key")["rewritten"] == []
+
+
+@pytest.mark.long
+def test_a_run_whose_key_was_moved_goes_on_from_its_new_place_to_the_same_bits(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    old, new = workplace.folder / "old.key", workplace.folder / "new.key"
+    old.write_text("a1" * 32)
+    begun = workplace.train("--set", "checkpoint.encrypt.key_file=old.key", "--steps", "4", "--workers", "1")
+    assert begun.code == 0, begun.stderr
+    old.rename(new)
+    moved = ("--set", "checkpoint.encrypt.key_file=new.key")
+    resumed = workplace.run("resume", "last", "--steps", "8", *moved, "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.document["weights_digest"] == undisturbed
+    exported = run(workplace, "export", "last", "model.safetensors", "--checkpoint", "4")
+    assert exported["step"] == 4, "written when the key was elsewhere"
+
+
+@pytest.mark.long
+def test_a_run_goes_on_under_another_key_to_the_same_bits(used_workplace: Workplace) -> None:
+    key = "5e" * 32
+    run(used_workplace, "rekey", "last", "--new-key-env", "KEY", KEY=key)
+    resumed = used_workplace.run("resume", "last", "--steps", "10", "--json", KEY=key)
+    assert resumed.code == 0, resumed.stderr
+    assert all(each["encrypted"] for each in run(used_workplace, "ls", "last")["checkpoints"])
+    undisturbed = used_workplace.train("--steps", "10", "--json")
+    assert resumed.document["weights_digest"] == undisturbed.document["weights_digest"]
+
+
+def test_copies_are_whole_and_made_once(used_workplace: Workplace) -> None:
+    names = used_workplace.checkpoints()
+    assert "there is no such folder" in run(used_workplace, "copy", "last", "there", code=1)["error"]
+    there = used_workplace.folder / "there" / "tiny-0001"
+    there.parent.mkdir()
+    best = run(used_workplace, "copy", "last", "there", "--checkpoint", "best")
+    assert (best["copied"], best["place"]) == (names[-1:], str(there))
+    flipped = part_of(used_workplace, names[0])
+    flipped.write_bytes(bytes(flipped.stat().st_size))
+    rest = run(used_workplace, "copy", "last", "there", code=1)
+    assert (rest["copied"], rest["damaged"]) == ([names[1]], [names[0]])
+    again = in_words(used_workplace, "copy", "last", "there")
+    assert f"{names[0]} is damaged and was not copied" in again.stderr
+    assert "copied nothing that is not there already" in again.stdout
+    for name in names[1:]:
+        here = used_workplace.last / "checkpoints" / name
+        assert {file.name: file.read_bytes() for file in here.iterdir()} == {
+            file.name: file.read_bytes() for file in (there / name).iterdir()
+        }
+    assert sorted(entry.name for entry in there.glob("step-*")) == names[1:]
+
+
+def test_the_run_folder_gets_no_copies(used_workplace: Workplace) -> None:
+    before = sorted(used_workplace.last.rglob("*"))
+    for to in ("runs", "runs/tiny-0001"):
+        assert "which is the run's own folder" in run(used_workplace, "copy", "last", to, code=2)["error"]
+    assert sorted(used_workplace.last.rglob("*")) == before
+
+
+def test_one_new_key_is_asked_for(used_workplace: Workplace) -> None:
+    assert "give exactly one of" in run(used_workplace, "rekey", "last", code=2)["error"]
+    both = run(used_workplace, "rekey", "last", "--new-key-env", "A", "--decrypt", code=2)
+    assert "give exactly one of" in both["error"]
+    assert "set keys of the job" in run(
+        used_workplace, "rekey", "last", "--new-key-env", "QUORATE_K", code=2, QUORATE_K="ab" * 32
+    )["error"]  # fmt: skip

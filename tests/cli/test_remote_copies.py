@@ -1,0 +1,260 @@
+"""Copies of checkpoints by the real command: to a folder, and to a real S3 store that fails in every way."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.copied_run import infos, make_source
+from command import Done, Workplace, await_condition
+from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
+from quorate.checkpoint.copying import copy_checkpoints
+from quorate.checkpoint.fetching import fetch_checkpoint
+from quorate.checkpoint.place import Place, place_for
+from schemas import validate
+
+
+def long(test: Any) -> Any:
+    """Minutes in all, and many processes."""
+    return pytest.mark.long(pytest.mark.usefixtures("unmeasured")(test))
+
+
+@pytest.fixture
+def to(s3: SeaweedStore) -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def relay(s3: SeaweedStore) -> Iterator[Relay]:
+    relay = Relay(s3.port, delay=0.0)
+    yield relay
+    relay.close()
+
+
+def write_job(workplace: Workplace, to: str, **keys: Any) -> None:
+    workplace.write_job(checkpoint={"every": 2, "keep": 3, "to": ["checkpoints", to]}, **keys)
+
+
+def kinds(workplace: Workplace, kind: str) -> list[dict[str, Any]]:
+    return [event for event in workplace.events() if event["kind"] == kind]
+
+
+def assert_all_there(workplace: Workplace, place: Place) -> None:
+    whole = place.contents().whole
+    assert set(workplace.checkpoints()) <= set(whole)
+    for name in whole:
+        back = fetch_checkpoint(place, name, workplace.temporary / "back")
+        shutil.rmtree(back.path)
+
+
+@long
+def test_checkpoints_are_copied_and_a_machine_with_nothing_else_goes_on(
+    workplace: Workplace, to: str, undisturbed: str
+) -> None:
+    write_job(workplace, to)
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", HOLD="7")
+    running.await_event("copied_to")
+    os.kill(running.process.pid, signal.SIGTERM)
+    workplace.go()
+    stopped = running.done()
+    assert stopped.code == 143, stopped.stderr
+    place = place_for(to, workplace.last.name)
+    assert_all_there(workplace, place)
+    assert SECRET_KEY not in stopped.stderr
+
+    name = workplace.last.name
+    shutil.rmtree(workplace.folder / "runs")
+    done = workplace.run("resume", f"{to}/{name}", "--json", "--workers", "1")
+    assert done.code == 0, done.stderr
+    validate("train", done.document)
+    assert done.document["weights_digest"] == undisturbed
+    assert done.document["from_step"] > 0
+    (copies,) = done.document["copies"]
+    assert copies["place"] == f"{to}/{name}" and copies["missing"] == []
+    assert_all_there(workplace, place)
+    assert len(place.contents().whole) == 3, "retention holds there too, with those of the first machine"
+
+
+@pytest.mark.long
+def test_copies_in_a_folder_are_enough_to_go_on_with(workplace: Workplace, undisturbed: str) -> None:
+    backup = workplace.folder / "backup"
+    backup.mkdir()
+    write_job(workplace, str(backup), steps=4)
+    done = workplace.train("--workers", "2")
+    assert done.code == 0, done.stderr
+    assert f"copied to {backup}/tiny-0001" in done.stderr
+    assert "2 checkpoints copied" in done.stdout
+    assert_all_there(workplace, place_for(str(backup), "tiny-0001"))
+
+    # Another machine: no runs, and the task lies elsewhere.
+    shutil.rmtree(workplace.folder / "runs")
+    (workplace.folder / "moved").mkdir()
+    workplace.task.rename(workplace.folder / "moved" / "task.py")
+    resumed = workplace.run(
+        "resume", str(backup / "tiny-0001"), "--steps", "8", "--set", "task=moved/task.py:Tiny", "--json"
+    )
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.document["weights_digest"] == undisturbed
+    assert resumed.document["from_step"] == 4
+    assert_all_there(workplace, place_for(str(backup), "tiny-0001"))
+
+
+@long
+def test_training_goes_on_while_the_store_is_down(
+    workplace: Workplace, to: str, s3: SeaweedStore, undisturbed: str
+) -> None:
+    write_job(workplace, to)
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", HOLD="7")
+    running.await_event("copied_to", at_least=2)
+    s3.stop()
+    try:
+        down = time.monotonic()
+        workplace.go()
+        running.await_event("finished")
+        running.await_event("copy_failed")
+        await_condition("half a minute", lambda: time.monotonic() > down + 30)
+        assert running.process.poll() is None, "it waits for the copies"
+    finally:
+        s3.start()
+    done = running.done()
+    assert done.code == 0, done.stderr
+    assert done.document["weights_digest"] == undisturbed
+    assert done.document["copies"][0]["missing"] == []
+    assert "waiting for copies" in done.stderr
+    failed = kinds(workplace, "copy_failed")
+    assert 1 <= len(failed) <= 3, "not one for each try"
+    assert "cannot be reached" in failed[0]["reason"]
+    assert kinds(workplace, "copy_recovered")
+    assert_all_there(workplace, place_for(to, workplace.last.name))
+
+
+def assert_ended_without_copies(workplace: Workplace, done: Done, undisturbed: str, to: str, reason: str) -> None:
+    assert done.code == 0, done.stderr
+    assert done.document["weights_digest"] == undisturbed
+    (copies,) = done.document["copies"]
+    assert copies["missing"] and set(copies["missing"]) == set(workplace.checkpoints())
+    assert len(kinds(workplace, "copy_failed")) == 1
+    assert re.search(reason, kinds(workplace, "copy_failed")[0]["reason"])
+    assert re.search(reason, done.stderr)
+    assert f"quorate checkpoints copy tiny-0001 {to}" in done.stderr
+
+
+@long
+def test_wrong_secret(workplace: Workplace, to: str, undisturbed: str) -> None:
+    write_job(workplace, to)
+    began = time.monotonic()
+    done = workplace.train("--workers", "2", "--json", AWS_SECRET_ACCESS_KEY="wrong-secret")
+    assert_ended_without_copies(workplace, done, undisturbed, to, "access is refused")
+    assert time.monotonic() - began < 50, "nobody waits for what only a person can mend"
+    everything = done.stderr + "".join(file.read_text() for file in workplace.last.rglob("*.*l*") if file.is_file())
+    assert "wrong-secret" not in everything and SECRET_KEY not in everything
+
+    done = workplace.run("checkpoints", "copy", "tiny-0001", to)  # as the warning says, with the right one
+    assert done.code == 0, done.stderr
+    assert_all_there(workplace, place_for(to, "tiny-0001"))
+
+
+@long
+def test_missing_bucket(workplace: Workplace, s3: SeaweedStore, undisturbed: str) -> None:
+    to = "s3://no-such-bucket/prefix"
+    write_job(workplace, to)
+    done = workplace.train("--workers", "2", "--json")
+    assert_ended_without_copies(workplace, done, undisturbed, to, "there is no bucket 'no-such-bucket'")
+
+
+@long
+def test_slow_store(workplace: Workplace, to: str, relay: Relay, undisturbed: str) -> None:
+    relay.delay = 0.1
+    write_job(workplace, to)
+    done = workplace.train("--workers", "2", "--json", AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}")
+    assert done.code == 0, done.stderr
+    assert relay.passed > 0
+    assert done.document["weights_digest"] == undisturbed
+    assert done.document["copies"][0]["missing"] == []
+    assert_all_there(workplace, place_for(to, workplace.last.name))
+
+
+@long
+def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
+    workplace: Workplace, to: str, relay: Relay, undisturbed: str
+) -> None:
+    write_job(workplace, to)
+    running = workplace.start(
+        "train",
+        "job.yaml",
+        "--workers",
+        "2",
+        "--json",
+        HOLD="7",
+        AWS_ENDPOINT_URL=f"http://127.0.0.1:{relay.port}",
+    )
+    running.await_event("copied_to", at_least=2)
+    relay.silent = True
+    workplace.go()
+    running.await_event("finished")
+    await_condition("the result", (workplace.last / "result.json").exists)
+    running.interrupt()
+    done = running.done(within=30)
+    assert done.code == 0, done.stderr
+    assert done.document["weights_digest"] == undisturbed
+    assert done.document["copies"][0]["missing"]
+    assert "quorate checkpoints copy" in done.stderr
+
+
+COPY = """
+import sys
+from pathlib import Path
+from quorate.checkpoint.copying import Source, copy_checkpoints
+from quorate.checkpoint.place import place_for
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.selection import Ranking
+from quorate.storage.run_folder import RunFolder
+run = RunFolder(Path(sys.argv[1]))
+copy_checkpoints(Source(run, Retention(3), Ranking("loss", "min")), place_for(sys.argv[2], run.name))
+"""
+
+
+@long
+def test_copier_killed_at_any_instant_leaves_no_lie(tmp_path: Path, to: str, relay: Relay) -> None:
+    source = make_source(tmp_path / "runs", 2, 4, numbers=200_000)
+    environment = os.environ | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{relay.port}"}
+    deaths = 0
+    relay.delay = 0.01
+
+    def copying(target: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", COPY, str(source.run.path), target], env=environment)
+
+    with copying(f"{to}/whole") as whole:
+        assert whole.wait(100) == 0
+    total = relay.passed
+    for number in range(12):
+        target, relay.passed = f"{to}/{number}", 0
+        with copying(target) as process:
+            limit = total * (number + 1) // 13
+            await_condition("the moment", lambda: relay.passed >= limit or process.poll() is not None)  # noqa: B023
+            process.kill()
+            deaths += process.wait() == -signal.SIGKILL
+        place = place_for(target, source.run.name)
+        for name in place.contents().whole:
+            fetch_checkpoint(place, name, tmp_path / f"back-{number}")
+        copy_checkpoints(source, place)
+        assert place.contents().whole.keys() == infos(source).keys()
+        assert not place.contents().unfinished
+    assert deaths > 8
+
+
+def test_the_run_folder_is_no_place_for_its_copies(workplace: Workplace) -> None:
+    write_job(workplace, str(workplace.folder / "runs"))
+    done = workplace.train("--json")
+    assert done.code == 2
+    assert "is the run's own folder" in done.error
+    assert not workplace.runs()
