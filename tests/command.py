@@ -226,8 +226,9 @@ class Workplace:
 
     def workers(self) -> list[int]:
         """The pids of the workers: what the nursery has forked."""
-        (nursery,) = self.pids("quorate.engines.nursery")[:1]
-        return [pid for pid in self.pids("quorate.engines.nursery") if parent_of(pid) == nursery]
+        family = self.pids("quorate.engines.nursery")
+        # Not by their numbers: these begin anew when all have been given.
+        return [pid for pid in family if parent_of(pid) in family]
 
     def assert_nobody_left(self, within: float = 30.0) -> None:
         """Wait until no process of any command given here is left."""

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.only_part import part_of
 from coordinator.served import TOKEN, serve
 from quorate.api import control
 from quorate.checkpoint.attempt import Attempt
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.cursor import Cursor
@@ -97,15 +99,50 @@ def ask(job: Job, patience: float = 30.0) -> CheckpointInfo:
 def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
     job.save(8)
     on_the_way = Attempt.begin(job.run.checkpoints, Cursor(9))
+    on_the_way.write(0, 1, [b"state"], digest="xxh3-128", cipher=None)
 
     def save_in_turn() -> None:
-        """What was there, what was on the way, and then what was asked for."""
-        job.save((9, 10)[min(len(job.heard) - 1, 1)])
+        """What was on the way, and then what was asked for."""
+        if len(job.heard) == 1:
+            manifest = Manifest(9, 0, "", (), {}, "d", {}, {}, {})
+            assert CheckpointFolder(job.run.checkpoints).commit(on_the_way, manifest, lambda: None).cursor == Cursor(9)
+        else:
+            job.save(10)
 
     job.on_wish = save_in_turn
     assert ask(job).cursor == Cursor(10)
-    assert not on_the_way.path.exists(), "another save sweeps it away"
     assert len(job.heard) == 2, "it was asked for again, since nothing came that counts"
+
+
+def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> None:
+    Attempt.begin(job.run.checkpoints, Cursor(500))
+    damaged = job.save(400)
+    part_of(damaged.path).write_bytes(b"damaged")
+    (Attempt.begin(job.run.checkpoints, Cursor(500)).path / "half").touch()
+    job.on_wish = lambda: job.save(AT + 1)
+    assert ask(job).cursor == Cursor(AT + 1)
+    assert len(job.heard) == 1
+
+
+def test_a_damaged_one_that_is_saved_anew_counts(job: Job) -> None:
+    part_of(job.save(AT + 1).path).write_bytes(b"damaged")
+    job.on_wish = lambda: job.save(AT + 1)
+    assert ask(job).cursor == Cursor(AT + 1)
+    assert len(job.heard) == 1
+
+
+def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_STALE_AFTER", 0.5)
+
+    def die_then_save() -> None:
+        if len(job.heard) == 1:
+            Attempt.begin(job.run.checkpoints, Cursor(8))
+        elif len(set(job.heard)) == 3:
+            job.save(9)
+
+    job.on_wish = die_then_save
+    assert ask(job, patience=20).cursor == Cursor(9)
+    assert len(set(job.heard)) == 3, "what has died is not taken for somebody who fulfils the wish"
 
 
 def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job) -> None:

@@ -13,8 +13,10 @@ from command import await_condition
 from quorate.checkpoint.copier import Copier
 from quorate.checkpoint.copying import LEFT_BEHIND, Source
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.place import Contents, FolderPlace
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.verification import verify_part
 from quorate.storage.objects import StoreError
 
 
@@ -70,7 +72,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> MoodyPlace:
-    return MoodyPlace(tmp_path / "backup" / "tiny-0001")
+    return MoodyPlace(tmp_path / "backup")
 
 
 @pytest.fixture
@@ -207,10 +209,46 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_copied(
     part.write_bytes(part.read_bytes()[:-1])
     copier = Copier(source, place, listener)
     await_condition("the other", lambda: present(place), 20)
-    copier.close(20)
+    standing = copier.close(20)
     assert present(place) == {"step-00000002"}
     ((_, step, fields),) = listener.told("copy_failed")
     assert step == 4 and "truncated" in fields["reason"]
+    assert standing.missing == standing.damaged == ("step-00000004",)
+
+
+def test_a_damaged_checkpoint_that_is_saved_anew_is_copied(
+    source: Source, place: MoodyPlace, listener: Listener
+) -> None:
+    damaged = infos(source)["step-00000004"].path
+    part_of(damaged).unlink()
+    copier = Copier(source, place, listener)
+    await_condition("the failure", lambda: listener.told("copy_failed"), 20)
+    CheckpointFolder(source.run.checkpoints).remove(damaged)
+    save(source, 4, numbers=65)
+    copier.poke()
+    standing = copier.close(20)
+    assert (standing.missing, standing.damaged) == ((), ())
+    assert present(place) == {"step-00000002", "step-00000004"}
+
+
+def test_a_copy_that_is_spoilt_at_the_place_is_made_again(
+    source: Source, place: MoodyPlace, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt: list[Path] = []
+
+    def verify(folder: Path, part: Part) -> None:
+        if folder.name.startswith(".copying-") and not spoilt:
+            spoilt.append(folder / part.file)
+            spoilt[0].unlink()
+        verify_part(folder, part)
+
+    monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
+    standing = Copier(source, place, listener).close(20)
+    assert spoilt
+    assert (standing.missing, standing.damaged) == ((), ())
+    assert present(place) == {"step-00000002", "step-00000004"}
+    ((_, _, fields),) = listener.told("copy_failed")
+    assert fields["reason"].startswith(f"{place}: the copy of step-00000004")
 
 
 def test_a_checkpoint_that_retention_removes_meanwhile_is_no_failure(

@@ -106,7 +106,7 @@ def test_copies_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     """The first run of a job on two machines has the same name."""
     source, other = make_source(tmp_path / "here", 2), make_source(tmp_path / "elsewhere", 4)
     assert source.run.name == other.run.name
-    place = FolderPlace(tmp_path / "backup" / source.run.name)
+    place = FolderPlace(tmp_path / "backup")
     copy_checkpoints(source, place)
     with pytest.raises(StoreError, match="copies of another run of that name") as caught:
         copy_checkpoints(other, place)

@@ -1,6 +1,9 @@
+import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +12,11 @@ from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetched import fetch_run, is_copy
-from quorate.checkpoint.copying import ORIGIN, Source, copy_checkpoints
-from quorate.checkpoint.fetching import fetch_newest
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
+from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
 from quorate.checkpoint.place import FolderPlace, place_for
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import MANIFEST
+from quorate.checkpoint.verification import MANIFEST, read_manifest
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
 from quorate.storage.objects import ObjectStore
@@ -27,6 +30,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def copy(source: Source, tmp_path: Path) -> Path:
+    (tmp_path / "backup").mkdir()
     folder = tmp_path / "backup" / source.run.name
     copy_checkpoints(source, FolderPlace(folder))
     return folder
@@ -67,10 +71,59 @@ def test_a_damaged_manifest_is_no_way_back(copy: Path, tmp_path: Path, damage: C
 
 
 def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
-    shutil.rmtree(copy / "step-00000002")
+    """One that was made for it, digest and all."""
+    newest = copy / "step-00000004"
+    manifest = read_manifest(newest)
+    (part,) = manifest.parts
+    (newest / part.file).rename(copy / "x")
+    crafted = replace(manifest, parts=(replace(part, file="../x"),))
+    (newest / MANIFEST).write_text(crafted.to_json())
+    with pytest.raises(CheckpointError, match=r"is not whole: .*\.\./x.*the checkpoint"):
+        fetch_checkpoint(FolderPlace(copy), newest.name, tmp_path / "back")
+    assert not list((tmp_path / "back").iterdir())
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
+    assert not list((tmp_path / "elsewhere").rglob("x"))
+
+
+def test_a_name_of_a_run_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
     (copy / ORIGIN).write_text('{"run": "../../etc", "created": "2026-01-01T00:00:00+00:00"}')
     with pytest.raises(CheckpointError, match="no name of a folder"):
         fetch_run(tmp_path / "elsewhere", str(copy))
+
+
+@pytest.mark.parametrize("created", ['"yesterday"', "7", "null"])
+def test_an_origin_that_is_damaged_is_told(source: Source, copy: Path, tmp_path: Path, created: str) -> None:
+    (copy / ORIGIN).write_text(f'{{"run": "{source.run.name}", "created": {created}}}')
+    for runs in (tmp_path / "elsewhere", source.run.path.parent):
+        with pytest.raises(CheckpointError, match=rf"{ORIGIN} is damaged .*Use another copy"):
+            fetch_run(runs, str(copy))
+
+
+@pytest.mark.parametrize("damage", [flip, cut, exchange, Path.unlink])
+def test_a_damaged_checkpoint_here_is_replaced_by_its_good_copy(
+    source: Source, copy: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = CheckpointFolder(source.run.checkpoints)
+    damage(part_of(source.run.checkpoints / "step-00000004"))
+    assert folder.newest_whole() == infos(source)["step-00000002"]
+    fetch_run(source.run.path.parent, str(copy))
+    assert folder.newest_whole() == infos(source)["step-00000004"]
+    assert sorted(entry.name for entry in source.run.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+
+
+def test_what_a_dead_fetch_left_is_swept_and_what_is_young_is_not(source: Source, copy: Path) -> None:
+    runs = source.run.path.parent
+    left = [folder / f".fetching-{age}" for folder in (runs, source.run.checkpoints) for age in ("old", "young")]
+    for folder in left:
+        (folder / "tiny").mkdir(parents=True)
+        (folder / "tiny" / "part").write_text("half")
+        long_ago = time.time() - LEFT_BEHIND - 10
+        # It is what changed last that counts: a fetch writes deep inside.
+        for path in (folder, folder / "tiny", *([folder / "tiny" / "part"] if folder.name.endswith("old") else [])):
+            os.utime(path, (long_ago, long_ago))
+    fetch_run(runs, str(copy))
+    assert [folder.exists() for folder in left] == [False, True, False, True]
 
 
 def test_comes_back_as_the_same_run(source: Source, copy: Path, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import cipher_of, read_key
+from quorate.checkpoint.key import cipher_by, cipher_of, read_key
 from quorate.checkpoint.manifest import Manifest
 from quorate.core.errors import CheckpointError
+from quorate.spec.job import EncryptSpec
 
 KEY = bytes(range(200, 232))
 CIPHER = Cipher(KEY)
@@ -122,6 +123,34 @@ class TestOfACheckpoint:
         monkeypatch.setenv("SAMPLE_KEY", bytes(32).hex())
         with pytest.raises(CheckpointError, match=words):
             cipher_of(encrypted(key_env="SAMPLE_KEY"))
+
+    def test_where_another_is_given_it_is_the_one_that_its_own_job_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SAMPLE_KEY", KEY.hex())
+        found = cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)))
+        assert found is not None and found.key_id == CIPHER.key_id
+        monkeypatch.delenv("SAMPLE_KEY")
+        with pytest.raises(CheckpointError, match="Give the key that it was written with"):
+            cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)))
+
+    @pytest.mark.parametrize("job", [{"checkpoint": 5}, {"checkpoint": {"encrypt": 5}}])
+    def test_a_foreign_job_says_nothing(self, job: dict[str, Any]) -> None:
+        with pytest.raises(CheckpointError, match="does not say where"):
+            cipher_of(dataclasses.replace(encrypted(), job=job))
+        with pytest.raises(CheckpointError, match="one of `key_file` and `key_env`"):
+            cipher_of(encrypted(key_file=5))
+
+    def test_by_where_its_run_looks_for_it_now(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("OLD_PLACE", "NEW_PLACE"):
+            monkeypatch.delenv(name, raising=False)
+        manifest, now = encrypted(key_env="OLD_PLACE"), EncryptSpec(key_env="NEW_PLACE")
+        with pytest.raises(CheckpointError, match="variable NEW_PLACE"):
+            cipher_by(manifest, now)
+        for name in ("OLD_PLACE", "NEW_PLACE"):
+            with monkeypatch.context() as only:
+                only.setenv(name, KEY.hex())
+                found = cipher_by(manifest, now)
+                assert found is not None and found.key_id == CIPHER.key_id
+        assert cipher_by(PLAIN, now) is None
 
     def test_an_unknown_cipher_is_refused(self) -> None:
         manifest = dataclasses.replace(encrypted(), encryption={"cipher": "rot13", "key": CIPHER.key_id})

@@ -7,6 +7,7 @@ import pytest
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.cursor import Cursor, Phase
+from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
 
 MANIFEST = Manifest(
@@ -55,6 +56,49 @@ def test_a_sound_document_of_another_kind_is_refused() -> None:
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(CheckpointError, match="phase is 7"):
         dataclasses.replace(MANIFEST, phase=7)
+
+
+def foreign(**changed: Any) -> str:
+    """A manifest with a fitting digest that none of ours has written."""
+    content = json.loads(MANIFEST.to_json())
+    del content["digest"]
+    rest = json.dumps({**content, **changed})[1:]
+    return f'{{"digest": "{content_digest(rest.encode())}",\n' + rest
+
+
+PART = {"file": "a", "bytes": 1, "digest": "xxh3-128:ab"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        *(
+            ({"parts": [{**PART, "file": name}]}, "no name of a file")
+            for name in ("a\0b", "..", "a/b", "", "a\\b", "ü")
+        ),
+        ({"parts": [{**PART, "file": 5}]}, "file of a part is the int 5"),
+        ({"parts": [{**PART, "bytes": "12"}]}, 'size of part a is the text "12"'),
+        ({"parts": [{**PART, "bytes": -1}]}, "size of part a is -1"),
+        ({"parts": [{**PART, "bytes": True}]}, "size of part a is the bool True"),
+        ({"parts": [{**PART, "digest": None}]}, "digest of part a is nothing"),
+        ({"parts": [5]}, "a part is the int 5"),
+        ({"parts": {}}, "parts is a dict"),
+        ({"parts": "parts"}, "parts is the text"),
+        ({"step": "200"}, 'step is the text "200"'),
+        ({"step": -1}, "step is -1"),
+        ({"phase": True}, "phase is the bool True"),
+        ({"created": 5}, "created is the int 5"),
+        ({"weights_digest": None}, "weights_digest is nothing"),
+        ({"job": []}, "job is a list"),
+        ({"metrics": {"loss": "low"}}, "metric 'loss' is the text"),
+        ({"encryption": "rot13"}, "encryption is the text"),
+        ({"encryption": {"key": 5}}, "encryption.key is the int 5"),
+    ],
+)
+def test_a_foreign_one_with_a_fitting_digest_is_refused(changed: dict[str, Any], words: str) -> None:
+    assert Manifest.from_json(foreign()) == MANIFEST
+    with pytest.raises(CheckpointError, match=words):
+        Manifest.from_json(foreign(**changed))
 
 
 class TestEncrypted:

@@ -1,8 +1,10 @@
 """What holds for every place, and where folders and stores differ: how a copy dies half way."""
 
+import errno
+import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from checkpoint.only_part import part_of
 from object_store import BUCKET
 from quorate.checkpoint.copying import Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint
-from quorate.checkpoint.place import FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
-from quorate.checkpoint.verification import MANIFEST
+from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.place import Contents, FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
+from quorate.checkpoint.verification import MANIFEST, verify_part
 from quorate.core.errors import CheckpointError, RequestError
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 
@@ -36,6 +39,7 @@ def memory() -> Iterator[ObjectStore]:
 @pytest.fixture(params=["folder", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "folder":
+        (tmp_path / "backup").mkdir()
         return place_for(str(tmp_path / "backup"), "tiny-0001")
     if request.param == "memory":
         return ObjectPlace(request.getfixturevalue("memory"))
@@ -148,7 +152,7 @@ def test_copier_that_is_killed_at_any_call_to_the_disk_leaves_no_lie(tmp_path: P
     (info,) = infos(source).values()
     call = 0
     while True:
-        place = FolderPlace(tmp_path / f"backup-{call}" / "tiny-0001")
+        place = FolderPlace(tmp_path / f"backup-{call}")
         was_killed = killed(lambda target=place: target.put(info), call, half_written=True)  # type: ignore[misc]
         for name in place.contents().whole:
             fetch_checkpoint(place, name, tmp_path / f"back-{call}")
@@ -158,6 +162,97 @@ def test_copier_that_is_killed_at_any_call_to_the_disk_leaves_no_lie(tmp_path: P
         assert set(place.contents().whole) == {info.path.name}
         call += 1
     assert call > 8
+
+
+def test_copier_that_is_killed_while_it_replaces_a_copy_has_not_removed_it(tmp_path: Path) -> None:
+    source, place = make_source(tmp_path / "runs", 2), FolderPlace(tmp_path / "backup")
+    (before,) = infos(source).values()
+    place.put(before)
+    shutil.rmtree(before.path)
+    (info,) = infos(make_source(tmp_path / "anew", 2, numbers=65)).values()
+    shutil.copytree(tmp_path / "backup", tmp_path / "kept")
+    call = moments_between = 0
+    while True:
+        shutil.rmtree(tmp_path / "backup")
+        shutil.copytree(tmp_path / "kept", tmp_path / "backup")
+        was_killed = killed(lambda: place.put(info), call, half_written=True)
+        named = list(place.contents().whole)
+        if not named:
+            moments_between += 1
+            (aside,) = (tmp_path / "backup").glob(".removing-*")
+            assert {file.name for file in aside.iterdir()} == {MANIFEST, before.manifest.parts[0].file}
+            verify_part(aside, before.manifest.parts[0])
+        for name in named:
+            fetch_checkpoint(place, name, tmp_path / f"back-{call}")
+        if not was_killed:
+            break
+        call += 1
+    assert call > 8 and moments_between > 0
+    assert place.contents() == Contents({info.path.name: files_of(info.manifest)})
+
+
+def test_a_copy_that_cannot_get_its_name_leaves_the_one_before(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real, spoilt = FolderPlace(tmp_path / "backup"), os.rename, list[Path]()
+    place.put(infos(source)["step-00000004"])
+    before = place.contents()
+    (info,) = infos(make_source(tmp_path / "anew", 4, numbers=65)).values()
+
+    def rename(old: Path, new: Path) -> None:
+        if old.name.startswith(".copying-"):
+            spoilt.append(old)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StoreError, match="Input/output error"):
+        place.put(info)
+    assert spoilt and place.contents() == before
+
+
+def lose(part: Path) -> None:
+    """As another launcher does, that takes it for a leftover."""
+    shutil.rmtree(part.parent)
+
+
+def rot(part: Path) -> None:
+    part.write_bytes(bytes(part.stat().st_size))
+
+
+@pytest.mark.parametrize(("harm", "reason"), [(lose, "is missing"), (rot, "is damaged")])
+def test_a_copy_that_cannot_be_read_back_is_trouble_of_the_place(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], reason: str
+) -> None:
+    place, info = FolderPlace(tmp_path / "backup"), infos(source)["step-00000004"]
+    harmed: list[Path] = []
+
+    def verify(folder: Path, part: Part) -> None:
+        if folder.name.startswith(".copying-"):
+            harmed.append(folder)
+            harm(folder / part.file)
+        verify_part(folder, part)
+
+    monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
+    with pytest.raises(StoreError, match=reason) as caught:
+        place.put(info)
+    assert harmed
+    assert caught.value.message.startswith(f"{tmp_path}/backup: the copy of step-00000004")
+    assert "although the checkpoint is whole" in caught.value.message
+    assert ".copying-" not in caught.value.message and not caught.value.lasts
+    assert place.contents() == Contents()
+
+
+def test_a_mount_point_is_not_made(source: Source, tmp_path: Path) -> None:
+    place = place_for(str(tmp_path / "nas"), "tiny-0001")
+    with pytest.raises(StoreError, match=r"/nas: there is no such folder\. Mount it") as caught:
+        copy_checkpoints(source, place)
+    assert caught.value.lasts
+    with pytest.raises(StoreError, match="there is no such folder"):
+        place.put(infos(source)["step-00000004"])
+    assert not (tmp_path / "nas").exists()
+    (tmp_path / "nas").mkdir()
+    assert len(copy_checkpoints(source, place)) == 2
 
 
 def test_what_was_put_before_a_death_is_not_put_again(memory: ObjectStore, source: Source) -> None:

@@ -14,6 +14,7 @@ from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.rekeying import rekey
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError
@@ -91,9 +92,15 @@ def test_without_the_old_key_nothing_changes(folder: CheckpointFolder, info: Che
     assert_readable(folder)
 
 
+@pytest.mark.parametrize("letter", ["a", "b"], ids=["the same key", "another"])
 @pytest.mark.parametrize("seam", ["write_part", "write_atomically", "discard"])
 def test_one_that_dies_while_it_rewrites_leaves_a_whole_checkpoint_and_can_be_repeated(
-    folder: CheckpointFolder, info: CheckpointInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seam: str
+    folder: CheckpointFolder,
+    info: CheckpointInfo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seam: str,
+    letter: str,
 ) -> None:
     class Killed(BaseException):
         pass
@@ -106,10 +113,53 @@ def test_one_that_dies_while_it_rewrites_leaves_a_whole_checkpoint_and_can_be_re
         with pytest.raises(Killed):
             rekey(info, read_key(key_file(tmp_path, "a")), key_file(tmp_path, "a"))
     assert_readable(folder)
-    place = key_file(tmp_path, "b")
-    assert rekey(info, read_key(place), place)
+    place = key_file(tmp_path, letter)
+    is_done = seam == "discard" and letter == "a"
+    assert rekey(info, read_key(place), place) is not is_done
     manifest = assert_readable(folder)
     assert files(info) == {"manifest.json", *(part.file for part in manifest.parts)}, "what was left over is gone"
+
+
+def test_what_cannot_be_removed_is_told(info: CheckpointInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = info.manifest.parts
+    place = key_file(tmp_path, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(rekeying, "discard", lambda _: None)
+        for _ in range(2):  # the second time, only that is left to do
+            with pytest.raises(CheckpointError, match=f"{part.file}, which is left over .* cannot be removed"):
+                rekey(info, read_key(place), place)
+    assert not rekey(info, read_key(place), place)
+    assert part.file not in files(info)
+
+
+def test_one_that_fails_half_way_leaves_no_part_of_the_new_kind(
+    info: CheckpointInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (part,) = info.manifest.parts
+    second = replace(part, file="2-of-2.safetensors")
+    twofold = replace(info.manifest, parts=(part, second))
+    (info.path / "manifest.json").write_text(twofold.to_json())
+    written: list[str] = []
+
+    def write(*given: Any, **how: Any) -> Any:
+        written.append(write_part(*given, **how).file)
+        assert (info.path / written[-1]).exists()
+        return replace(part, file=written[-1])
+
+    monkeypatch.setattr(rekeying, "write_part", write)
+    with pytest.raises(CheckpointError, match=r"2-of-2\.safetensors is missing"):
+        rekey(info, read_key(key_file(tmp_path, "a")), key_file(tmp_path, "a"))
+    assert len(written) == 1
+    assert files(info) == {"manifest.json", part.file}
+
+
+def test_leftovers_of_writers_that_died_are_swept(folder: CheckpointFolder, info: CheckpointInfo) -> None:
+    for name in (".writing-step-00000009-ab", ".removing-step-00000003-cd"):
+        (folder.folder / name).mkdir()
+        (folder.folder / name / "1-of-1.safetensors").write_text("in plain")
+    rekeying.sweep_leftovers(folder.folder)
+    assert [entry.name for entry in folder.folder.iterdir()] == [info.path.name]
+    rekeying.sweep_leftovers(folder.folder / "none")
 
 
 def test_a_damaged_part_is_named_and_left_as_it_is(info: CheckpointInfo, tmp_path: Path) -> None:

@@ -283,6 +283,12 @@ class TestTheDiskIsFull:
         with pytest.raises(CheckpointError, match=rf"{os.strerror(number)}.*writable.*`runs`"):
             save(folder, 1)
 
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+    def test_trouble_that_no_permission_mends_is_told_without_one(self, folder: CheckpointFolder, number: int) -> None:
+        told = str(folder.explained(OSError(number, os.strerror(number)), Cursor(1), 10))
+        assert os.strerror(number) in told and told.endswith("Choose another folder with `runs`.")
+        assert "writable" not in told
+
 
 def flip(path: Path, at: float) -> None:
     content = bytearray(path.read_bytes())

@@ -127,6 +127,39 @@ def test_checkpoints_get_another_key_and_none_again(used_workplace: Workplace) -
     assert not any(second.encode() in file.read_bytes() for file in kept)
 
 
+def test_what_another_key_leaves_as_it_was_is_told(used_workplace: Workplace) -> None:
+    (used_workplace.folder / "a.key").write_text("a1" * 32)
+    names, folder = used_workplace.checkpoints(), used_workplace.last / "checkpoints"
+    (folder / names[0] / "manifest.json").write_text("{}")
+    (folder / ".writing-step-00000009-ab").mkdir()
+    (folder / names[1] / "1-of-9.left.safetensors").write_text("in plain")
+    for _ in range(2):
+        told = run(used_workplace, "rekey", "last", "--new-key-file", "a.key", code=1)["error"]
+        assert f"{names[0]} is damaged and stays as it was, not under the new key" in told
+        assert "1 of 3 are so; the other 2 are as asked for" in told
+    assert sorted(entry.name for entry in folder.iterdir()) == names
+    assert not list(folder.glob(f"{names[1]}/*.safetensors")), "only encrypted ones"
+    run(used_workplace, "rm", "last", "--checkpoint", names[0])
+    assert run(used_workplace, "rekey", "last", "--new-key-file", "a.key")["rewritten"] == []
+
+
+@pytest.mark.long
+def test_a_run_whose_key_was_moved_goes_on_from_its_new_place_to_the_same_bits(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    old, new = workplace.folder / "old.key", workplace.folder / "new.key"
+    old.write_text("a1" * 32)
+    begun = workplace.train("--set", "checkpoint.encrypt.key_file=old.key", "--steps", "4", "--workers", "1")
+    assert begun.code == 0, begun.stderr
+    old.rename(new)
+    moved = ("--set", "checkpoint.encrypt.key_file=new.key")
+    resumed = workplace.run("resume", "last", "--steps", "8", *moved, "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.document["weights_digest"] == undisturbed
+    exported = run(workplace, "export", "last", "model.safetensors", "--checkpoint", "4")
+    assert exported["step"] == 4, "written when the key was elsewhere"
+
+
 @pytest.mark.long
 def test_a_run_goes_on_under_another_key_to_the_same_bits(used_workplace: Workplace) -> None:
     key = "5e" * 32
@@ -140,7 +173,9 @@ def test_a_run_goes_on_under_another_key_to_the_same_bits(used_workplace: Workpl
 
 def test_copies_are_whole_and_made_once(used_workplace: Workplace) -> None:
     names = used_workplace.checkpoints()
+    assert "there is no such folder" in run(used_workplace, "copy", "last", "there", code=1)["error"]
     there = used_workplace.folder / "there" / "tiny-0001"
+    there.parent.mkdir()
     best = run(used_workplace, "copy", "last", "there", "--checkpoint", "best")
     assert (best["copied"], best["place"]) == (names[-1:], str(there))
     flipped = part_of(used_workplace, names[0])
@@ -156,6 +191,13 @@ def test_copies_are_whole_and_made_once(used_workplace: Workplace) -> None:
             file.name: file.read_bytes() for file in (there / name).iterdir()
         }
     assert sorted(entry.name for entry in there.glob("step-*")) == names[1:]
+
+
+def test_the_run_folder_gets_no_copies(used_workplace: Workplace) -> None:
+    before = sorted(used_workplace.last.rglob("*"))
+    for to in ("runs", "runs/tiny-0001"):
+        assert "which is the run's own folder" in run(used_workplace, "copy", "last", to, code=2)["error"]
+    assert sorted(used_workplace.last.rglob("*")) == before
 
 
 def test_one_new_key_is_asked_for(used_workplace: Workplace) -> None:

@@ -54,6 +54,7 @@ def assert_whole(ledger: dict[str, Any]) -> None:
     assert ledger["not_compared"] is None
 
 
+@pytest.mark.long
 def test_on_one_worker_and_on_two_each_step_tells_the_same(place: Workplace) -> None:
     alone = place.runs()[0]
     assert place.train("--workers", "2", "--json").code == 0

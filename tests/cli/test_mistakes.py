@@ -144,6 +144,7 @@ def test_a_disk_that_becomes_full_and_stays_so(workplace: Workplace) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+@pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_is_told_while_it_is_and_what_is_missing_afterwards(
     workplace: Workplace,
 ) -> None:

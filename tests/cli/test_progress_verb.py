@@ -26,6 +26,7 @@ def screen_after_step(step: int, seen: TerminalCommand) -> list[str] | None:
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.long
 def test_a_bar_on_a_terminal_ends_cleanly_on_ctrl_c_and_a_resume_in_a_pipe_goes_on_from_there(
     workplace: Workplace,
 ) -> None:

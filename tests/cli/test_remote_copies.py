@@ -84,8 +84,10 @@ def test_checkpoints_are_copied_and_a_machine_with_nothing_else_goes_on(
     assert len(place.contents().whole) == 3, "retention holds there too, with those of the first machine"
 
 
+@pytest.mark.long
 def test_copies_in_a_folder_are_enough_to_go_on_with(workplace: Workplace, undisturbed: str) -> None:
     backup = workplace.folder / "backup"
+    backup.mkdir()
     write_job(workplace, str(backup), steps=4)
     done = workplace.train("--workers", "2")
     assert done.code == 0, done.stderr

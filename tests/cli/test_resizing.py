@@ -69,6 +69,7 @@ def resize(place: Workplace, workers: int) -> None:
     assert done.document == {"run": place.last.name, "workers": workers}
 
 
+@pytest.mark.long
 def test_a_job_that_is_resized_again_and_again_ends_with_the_same_bits(place: Workplace, reference: str) -> None:
     running = start(place, 2)
     resize(place, 4)

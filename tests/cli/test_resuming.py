@@ -57,6 +57,7 @@ def test_a_run_in_use_is_refused_with_the_pid_and_a_dead_launcher_does_not_pass_
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.long
 def test_a_run_that_stopped_early_goes_on_only_as_a_branch_with_another_patience(workplace: Workplace) -> None:
     # The loss falls, and is expected to rise: the second evaluation is the last.
     early_stop = {"metric": "loss", "mode": "max", "patience": 1}

@@ -39,6 +39,7 @@ def crowds(place: Workplace, document: dict[str, Any]) -> list[int]:
     return [len(event["members"]) for event in told(place, document, "generation")]
 
 
+@pytest.mark.long
 def test_below_min_workers_training_waits_for_the_replacement(place: Workplace) -> None:
     document = chaos(place, "kill worker 1 at step 6 in exchange", settings=("min_workers=2",))
     assert_recovered(place, document)

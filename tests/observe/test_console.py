@@ -151,6 +151,14 @@ class TestElsewhere:
             "careful",
         ]
 
+    def test_a_save_that_failed_promises_nothing(self) -> None:
+        """It may be the last one, after which no training goes on."""
+        stream = io.StringIO()
+        screen = console(stream, Clock())
+        screen.handle(Event("checkpoint_failed", 8, {"reason": "the disk is full"}))
+        screen.close()
+        assert "not saved at step 8: the disk is full" in stream.getvalue()
+
     def test_nothing_is_promised_to_whoever_stops_before_the_first_step(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock())

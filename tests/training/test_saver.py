@@ -14,6 +14,7 @@ from torch import nn
 from bits.bit_tasks import FEATURES, Regression
 from quorate.checkpoint.arena import Arena
 from quorate.checkpoint.attempt import Attempt
+from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, LeaseExpired
 from quorate.training import saver as saver_module
 from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, opened_in_the_end, state_of
@@ -107,7 +108,7 @@ class TestASave:
         monkeypatch.setattr(Arena, "stage", hold)
         settled = threading.Event()
         crew.begin(at(1))
-        assert [hand.saver.is_settled for hand in crew.present] == [False] * 3
+        assert not crew.present[1].saver.is_settled
         with opened_in_the_end(gate):
             assert gate.reached.wait(20)
             await_true("the others' copies", crew.present[0].saving.staged.is_set)
@@ -365,29 +366,42 @@ class TestTheGenerationEnds:
         crew.enter(1)
         assert not any(crew.wants)
 
-    def test_while_it_is_still_being_copied_and_the_next_begins_at_once(
-        self, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("has_memory", [True, False], ids=["in memory", "from the state itself"])
+    def test_before_it_is_copied_it_is_void_whatever_is_written_then(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch, has_memory: bool
     ) -> None:
-        """The void one is not what the next one waits or is skipped for: it must not be lost."""
-        gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        """The state may be another by the time the copy goes on."""
+        monkeypatch.setattr(saver_module, "LEAVING", 0.1)
+        gate, stage = Gate(), Arena.stage
+
+        def hold(arena: Arena, file: Any) -> Any:
+            if has_memory:
+                gate.pass_through()
+            return stage(arena, file) if has_memory else None
+
+        def held_chunks(file: TensorFile) -> Any:
+            content = b"".join(chunks(file))
+            yield content[:-1]
+            gate.pass_through()
+            yield content[-1:]
+
+        chunks = TensorFile.chunks
+        monkeypatch.setattr(Arena, "stage", hold)
+        if not has_memory:
+            monkeypatch.setattr(TensorFile, "chunks", held_chunks)
         with opened_in_the_end(gate):
             crew.begin(at(1))
             assert gate.reached.wait(20)
             crew.leave()
-            crew.sit(crew.hands)
-            crew.enter(1)
-            monkeypatch.setattr(Attempt, "write", real_write)
-            opener = threading.Timer(0.3, gate.open)
-            opener.start()
-            crew.begin(at(1))
-            crew.settle(2)
+            crew.train(2)
         crew.await_done()
-        opener.join()
-        if crew.steps() != [1]:
-            assert any(crew.wants)
-            crew.save_in_background(at(1))
-        crew.whole(1)
+        assert crew.names() == []
+        assert all(crew.wants)
+        monkeypatch.undo()
+        crew.sit(crew.hands)
+        crew.enter(2)
+        crew.save_in_background(at(2))
+        crew.whole(2)
 
     def test_while_somebody_waits_for_the_copy(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, stage = Gate(), Arena.stage
@@ -575,6 +589,26 @@ class TestTheLease:
         crew.await_done()
         crew.whole(1)
 
+    def test_what_is_complete_needs_nobody_any_more(self, crew: Crew) -> None:
+        """All parts are there and compared; while the commit waits for the next generation, a writer dies."""
+        between = threading.Event()
+
+        def nobody_may() -> None:
+            if not between.is_set():
+                raise GenerationOver("between two generations")
+
+        crew.first.check_commit = nobody_may
+        crew.begin(at(1))
+        crew.settle(2)
+        await_true("all is there", lambda: crew.first.saving.is_complete)
+        crew.leave()
+        crew.sit(crew.hands[:2])
+        crew.enter(1)
+        between.set()
+        crew.await_done()
+        crew.whole(1)
+        assert not any(crew.wants)
+
     @pytest.mark.parametrize("comes_back", [True, False])
     def test_that_ends_before_the_rename_commits_nothing(self, crew: Crew, comes_back: bool) -> None:
         calls: list[bool] = []
@@ -582,15 +616,15 @@ class TestTheLease:
 
         def check() -> None:
             calls.append(bool(list(crew.folder.folder.glob("*/manifest.json"))))
-            if len(calls) >= 2 and not is_back.is_set():  # from the second on, when the manifest is written
+            if len(calls) >= 3 and not is_back.is_set():  # from the third on, when the manifest is written
                 raise LeaseExpired("the coordinator has not been heard for too long")
 
         crew.first.check_commit = check
         expected = state_of(crew.first, at(1))
         crew.begin(at(1))
         crew.settle(2)
-        await_true("several looks at the lease", lambda: len(calls) >= 4)
-        assert calls[:2] == [False, True]
+        await_true("several looks at the lease", lambda: len(calls) >= 5)
+        assert calls[:3] == [False, False, True]
         assert crew.steps() == []
         if comes_back:
             is_back.set()

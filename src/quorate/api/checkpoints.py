@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.api.copies import refuse_own_folder
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import place_for
-from quorate.checkpoint.rekeying import KeyPlace, rekey
+from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.selection import BEST, LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -67,7 +68,8 @@ def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tu
     """Encrypt all checkpoints of a run with the key in a place, or not at all; the names of those rewritten.
 
     Each is readable all the time. The run is resumed with the new key. `old_place` is where the key lies that they are
-    encrypted with, if not where their jobs say.
+    encrypted with, if not where their jobs say. One with a damaged manifest stays as it is, and is told of by an error
+    when all others are done.
     """
     new = None if place is None else read_key(place)
     old: Cipher | None = None if old_place is None else read_key(old_place)
@@ -76,7 +78,10 @@ def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tu
     override = Override("checkpoint.encrypt", value, "quorate checkpoints rekey")
     with run.lock():
         resolved = load_recorded(run.job_file, {}, [override])
-        infos = CheckpointFolder(run.checkpoints).list()
+        found = survey(run.checkpoints)
+        infos = [each for each in found if isinstance(each, CheckpointInfo)]
+        damaged = [each for each in found if isinstance(each, Skipped)]
+        sweep_leftovers(run.checkpoints)
         for info in infos:
             try:
                 if rekey(info, new, place, old):
@@ -88,6 +93,12 @@ def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tu
                     f"`quorate checkpoints rm {run.name} --checkpoint {info.cursor.step}`"
                 ) from None
         run.write_job(dump_job(resolved))
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0].path.name} is damaged and stays as it was, not under the new key: {damaged[0].reason}. "
+            f"{len(damaged)} of {len(found)} are so; the other {len(infos)} are as asked for. Remove what is damaged "
+            f"with `quorate checkpoints rm {run.name} --checkpoint {damaged[0].path.name}`, and try again"
+        )
     return tuple(rewritten)
 
 
@@ -108,6 +119,7 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     spec = load_recorded(run.job_file, {}, []).spec
     folder, ranking = CheckpointFolder(run.checkpoints), Ranking.of(spec)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
+    refuse_own_folder(run, place)
     source = Source(run, Retention(spec.checkpoint.keep, spec.checkpoint.keep_every), ranking)
     infos = [select(run.name, folder, which, ranking)] if which is not None else list(folder.list())
     copied: list[Copied] = []

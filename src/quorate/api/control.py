@@ -5,6 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.checkpoint.attempt import WRITING
@@ -19,6 +20,8 @@ PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
 _ASK_EVERY = 3.0
 _LOOK_EVERY = 0.05
+_STALE_AFTER = 30.0
+"""Seconds for which nothing of an attempt changes when whoever wrote it has died: a disk may be that slow."""
 
 
 def resize(runs: Path, name: str, workers: int) -> RunFolder:
@@ -48,9 +51,10 @@ class _Wish:
         self._run = run
         self._patience = patience
         self._over = time.monotonic() + patience
-        committed, on_the_way = _cursors(run.checkpoints)
-        # Of what is on the way already, the state was taken before.
-        self._before = max([*committed, *on_the_way], default=None)
+        # Of what is on the way already, the state was taken before. Not all up to a cursor: what a killed part of the
+        # run has left, or what is damaged, may be further than the job is now.
+        self._before = {each.identity for each in _entries(run.checkpoints)}
+        self._changes: dict[Path, tuple[object, float]] = {}
         self._request = ""
         self._reached: int | None = None
 
@@ -102,30 +106,63 @@ class _Wish:
         )
 
     def _found(self) -> CheckpointInfo | None:
-        committed, _ = _cursors(self._run.checkpoints)
-        for cursor, path in sorted(committed.items()):
-            if (self._before is None or cursor > self._before) and cursor.step >= (self._reached or 0):
-                found = look_at(path)
+        for entry in self._new_entries():
+            if not entry.is_on_the_way and entry.cursor.step >= (self._reached or 0):
+                found = look_at(entry.path)
                 if isinstance(found, CheckpointInfo):
                     return found
         return None
 
     def _is_being_written(self) -> bool:
-        _, on_the_way = _cursors(self._run.checkpoints)
-        return any(self._before is None or cursor > self._before for cursor in on_the_way)
+        """Whether something is on the way that goes on: of one whose writer has died, nothing changes any more."""
+        return any(self._goes_on(entry.path) for entry in self._new_entries() if entry.is_on_the_way)
+
+    def _goes_on(self, path: Path) -> bool:
+        now, content = time.monotonic(), _content(path)
+        before, since = self._changes.get(path, (None, now))
+        self._changes[path] = (content, now if content != before else since)
+        return now - self._changes[path][1] < _STALE_AFTER
+
+    def _new_entries(self) -> list["_Entry"]:
+        return [each for each in _entries(self._run.checkpoints) if each.identity not in self._before]
 
 
-def _cursors(folder: Path) -> tuple[dict[Cursor, Path], dict[Cursor, Path]]:
-    """What is saved in a folder, and what is on the way, by their names."""
-    committed: dict[Cursor, Path] = {}
-    on_the_way: dict[Cursor, Path] = {}
+@dataclass(frozen=True)
+class _Entry:
+    """A checkpoint, or a save that is on its way, by its name; `number` stays when the one becomes the other."""
+
+    cursor: Cursor
+    path: Path
+    is_on_the_way: bool
+    number: int
+
+    @property
+    def identity(self) -> tuple[Cursor, int]:
+        return self.cursor, self.number
+
+
+def _entries(folder: Path) -> list[_Entry]:
+    """What is saved in a folder and what is on the way, the earliest first."""
+    found = []
     with contextlib.suppress(FileNotFoundError):
-        for entry in folder.iterdir():
-            is_on_the_way = entry.name.startswith(WRITING)
-            name = entry.name.removeprefix(WRITING).rpartition("-")[0] if is_on_the_way else entry.name
-            if cursor := cursor_of(name):
-                (on_the_way if is_on_the_way else committed)[cursor] = entry
-    return committed, on_the_way
+        for path in folder.iterdir():
+            is_on_the_way = path.name.startswith(WRITING)
+            cursor = cursor_of(path.name.removeprefix(WRITING).rpartition("-")[0] if is_on_the_way else path.name)
+            with contextlib.suppress(FileNotFoundError):
+                if cursor:
+                    found.append(_Entry(cursor, path, is_on_the_way, path.stat().st_ino))
+    return sorted(found, key=lambda entry: entry.cursor)
+
+
+def _content(folder: Path) -> object:
+    """What changes for as long as somebody writes in a folder."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                state = path.stat()
+                found.add((path.name, state.st_size, state.st_mtime_ns))
+    return found
 
 
 @contextlib.contextmanager

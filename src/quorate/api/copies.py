@@ -4,7 +4,7 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ class Copies:
         retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
         source = Source(run, retention, Ranking.of(spec))
         places = [place_for(to, run.name) for to in self._places]
-        _refuse_own_folder(run, places)
+        for place in places:
+            refuse_own_folder(run, place, "checkpoint.to: ")
         self._copiers = [Copier(source, place, self._tell) for place in places]
 
     def handle(self, event: Event) -> None:
@@ -103,9 +104,14 @@ class Copies:
             time.sleep(0.02)
 
     def _incomplete(self, to: str, standing: Standing) -> str:
-        names = ", ".join(standing.missing)
-        command = f"quorate checkpoints copy {typed(self._run)} {shlex.quote(shown(to))}"
-        return f"not copied to {standing.place}: {names}. {standing.reason} To complete it: {command}"
+        told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
+        if standing.damaged:
+            verify = f"quorate checkpoints verify {typed(self._run)}"
+            told.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
+        if len(standing.damaged) < len(standing.missing):
+            command = f"quorate checkpoints copy {typed(self._run)} {shlex.quote(shown(to))}"
+            told.append(f"{standing.reason} To complete it: {command}")
+        return " ".join(told)
 
     def _tell(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
         """From a copier's thread."""
@@ -128,11 +134,10 @@ class Copies:
             self._show(event)
 
 
-def _refuse_own_folder(run: RunFolder, places: Sequence[Place]) -> None:
-    """A run's folder with copies in it would be neither a run nor a copy."""
-    for place in places:
-        if isinstance(place, FolderPlace) and Path(str(place)).resolve().is_relative_to(run.path.resolve()):
-            raise RequestError(
-                f"checkpoint.to: copies would go to {place}, which is the run's own folder. Name a folder outside of "
-                f"{run.path.parent}, best on another disk or machine."
-            )
+def refuse_own_folder(run: RunFolder, place: Place, said: str = "") -> None:
+    """A run's folder with copies in it would be neither a run nor a copy. `said`: where the place is named."""
+    if isinstance(place, FolderPlace) and Path(str(place)).resolve().is_relative_to(run.path.resolve()):
+        raise RequestError(
+            f"{said}copies would go to {place}, which is the run's own folder. Name a folder outside of "
+            f"{run.path.parent}, best on another disk or machine."
+        )

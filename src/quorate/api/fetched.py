@@ -2,11 +2,10 @@
 
 import logging
 import secrets
-from datetime import datetime
 from pathlib import Path
 
 from quorate.checkpoint.copying import ORIGIN
-from quorate.checkpoint.fetching import FETCHING, Origin, fetch_newest, fetch_pages, read_origin
+from quorate.checkpoint.fetching import FETCHING, Origin, fetch_newest, fetch_pages, read_origin, sweep_fetching
 from quorate.checkpoint.listing import Search
 from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.store import CheckpointFolder
@@ -40,6 +39,7 @@ def fetch_run(runs: Path, reference: str) -> Path:
             f"there is no copy of a run at {shown(address)}: it has no {ORIGIN}. Give the address of the run itself, "
             "such as s3://bucket/prefix/digits-0001."
         )
+    sweep_fetching(runs)
     final = runs.absolute() / origin.run
     if final.exists():
         _update(RunFolder(final), place, origin)
@@ -67,7 +67,7 @@ def _make(final: Path, place: Place, origin: Origin) -> None:
         if search.newest is None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
             raise RunError(f"there is no whole checkpoint at {place}{why}")
-        write_creation(run.path, datetime.fromisoformat(origin.created))
+        write_creation(run.path, origin.created)
         _warn(run, search)
         move_into_place(run.path, final)
     finally:
@@ -76,9 +76,9 @@ def _make(final: Path, place: Place, origin: Origin) -> None:
 
 
 def _update(run: RunFolder, place: Place, origin: Origin) -> None:
-    if run.created != datetime.fromisoformat(origin.created):
+    if run.created != origin.created:
         raise RunError(
-            f"{run.path} is another run than the one at {place}, which was created {origin.created}. "
+            f"{run.path} is another run than the one at {place}, which was created {origin.created.isoformat()}. "
             "Choose another folder with --runs."
         )
     with run.lock():

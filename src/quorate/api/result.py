@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.resumption import warn_of_damaged_result
+from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -126,6 +127,8 @@ def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None 
     with preserved_generators():
         task_type = task_type or load_task_type(spec.task, spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
+    # Where the run looks for its key now: it may have moved since the checkpoint was written.
+    folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)
     replica.load(folder.load(info).state["replica"])
     return info, replica.model
 

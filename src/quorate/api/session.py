@@ -25,11 +25,12 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
-from quorate.core.errors import JobError, QuorateError, RequestError, RunError
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.engines.islands import islands_for
@@ -174,6 +175,7 @@ def resume(
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
+        _refuse_without_key(resolved.spec)
         checkpoint = newest_checkpoint(run)
         refuse_edited_job(run, checkpoint, resolved)
         plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
@@ -199,6 +201,7 @@ def _train_in_new_run(
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     text = job_text(resolved)
+    _refuse_without_key(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
         with run.lock():
@@ -210,6 +213,16 @@ def _train_in_new_run(
                 if not CheckpointFolder(run.checkpoints).list():
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+def _refuse_without_key(spec: JobSpec) -> None:
+    """Before anything is started: the first save would be too late."""
+    if spec.checkpoint.encrypt is None:
+        return
+    try:
+        read_key(spec.checkpoint.encrypt)
+    except CheckpointError as error:
+        raise RunError(f"checkpoint.encrypt: {error}") from None
 
 
 @contextlib.contextmanager

@@ -49,7 +49,8 @@ class Arena:
                 self._memory = torch.empty(0, dtype=torch.uint8)  # before more is taken: never twice the state
                 if size + SPARE > free_memory():
                     return None
-                memory = torch.frombuffer(fresh_memory(size), dtype=torch.uint8)
+                # Loaders are forked, and would have every page of it copied when it is next written to.
+                memory = torch.frombuffer(fresh_memory(size, is_inherited=False), dtype=torch.uint8)
                 memory.zero_()
                 self._memory = memory
             # Within the lock: in the background other memory may be taken at any time.

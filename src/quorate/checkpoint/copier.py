@@ -29,12 +29,16 @@ Tell = Callable[[str, int | None, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Standing:
-    """How it stands with a place: which checkpoints were copied, which are missing there, and why."""
+    """How it stands with a place: how many checkpoints were copied, which are missing there, and why.
+
+    Those of them that are damaged here cannot be copied.
+    """
 
     place: str
     copied: int
     missing: tuple[str, ...] = ()
     reason: str = ""
+    damaged: tuple[str, ...] = ()
 
 
 class Copier:
@@ -51,7 +55,8 @@ class Copier:
         self._tell = tell
         self._folder = CheckpointFolder(source.run.checkpoints)
         self._manifests: dict[str, Manifest | None] = {}
-        self._damaged: set[str] = set()
+        # One that is saved anew under the same name has another manifest.
+        self._damaged: dict[str, Manifest] = {}
         self._copied = 0
         self._trouble = _Trouble()
         self._poked = threading.Event()
@@ -88,7 +93,8 @@ class Copier:
             self._abandoned.set()
             reason = reason or "it was not done in time."
         missing = self._missing()
-        return Standing(str(self._place), self._copied, missing, reason if missing else "")
+        damaged = tuple(name for name in missing if name in self._damaged)
+        return Standing(str(self._place), self._copied, missing, reason if missing else "", damaged)
 
     # --- the thread
 
@@ -146,7 +152,7 @@ class Copier:
             copied = copy_one(info, self._place)
         except CheckpointError as error:
             if info.path.exists():  # not removed by retention meanwhile
-                self._damaged.add(info.path.name)
+                self._damaged[info.path.name] = info.manifest
                 self._say("copy_failed", info.cursor.step, checkpoint=info.path.name, reason=error.message)
             return True
         except StoreError:
@@ -154,18 +160,20 @@ class Copier:
                 return True
             raise
         self._copied += 1
+        self._damaged.pop(copied.name, None)
         self._there = replace(self._there, whole={**self._there.whole, copied.name: files_of(info.manifest)})
         self._say("copied_to", info.cursor.step, checkpoint=copied.name, bytes=copied.bytes, seconds=copied.seconds)
         return True
 
     def _missing(self) -> tuple[str, ...]:
-        """What is not there as far as is known, newest first; nothing where the run's own folder cannot be read."""
+        """What is not there as far as is known, newest first, also what is damaged here; nothing where the run's own
+        folder cannot be read."""
         with contextlib.suppress(CheckpointError):
-            return self._errands(self._candidates()).copy
+            return self._errands(list(self._folder.list())).copy
         return ()
 
     def _candidates(self) -> list[CheckpointInfo]:
-        return [info for info in self._folder.list() if info.path.name not in self._damaged]
+        return [info for info in self._folder.list() if self._damaged.get(info.path.name) != info.manifest]
 
     def _clear_up(self) -> None:
         here = list(self._folder.list())

@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from quorate.checkpoint.copying import ORIGIN, cursor_in
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, cursor_in
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.place import Place
@@ -24,10 +26,10 @@ PAGES = ("job.yaml", "environment.json")
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose copies lie at a place: the run's name, and when it was created, as it is written there."""
+    """Whose copies lie at a place: the run's name, and when it was created."""
 
     run: str
-    created: str
+    created: datetime
 
 
 def read_origin(place: Place) -> Origin | None:
@@ -37,9 +39,12 @@ def read_origin(place: Place) -> Origin | None:
         return None
     try:
         fields = json.loads(content)
-        origin = Origin(str(fields["run"]), str(fields["created"]))
+        origin = Origin(str(fields["run"]), datetime.fromisoformat(fields["created"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place}: {ORIGIN} is damaged ({error!r})") from None
+        raise CheckpointError(
+            f"{place}: {ORIGIN} is damaged ({error}), so it cannot be known whose copies these are. Use another "
+            "copy of the run."
+        ) from None
     if Path(origin.run).name != origin.run or origin.run in ("", ".", ".."):
         raise CheckpointError(f"{place}: {ORIGIN} names a run {origin.run!r}, which is no name of a folder")
     return origin
@@ -59,6 +64,7 @@ def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -
 
     With `newer_than` only such ones are looked at.
     """
+    sweep_fetching(folder)
     skipped: list[Skipped] = []
     for name in sorted(place.contents().whole, key=cursor_in, reverse=True):
         if newer_than is not None and cursor_in(name) <= newer_than:
@@ -71,7 +77,10 @@ def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -
 
 
 def fetch_checkpoint(place: Place, name: str, folder: Path) -> CheckpointInfo:
-    """Bring one checkpoint into a folder; it appears there when all of it was verified."""
+    """Bring one checkpoint into a folder; it appears there when all of it was verified.
+
+    One that has its name, such as a damaged one, makes room for it.
+    """
     final = folder / name
     with _explaining(folder):
         temporary = folder / f"{FETCHING}{secrets.token_hex(4)}"
@@ -79,10 +88,39 @@ def fetch_checkpoint(place: Place, name: str, folder: Path) -> CheckpointInfo:
             temporary.mkdir(parents=True)
             manifest = _fetched(place, name, temporary / name)
             sync_folder(temporary / name)
-            move_into_place(temporary / name, final)
+            _replace(final, temporary / name)
         finally:
             discard(temporary)
     return CheckpointInfo(final, manifest)
+
+
+def sweep_fetching(folder: Path) -> None:
+    """Remove what a fetch that died has left in a folder, when it has not changed for a day."""
+    for entry in folder.glob(f"{FETCHING}*"):
+        if time.time() - _last_change(entry) > LEFT_BEHIND:
+            discard(entry)
+
+
+def _last_change(folder: Path) -> float:
+    """Of anything in it; what is just being removed counts as of now."""
+    try:
+        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return time.time()
+
+
+def _replace(final: Path, fetched: Path) -> None:
+    aside = fetched.with_name(f"{fetched.name}-before")
+    is_there = final.exists()
+    if is_there:
+        move_into_place(final, aside)
+    try:
+        move_into_place(fetched, final)
+    except OSError:
+        if is_there:
+            with contextlib.suppress(OSError):
+                move_into_place(aside, final)
+        raise
 
 
 def _fetched(place: Place, name: str, target: Path) -> Manifest:

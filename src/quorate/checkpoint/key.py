@@ -35,13 +35,17 @@ def read_key(source: Mapping[str, Any] | KeySource) -> Cipher:
         file, variable = source.get("key_file"), source.get("key_env")
     else:
         file, variable = source.key_file, source.key_env
-    if (file is None) == (variable is None):
+    if (file is None) == (variable is None) or not isinstance(file if variable is None else variable, str):
         raise CheckpointError("`checkpoint.encrypt` names one of `key_file` and `key_env`, not both and not none.")
     return _from_file(Path(file).expanduser()) if file is not None else _from_variable(str(variable))
 
 
 def cipher_of(manifest: Manifest, given: Cipher | None = None) -> Cipher | None:
-    """The cipher that opens a checkpoint: one that is given, or that which its job names; none where it is plain."""
+    """The cipher that opens a checkpoint; none where it is plain.
+
+    It is the one that is given, or, where that is of another key, the one that the checkpoint's own job names: of a run
+    whose key is being changed, some have the old one.
+    """
     encryption = manifest.encryption
     if encryption is None:
         return None
@@ -51,21 +55,49 @@ def cipher_of(manifest: Manifest, given: Cipher | None = None) -> Cipher | None:
             f"and this version of Quorate knows {ALGORITHM}"
         )
     key_id = encryption.get("key")
-    cipher = given
-    if cipher is None:
-        source = (manifest.job.get("checkpoint") or {}).get("encrypt")
-        if source is None:
-            raise CheckpointError(
-                f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and its job does not say where "
-                "that is. Name it by `checkpoint.encrypt.key_file` or `checkpoint.encrypt.key_env`."
-            )
-        cipher = read_key(source)
-    if cipher.key_id != key_id:
+    if given is not None and given.key_id == key_id:
+        return given
+    try:
+        own = _own_cipher(manifest)
+    except CheckpointError:
+        if given is None:
+            raise
+        own = None
+    if own is None and given is None:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and its job does not say where "
+            "that is. Name it by `checkpoint.encrypt.key_file` or `checkpoint.encrypt.key_env`."
+        )
+    if own is None or own.key_id != key_id:
+        other = given or own
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and the key given is "
-            f"{cipher.key_id}. Give the key that it was written with."
+            f"{other and other.key_id}. Give the key that it was written with."
         )
-    return cipher
+    return own
+
+
+def cipher_by(manifest: Manifest, source: KeySource | None) -> Cipher | None:
+    """The cipher that opens a checkpoint of a run whose job looks for its key in `source` now.
+
+    Where that cannot be read, it is the one that the checkpoint's own job names.
+    """
+    if source is None or manifest.encryption is None:
+        return cipher_of(manifest)
+    try:
+        present = read_key(source)
+    except CheckpointError as error:
+        try:
+            return cipher_of(manifest)
+        except CheckpointError:
+            raise error from None
+    return cipher_of(manifest, present)
+
+
+def _own_cipher(manifest: Manifest) -> Cipher | None:
+    section = manifest.job.get("checkpoint")
+    source = section.get("encrypt") if isinstance(section, Mapping) else None
+    return read_key(source) if isinstance(source, Mapping) else None
 
 
 def _from_file(path: Path) -> Cipher:

@@ -2,16 +2,23 @@
 
 import base64
 import json
+import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
+from quorate.core.given import given
 
 _HEAD = '{{"digest": "{digest}",\n'
+# No folder and no odd character: a manifest must not reach outside its checkpoint.
+_FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_TEXTS = ("created", "weights_digest")
+_MAPPINGS = ("job", "environment", "metrics")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,9 @@ class Manifest:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
         try:
             present = migrated(content)
-            return cls(**{**present, "parts": tuple(Part(**part) for part in present["parts"])})
+            parts = [_part(fields) for fields in _as("parts", present["parts"], list)]
+            _check(present)
+            return cls(**{**present, "parts": tuple(parts)})
         except (TypeError, KeyError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
 
@@ -102,6 +111,44 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.phase not in tuple(Phase):
             raise CheckpointError(f"phase is {self.phase!r} and must be one of {[int(phase) for phase in Phase]}")
+
+
+def _part(fields: Any) -> Part:
+    part = Part(**_as("a part", fields, dict))
+    if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
+        raise CheckpointError(f"the manifest has a part {part.file!r}, which is no name of a file in the checkpoint")
+    _as_count(f"the size of part {part.file}", part.bytes)
+    _as(f"the digest of part {part.file}", part.digest, str)
+    return part
+
+
+def _check(content: dict[str, Any]) -> None:
+    """Its digest tells that nothing was changed since it was written, not that what was written is a manifest."""
+    _as_count("step", content["step"])
+    _as_count("phase", content["phase"])
+    for key in _TEXTS:
+        _as(key, content[key], str)
+    for key in _MAPPINGS:
+        _as(key, content[key], dict)
+    for name, value in content["metrics"].items():
+        if type(value) not in (int, float):
+            raise CheckpointError(f"the manifest is of another kind: metric {name!r} is {given(value)}")
+    encryption = content["encryption"]
+    if encryption is not None:
+        for key, value in _as("encryption", encryption, dict).items():
+            _as(f"encryption.{key}", value, str)
+
+
+def _as(what: str, value: Any, kind: type[_Kind]) -> _Kind:
+    # The exact type: to Python, true is a number.
+    if type(value) is not kind:
+        raise CheckpointError(f"the manifest is of another kind: {what} is {given(value)}")
+    return value
+
+
+def _as_count(what: str, value: Any) -> None:
+    if _as(what, value, int) < 0:
+        raise CheckpointError(f"the manifest is of another kind: {what} is {value}, less than none")
 
 
 def _parsed(text: str) -> dict[str, Any]:

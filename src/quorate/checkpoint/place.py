@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.listing import CheckpointInfo, Skipped
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import MANIFEST, verify_part
@@ -57,7 +57,8 @@ class Place(Protocol):
     def put(self, info: CheckpointInfo) -> int:
         """Copy a checkpoint: its parts, each verified, and then the manifest; how many bytes that took.
 
-        Raises `CheckpointError` if a part is not what the manifest says: no copy is made of damage.
+        Raises `CheckpointError` if a part here is not what the manifest says: no copy is made of damage. A part that is
+        not the same there is trouble of the place, and a `StoreError`.
         """
         ...
 
@@ -176,7 +177,10 @@ class ObjectPlace:
 
 
 class FolderPlace:
-    """A folder, where a checkpoint appears by one rename."""
+    """A folder, where a checkpoint appears by one rename.
+
+    The folder that it lies in must be there: it may be a mount point, and would be made on another disk.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -204,18 +208,17 @@ class FolderPlace:
         name, size = info.path.name, 0
         temporary = self._temporary(COPYING, name)
         try:
+            self._make_folder()
             with self._explaining():
-                temporary.mkdir(parents=True)
+                temporary.mkdir()
             for file in [*files_of(info.manifest), MANIFEST]:
                 with self._explaining(), contextlib.closing(_pieces(info, file)) as pieces:
                     size += write_new_file(temporary / file, pieces)
-            # As it lies there now: this finds damage of either side.
             for part in info.manifest.parts:
-                verify_part(temporary, part)
+                self._verify(temporary, part, info)
             with self._explaining():
                 sync_folder(temporary)
-                self._set_aside(name)
-                move_into_place(temporary, self._folder / name)
+                self._replace(name, temporary)
         except BaseException:
             discard(temporary)
             raise
@@ -239,8 +242,8 @@ class FolderPlace:
 
     def write(self, file: str, content: bytes) -> None:
         """Replace a small file."""
+        self._make_folder()
         with self._explaining():
-            self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._folder / file, content)
 
     def fetch(self, file: str, target: Path, size: int) -> None:  # noqa: ARG002 (a Place)
@@ -257,12 +260,54 @@ class FolderPlace:
     def _temporary(self, purpose: str, name: str) -> Path:
         return self._folder / f"{purpose}{name}-{secrets.token_hex(4)}"
 
-    def _set_aside(self, name: str) -> None:
-        final = self._folder / name
-        if final.exists():
-            doomed = self._temporary(REMOVING, name)
-            move_into_place(final, doomed)
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{self._folder.parent}: there is no such folder. Mount it, or make it: were it made by itself, copies "
+                "would go to the disk of the mount point while the right one is away.",
+                lasts=True,
+            ) from None
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _verify(self, temporary: Path, part: Part, info: CheckpointInfo) -> None:
+        """Read a part through as it lies there now: this finds damage of either side."""
+        try:
+            verify_part(temporary, part)
+        except CheckpointError as error:
+            verify_part(info.path, part)  # raises if it is not whole here, and it is not the place's fault
+            raise StoreError(
+                f"{self}: the copy of {info.path.name} is not what was written, although the checkpoint is whole: "
+                f"{Skipped.of(temporary, error).reason}. Check the disk there, and that nobody else removes its files."
+            ) from None
+
+    def _replace(self, name: str, temporary: Path) -> None:
+        """Give a copy its name; one that has the name is removed only then."""
+        doomed = self._renamed(name)
+        try:
+            move_into_place(temporary, self._folder / name)
+        except OSError:
+            if doomed is not None:
+                with contextlib.suppress(OSError):
+                    move_into_place(doomed, self._folder / name)
+            raise
+        if doomed is not None:
             discard(doomed)
+
+    def _set_aside(self, name: str) -> None:
+        doomed = self._renamed(name)
+        if doomed is not None:
+            discard(doomed)
+
+    def _renamed(self, name: str) -> Path | None:
+        """What had a name, under one that is not listed; None where there is none."""
+        if not (self._folder / name).exists():
+            return None
+        doomed = self._temporary(REMOVING, name)
+        move_into_place(self._folder / name, doomed)
+        return doomed
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

@@ -116,12 +116,15 @@ class CheckpointFolder:
 
     def explained(self, error: OSError, cursor: Cursor, needed: int) -> CheckpointError:
         """What it means, and what helps."""
-        space = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "Free some space, lower `checkpoint.keep`," if space else "Make the folder writable,"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "Free some space, lower `checkpoint.keep`, or choose"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "Make the folder writable, or choose"
+        else:
+            remedy = "Choose"
         return CheckpointError(
             f"cannot save checkpoint {checkpoint_name(cursor)} in {self.folder}: {error.strerror or error}; "
-            f"it needs {needed:,} bytes and {_free(self.folder)} are free. {remedy} or choose another folder with "
-            "`runs`."
+            f"it needs {needed:,} bytes and {_free(self.folder)} are free. {remedy} another folder with `runs`."
         )
 
     # --- reading

@@ -23,14 +23,17 @@ def free_memory() -> int:
     return machine_memory() if inside is None else min(inside, machine_memory())
 
 
-def fresh_memory(size: int) -> memoryview:
+def fresh_memory(size: int, *, is_inherited: bool = True) -> memoryview:
     """Memory that nobody else has, not filled with anything yet: to zero it first would cost as much as to fill it.
 
-    In huge pages where there are some: with small ones, half of the time goes into faults.
+    In huge pages where there are some: with small ones, half of the time goes into faults. What is not inherited is
+    not there in a process that is forked.
     """
     if not size:
         return memoryview(bytearray())
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # of a kernel that has none
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if not is_inherited:
+        memory.madvise(mmap.MADV_DONTFORK)
     return memoryview(memory)

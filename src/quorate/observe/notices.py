@@ -76,7 +76,7 @@ def _checkpoint(event: Event, _: Progress) -> Notice:
 
 def _checkpoint_failed(event: Event, _: Progress) -> Notice:
     reason = event.fields.get("reason", "no reason was given")
-    return Notice(f"not saved{_at(event)}, and training goes on: {reason}", "yellow")
+    return Notice(f"not saved{_at(event)}: {reason}", "yellow")
 
 
 def _checkpoint_skipped(event: Event, _: Progress) -> Notice:

@@ -20,7 +20,15 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
-from quorate.training.strategy import BREAK, SAVE, SAVE_AND_BREAK, Agreement, Strategy
+from quorate.training.strategy import (
+    BEGIN_AND_BREAK,
+    BOUNDARIES,
+    BREAK,
+    SAVE,
+    SAVE_AND_BREAK,
+    Agreement,
+    Strategy,
+)
 from quorate.training.update import Update
 
 
@@ -65,15 +73,15 @@ class Loop:
             self._begin_save()
         while not self._is_over():
             wish = self._step()
-            if wish not in (None, SAVE, BREAK, SAVE_AND_BREAK):
+            if wish is not None and wish not in BOUNDARIES:
                 self._save()
                 return wish
             self._evaluate_if_due()
             if wish == SAVE_AND_BREAK:
                 self._save()
-            elif wish == SAVE or self._save_is_due():
+            elif wish in (SAVE, BEGIN_AND_BREAK) or self._save_is_due():
                 self._begin_save()
-            if wish in (BREAK, SAVE_AND_BREAK):
+            if wish not in (None, SAVE):
                 return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
@@ -131,7 +139,7 @@ class Loop:
             return SAVE_AND_BREAK
         wants_save = self.save_asked() or self.saver.is_wanted(by_time=0 in self.strategy.hosted)
         if self.break_requested():
-            return SAVE_AND_BREAK if wants_save else BREAK
+            return BEGIN_AND_BREAK if wants_save else BREAK
         return SAVE if wants_save else None
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:

@@ -24,6 +24,8 @@ from quorate.training.strategy import Strategy
 log = logging.getLogger(__name__)
 
 GLANCE = 0.1
+WORTH_TELLING = 5.0
+"""Seconds for which training waits for an earlier save without a word."""
 LEAVING = 1.0
 """Seconds for which whoever leaves a generation waits for a copy that is being made."""
 HEADER = 2**20
@@ -84,7 +86,7 @@ class Saver:
             # Also when our part is done: nobody else knows by now that it was not committed.
             if not (latest.done.is_set() and self._is_there(assignment)):
                 self._void(latest, "the worker that commits it is gone")
-        elif assignment.commits and not latest.done.is_set():
+        elif assignment.commits and not (latest.done.is_set() or latest.is_complete):
             delivered = _delivered(assignment)
             if not present.issuperset(w for i, w in enumerate(assignment.writers) if i not in delivered):
                 self._void(latest, "a worker that writes a part of it is gone")
@@ -127,8 +129,9 @@ class Saver:
         began = time.perf_counter()
         self.settle()
         if self._rules.when_busy == "wait":
-            self._await_done()
-        answers = self._ask_everyone(progress, strategy)
+            self._wait_for_earlier(progress)
+            self.settle()  # what was waited for may have found that replicas differ
+        answers = self._ask_everyone(replica, progress, strategy)
         if answers[0].is_saved or answers[0].failure:
             # Not at every step again: the next that is due tries again.
             self._owes, self._last_begun = False, self._clock()
@@ -161,7 +164,7 @@ class Saver:
         for pause in (*PAUSES, None):
             self._await_done()
             self.settle()
-            answers = self._ask_everyone(progress, strategy)
+            answers = self._ask_everyone(replica, progress, strategy)
             if answers[0].is_saved:
                 return
             failure = answers[0].failure or self._save_once(replica, progress, strategy, answers)
@@ -183,15 +186,15 @@ class Saver:
         # The first commits: whatever happened to the others, it is saved if that one says so.
         return failures[0] and next((told for told in failures if told and not told.startswith(VOID)), failures[0])
 
-    def _ask_everyone(self, progress: Progress, strategy: Strategy) -> list[Answer]:
+    def _ask_everyone(self, replica: Replica, progress: Progress, strategy: Strategy) -> list[Answer]:
         if 0 in strategy.hosted:
-            answer = self._answer_as_committer(progress)
+            answer = self._answer_as_committer(replica, progress)
         else:
             answer = Answer(self._identity, is_busy=self._running() is not None)
         told = strategy.share(progress.cursor.step, json.dumps(asdict(answer)).encode())
         return [Answer(**json.loads(payload)) for payload in told]
 
-    def _answer_as_committer(self, progress: Progress) -> Answer:
+    def _answer_as_committer(self, replica: Replica, progress: Progress) -> Answer:
         latest = self._latest
         # Whoever has only written a part of it does not know what became of it.
         sound = latest.assignment if latest is not None and latest.is_sound else None
@@ -202,7 +205,8 @@ class Saver:
         try:
             attempt = Attempt.begin(self._desk.folder.folder, progress.cursor)
         except OSError as error:
-            failure = str(self._desk.folder.explained(error, progress.cursor, 0))
+            needed = sum(tensor.numel() * tensor.element_size() for tensor in replica.state_tensors().values())
+            failure = str(self._desk.folder.explained(error, progress.cursor, needed))
             self._tell("checkpoint_failed", progress, reason=failure)
             return Answer(self._identity, is_busy=False, failure=failure)
         return Answer(self._identity, is_busy=False, attempt=attempt.path.name)
@@ -256,6 +260,17 @@ class Saver:
         if saving.done.is_set():
             saving.assignment.attempt.give_up()
         self._owes = True
+
+    def _wait_for_earlier(self, progress: Progress) -> None:
+        """Training stands still meanwhile, so somebody should know what for."""
+        running, over = self._running(), self._clock() + WORTH_TELLING
+        while running is not None and not running.done.wait(GLANCE):
+            self._check_lease()
+            if self._clock() >= over:
+                over = float("inf")
+                began = running.assignment.progress.cursor.step
+                message = f"training waits for the checkpoint of step {began:,}, which is still being written"
+                self._tell("log", progress, level="warning", message=f"{message} (checkpoint.when_busy: skip does not)")
 
     def _await_done(self) -> None:
         if self._latest is not None:

@@ -104,6 +104,7 @@ class Saving:
         self.done = threading.Event()
         self.failure: str | None = None
         self.divergence: DivergedError | None = None
+        self.is_complete = False
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
@@ -181,15 +182,18 @@ class Saving:
             for begin in range(0, len(view), PIECE):
                 self._check()
                 yield view[begin : begin + PIECE]
+        # Once more before the part gets its name: what is given up may have been overwritten while it was read.
+        self._check()
 
     def _write(self, content: Iterator[Buffer]) -> None:
         assignment, folder = self.assignment, self._desk.folder
-        if assignment.commits:
+        if assignment.commits and self._may_act():
             folder.sweep(assignment.attempt)
         if assignment.index is not None:
             assignment.attempt.write(
                 assignment.index, len(assignment.parts), content, digest=folder.digest, cipher=folder.cipher
             )
+        self._check()
         if assignment.is_shared:
             progress = json.dumps(assignment.progress.to_dict(), sort_keys=True)
             voucher = Voucher(assignment.worker, self.digests | {"progress": progress})
@@ -201,6 +205,7 @@ class Saving:
         self._await(lambda: len(assignment.attempt.written()) == len(assignment.parts))
         if assignment.is_shared:
             self._compare()
+        self.is_complete = True  # from here on nobody else is needed
         self.info = self._committed()
         seconds = self._elapsed()
         self._prune()
@@ -265,6 +270,9 @@ class Saving:
             return False
         except JobError:
             log.debug("the job has ended, which takes nothing back of what all have agreed on")
+        return self._may_act()
+
+    def _may_act(self) -> bool:
         try:
             self._desk.check_commit()
         except LinkError as error:

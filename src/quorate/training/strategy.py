@@ -13,18 +13,21 @@ SAVE = "save"
 """A checkpoint is begun here, besides those that the job's steps ask for."""
 BREAK = "break"
 """The generation ends here, at a step boundary, to let somebody in or go; the job goes on in the next."""
+BEGIN_AND_BREAK = "begin a save and break"
+"""Both: the save goes on in the next generation."""
 SAVE_AND_BREAK = "save and break"
-"""The same, with a checkpoint that is committed before: nobody who stays holds the state."""
+"""A break with a checkpoint that is committed before: nobody who stays holds the state."""
+BOUNDARIES = frozenset({SAVE, BREAK, BEGIN_AND_BREAK, SAVE_AND_BREAK})
 
 
 def strongest_wish(wishes: Sequence[str | None]) -> str | None:
     """What all do of what some have been asked to: end the job before anything else, and rather save than not."""
     asked = {wish for wish in wishes if wish is not None}
-    if stops := [wish for wish in wishes if wish in asked - {SAVE, BREAK, SAVE_AND_BREAK}]:
+    if stops := [wish for wish in wishes if wish in asked - BOUNDARIES]:
         return stops[0]
     if asked >= {SAVE, BREAK}:
-        return SAVE_AND_BREAK
-    return next((wish for wish in (SAVE_AND_BREAK, BREAK, SAVE) if wish in asked), None)
+        asked.add(BEGIN_AND_BREAK)
+    return next((wish for wish in (SAVE_AND_BREAK, BEGIN_AND_BREAK, BREAK, SAVE) if wish in asked), None)
 
 
 @dataclass(frozen=True)

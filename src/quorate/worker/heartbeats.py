@@ -47,8 +47,10 @@ class Heartbeats:
         self._outbox.put(event)
 
     def flush(self, deadline: Deadline) -> None:
-        """Send what is queued, for as long as `deadline` allows."""
-        while not self._outbox.is_empty():
+        """Send what is queued by now, for as long as `deadline` allows. What others queue meanwhile is not waited for:
+        a training that is fast enough would never let it end."""
+        wanted = self._outbox.queued
+        while self._outbox.arrived < wanted:
             remaining = deadline()
             if remaining <= 0:
                 return

@@ -29,6 +29,8 @@ class Outbox:
         self._lines: deque[str] = deque()
         self._batch = Batch(0, ())
         self._answered = True
+        # How many events were ever queued, and how many have arrived.
+        self.queued = self.arrived = 0
         # Whoever asks while a batch is taken must not find neither lines nor batch.
         self._taking = threading.Lock()
 
@@ -38,6 +40,7 @@ class Outbox:
         if len(line) > _EVENT_LIMIT:
             log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
             return
+        self.queued += 1
         self._lines.append(line)
 
     def next_batch(self) -> Batch:
@@ -58,6 +61,8 @@ class Outbox:
 
     def answered(self) -> None:
         """The last batch has arrived."""
+        if not self._answered:
+            self.arrived += len(self._batch.lines)
         self._answered = True
 
     def is_empty(self) -> bool:

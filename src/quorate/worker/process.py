@@ -28,6 +28,7 @@ from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
+from quorate.training.saver import Saver
 from quorate.training.source import source_digest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
@@ -71,6 +72,7 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
+        self._saver: Saver | None = None
         self._pace = PaceMeter()
         self._membership = Membership(
             assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
@@ -110,6 +112,9 @@ class Worker:
                 Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             )
         finally:
+            # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
+            if self._saver is not None:
+                self._saver.close(SAVING_PATIENCE)
             self._membership.close()
 
     def _leave(self, reason: QuorateError) -> int:
@@ -140,7 +145,7 @@ class Worker:
             listeners.close()
 
     def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
-        saver = saver_of(
+        self._saver = saver = saver_of(
             ground,
             self._assignment.errand,
             publish=self._membership.publish,
@@ -148,23 +153,20 @@ class Worker:
             check_commit=self._membership.check_commit,
             tell_all=self._membership.tell_all,
         )
-        try:
-            Passage(
-                ground,
-                worker,
-                progress,
-                listeners,
-                self._membership,
-                self._narration,
-                self._faults,
-                self._activity,
-                self._tell,
-                self._assignment,
-                self._timing,
-                saver,
-            ).complete()
-        finally:
-            saver.close(SAVING_PATIENCE)
+        Passage(
+            ground,
+            worker,
+            progress,
+            listeners,
+            self._membership,
+            self._narration,
+            self._faults,
+            self._activity,
+            self._tell,
+            self._assignment,
+            self._timing,
+            saver,
+        ).complete()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
@@ -201,7 +203,7 @@ class Worker:
             return Progress()
         self._tell(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
-        folder = CheckpointFolder(path.parent)
+        folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)
         if info is None and self._assignment.is_replacement:
             # Others have gone on and removed it: what is newest now is as good, and so is a copy of their state.
