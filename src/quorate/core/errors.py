@@ -24,6 +24,10 @@
         │   └── AttemptGone     a save that another worker has given up
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
+        ├── ShardError          a file of a dataset that is not what it should be
+        │   ├── BadRecord       a record that cannot be read
+        │   └── DamagedBlock    bytes that differ from the index
+        ├── Unreachable         a file of a dataset that cannot be read for now
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
         ├── NurseryLost         the process that starts the workers is gone, and they with it
