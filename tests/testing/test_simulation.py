@@ -15,7 +15,7 @@ from quorate.testing.mutants import MUTANTS, Mutant
 from quorate.testing.simulated_membership import Habits
 from quorate.testing.simulation import Simulation, Verdict, shrink
 
-SEEDS = range(150)
+SEEDS = range(300)
 ENOUGH = 400
 """Of the seeds with what a mistake needs, it takes no more to show it; most are shown within the first fifty."""
 
