@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.options import Json
-from quorate.cli.verbs import Verbs
+from quorate.cli.verbs import group_of_verbs
 
 Rounds = Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is measured, in turns.")]
 Systems = Annotated[
@@ -25,15 +25,7 @@ Output = Annotated[
     typer.Option(metavar="FILE", help="Also write the JSON document to this file.", show_default=False),
 ]
 
-app = typer.Typer(
-    name="bench",
-    cls=Verbs,
-    subcommand_metavar="BENCHMARK ...",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = group_of_verbs("bench", "BENCHMARK ...")
 
 
 @app.callback()

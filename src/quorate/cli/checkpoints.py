@@ -9,7 +9,7 @@ import typer
 
 from quorate.cli.document import print_document
 from quorate.cli.options import RUNS, Json, Run, Runs
-from quorate.cli.verbs import Verbs
+from quorate.cli.verbs import group_of_verbs
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
@@ -24,15 +24,7 @@ KeyEnv = Annotated[
     str | None, typer.Option(metavar="NAME", help="The same, in an environment variable.", show_default=False)
 ]
 
-app = typer.Typer(
-    name="checkpoints",
-    cls=Verbs,
-    subcommand_metavar="VERB ...",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = group_of_verbs("checkpoints")
 
 
 @app.callback()

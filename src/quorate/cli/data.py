@@ -8,7 +8,7 @@ import typer
 
 from quorate.cli.document import print_document
 from quorate.cli.options import Json
-from quorate.cli.verbs import Verbs
+from quorate.cli.verbs import group_of_verbs
 
 Place = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")
@@ -17,15 +17,7 @@ IndexedPlace = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder or URL of the shards, or the file of their index.")
 ]
 
-app = typer.Typer(
-    name="data",
-    cls=Verbs,
-    subcommand_metavar="VERB ...",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = group_of_verbs("data")
 
 
 @app.callback()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 WHOLE = 1000
@@ -27,3 +28,16 @@ class Verbs(TyperGroup):
         verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.get_short_help_str(WHOLE)) for name, verb in verbs if verb is not None])
+
+
+def group_of_verbs(name: str, metavar: str = "VERB ...") -> typer.Typer:
+    """A verb that has verbs of its own, told as the others are."""
+    return typer.Typer(
+        name=name,
+        cls=Verbs,
+        subcommand_metavar=metavar,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
