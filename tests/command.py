@@ -18,6 +18,8 @@ from typing import Any, TextIO, TypeVar
 
 import pytest
 
+from warm import cold
+
 Found = TypeVar("Found")
 
 TASK_SOURCE = (Path(__file__).parent / "command_task.py").read_text()
@@ -277,7 +279,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not folder.exists():
             folder.mkdir()
-            done = Workplace(folder).train("--workers", "2", "--json")
+            with cold():
+                done = Workplace(folder).train("--workers", "2", "--json")
             assert done.code == 0, done.stderr
     return folder
 

@@ -2,8 +2,11 @@ import gc
 import os
 import posix
 import signal
+from collections.abc import Iterator
 
 import pytest
+
+import warm
 
 # Before torch is imported anywhere: tests fork workers, and a fork after an operation on two threads hangs.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -16,6 +19,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What earlier tests have left to be collected may wait, when it is, for threads that a forked process does not have.
 os.register_at_fork(after_in_child=gc.freeze)
+
+warm.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,3 +49,10 @@ def unmeasured(no_cover: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that run lines of ours which others run too: measuring doubles what their many processes cost."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # of commands
     monkeypatch.setattr(os, "_exit", posix._exit)  # of forked workers: coverage's own writes all that was measured
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """For tests of how an interpreter starts: every one is a new one."""
+    with warm.cold():
+        yield

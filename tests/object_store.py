@@ -69,6 +69,7 @@ class SeaweedStore:
             self._process = subprocess.Popen(
                 [
                     self._program,
+                    f"-logdir={self._folder}",
                     "server",
                     f"-dir={self._folder / 'data'}",
                     "-ip=127.0.0.1",
@@ -79,6 +80,9 @@ class SeaweedStore:
                     "-s3.autoCreateBucket=false",
                     "-s3.port.iceberg=0",
                     "-s3.port.lance=0",
+                    # In its folder; by itself it leaves them, and its logs, among the temporary files of the machine.
+                    "-filer.localSocket=filer.sock",
+                    "-s3.localSocket=s3.sock",
                     "-master.telemetry=false",
                     "-master.volumeSizeLimitMB=64",
                     "-volume.max=50",
@@ -98,6 +102,8 @@ class SeaweedStore:
             self._process.kill()
             self._process.wait()
             self._process = None
+            for name, port in zip(_PORTS, self._ports[1::2], strict=True):  # which it puts there whatever it is told
+                Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
     @property
     def is_running(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from catalogue.case import Case, Prepare
 from command import Workplace
-from quorate.data.shards.index import NAME
+from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
 
 WORDS = {"a.txt": b"one\ntwo\n", "b.txt": b"three\n"}
@@ -29,7 +29,7 @@ def files(contents: dict[str, bytes], *, indexed: bool = False, damaged: bool = 
         for name, content in contents.items():
             (folder / name).write_bytes(content)
         if indexed:
-            build_index(str(folder)).save(folder / NAME)
+            save_index(build_index(str(folder)), folder / NAME)
         if damaged:
             cut_off(folder / NAME)
 

@@ -17,6 +17,7 @@ from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, LeaseExpired
+from small_disk import small_disk
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -249,17 +250,7 @@ class TestTheDiskIsFull:
         assert failures > 6
 
     def test_for_real(self, tmp_path: Path) -> None:
-        place = tmp_path / "small"
-        place.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if mounted.returncode:
-            pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-        try:
+        with small_disk(tmp_path / "small", "256k") as place:
             folder = CheckpointFolder(place / "checkpoints")
             save(folder, 1)
             free = shutil.disk_usage(place).free
@@ -269,8 +260,6 @@ class TestTheDiskIsFull:
             assert shutil.disk_usage(place).free == free
             assert entries(folder) == ["step-00000001"]
             assert_is_whole(folder, Cursor(1))
-        finally:
-            subprocess.run(["umount", str(place)], check=True)
 
     @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
     def test_a_folder_that_cannot_be_written_is_told(

@@ -14,7 +14,7 @@ from command import Workplace
 from data.shards.shard_files import KINDS, write_shards, write_tar
 from object_store import BUCKET, SeaweedStore
 from quorate.cli.app import app
-from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.index_file import NAME, encode, load_index
 from quorate.storage.objects import ObjectStore
 from schemas import validate
 
@@ -46,7 +46,7 @@ def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplac
     indexed = document(workplace, "index", "shards")
     assert (indexed["kind"], indexed["shards"], indexed["records"]) == (kind, 3, 48)
     assert indexed["index"] == str(folder / NAME)
-    assert indexed["digest"] == ShardIndex.load(folder).digest
+    assert indexed["digest"] == load_index(folder).digest
     assert document(workplace, "verify", "shards")["flaws"] == []
     stats = document(workplace, "stats", "shards")
     assert stats["bytes"] == indexed["bytes"] == sum(file.stat().st_size for file in written.files)
@@ -69,7 +69,7 @@ def test_every_kind_in_words(kind: str, folder: Path, capsys: pytest.CaptureFixt
     assert "all are as they were indexed" in run(capsys, "verify", str(folder))
     stats = run(capsys, "stats", str(folder))
     assert "1 to 30 records" in stats
-    assert all(name in stats for name in ShardIndex.load(folder).schema)
+    assert all(name in stats for name in load_index(folder).schema)
     preview = run(capsys, "preview", str(folder), "--records", "3").splitlines()
     assert [line.split()[0] for line in preview] == ["sample", "0", "1", "2", "3"]
     assert preview[-1] == "3 of 48 records."
@@ -89,7 +89,7 @@ def test_an_index_elsewhere_finds_its_shards(folder: Path, tmp_path: Path, capsy
         assert "all are as they were" in run(capsys, "verify", str(output))
     # One above the shards is moved with them.
     moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
-    assert ShardIndex.load(moved / "beside.quorate").place == str(moved / "shards")
+    assert load_index(moved / "beside.quorate").place == str(moved / "shards")
 
 
 def test_an_index_is_replaced_only_if_forced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_an_index_is_replaced_only_if_forced(folder: Path, capsys: pytest.Captur
         run(capsys, "index", str(folder))
     assert (folder / NAME).read_bytes() == before
     run(capsys, "index", str(folder), "--force")
-    assert len(ShardIndex.load(folder)) == 10
+    assert len(load_index(folder)) == 10
 
 
 def picture(number: int, form: str = "PNG", size: tuple[int, int] = (20, 10)) -> bytes:
@@ -189,7 +189,7 @@ def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.Captur
         store.put(file.name, file.read_bytes())
     run(capsys, "index", url)
     run(capsys, "index", str(folder))
-    assert ShardIndex.load(url).encode() == ShardIndex.load(folder).encode()
+    assert encode(load_index(url)) == encode(load_index(folder))
     assert "all are as they were" in run(capsys, "verify", url)
     assert run(capsys, "preview", url) == run(capsys, "preview", str(folder))
     store.put(written.files[0].name, written.files[1].read_bytes())

@@ -4,8 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from command import Workplace, await_condition
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
 from quorate.observe.tail import EventTail
+from small_disk import small_disk
 
 
 def test_a_port_in_use_is_told_at_once(workplace: Workplace) -> None:
@@ -91,20 +91,6 @@ class Listener:
             return words.encode() in self._heard
 
         await_condition(f"{words!r}", has_heard)
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path, leaving: int = 0) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy
 
-from quorate.data.shards.index import DIGEST, NAME, ShardIndex
+from quorate.data.shards.index import DIGEST, ShardIndex
+from quorate.data.shards.index_file import NAME, save_index
 
 
 def write_index(folder: Path, shards: list[list[int]]) -> ShardIndex:
@@ -25,5 +26,5 @@ def write_index(folder: Path, shards: list[list[int]]) -> ShardIndex:
         records=records,
         digests=numpy.zeros((len(records), DIGEST), dtype=numpy.uint8),
     )
-    index.save(folder / NAME)
+    save_index(index, folder / NAME)
     return index

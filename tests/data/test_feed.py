@@ -16,9 +16,9 @@ import torch
 
 from quorate.core.errors import JobError, UserCodeError
 from quorate.data.collate import collate
-from quorate.data.feed import Feed
+from quorate.data.feed import Feed, batch_of
 from quorate.data.reading import Request, Source
-from quorate.data.samples import Samples
+from quorate.data.samples import Fetched, Samples
 
 REQUESTS = [Request(Source.TRAINING, epoch, indices) for epoch in (0, 1) for indices in ((3, 1), (0,), (2, 4, 5))]
 
@@ -197,6 +197,86 @@ def test_closing_ends_the_loader_processes() -> None:
         pids = {int(feed.next(request).content[0]) for request in REQUESTS[:3]}
         assert os.getpid() not in pids
     assert all(wait_until_gone(pid) for pid in pids)
+
+
+class Stuck:
+    """Tells who fetches it, and when it has been fetched, a good while later."""
+
+    def __init__(self, sender: int) -> None:
+        self.sender = sender
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        os.write(self.sender, f"{os.getpid()} ".encode())
+        time.sleep(8)
+        os.write(self.sender, b"0 ")
+        return index
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+def test_closing_does_not_wait_for_loaders_that_are_busy() -> None:
+    told, tell = os.pipe()
+    with feeding(Stuck(tell), 3) as feed:
+        pids: set[int] = set()
+        while len(pids) < 3:
+            pids |= {int(pid) for pid in os.read(told, 1000).split()}
+        feed.close()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert not select.select([told], [], [], 0)[0], "before anything was read"
+    assert 0 not in pids
+    os.close(told)
+    os.close(tell)
+
+
+def test_whoever_waits_for_a_loader_hears_of_the_end_of_the_generation() -> None:
+    told, tell = os.pipe()
+    looks = []
+
+    def check() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            raise JobError("the generation is over")
+
+    feed = Feed(Samples({Source.TRAINING: Stuck(tell)}, collate, 5), iter(REQUESTS), 2, 1, check=check)
+    with pytest.raises(JobError, match=r"^the generation is over$"):
+        feed.next(REQUESTS[0])
+    feed.close()
+    assert b"0" not in os.read(told, 1000).split(), "before anything was read"
+    os.close(told)
+    os.close(tell)
+
+
+def test_a_slow_answer_is_waited_for_and_comes_in_its_order() -> None:
+    """Longer than between two looks."""
+    looks: list[int] = []
+    dataset = Calling(lambda: time.sleep(0.5) or 4)
+    feed = Feed(Samples({Source.TRAINING: dataset}, collate, 5), iter(REQUESTS), 2, 1, check=lambda: looks.append(1))
+    try:
+        assert [feed.next(request).content.tolist() for request in REQUESTS] == [list(r.indices) for r in REQUESTS]
+    finally:
+        feed.close()
+    assert looks, "it was slow"
+
+
+class Compared(int):
+    """Counts how often any is compared with another."""
+
+    times = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return int.__eq__(self, other)  # type: ignore[no-any-return]
+
+
+def test_to_leave_out_what_is_bad_takes_no_longer_than_the_batch_is() -> None:
+    indices = tuple(map(Compared, range(1000)))
+    answer = Fetched(Request(Source.TRAINING, 0, indices), None, tuple(map(Compared, range(1, 1000, 2))))
+    samples = batch_of(answer).samples
+    assert Compared.times < 5 * len(indices)
+    assert samples == indices[::2]
 
 
 def test_loader_processes_die_with_a_worker_that_is_killed() -> None:

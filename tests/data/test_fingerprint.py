@@ -5,10 +5,13 @@ import numpy
 import pytest
 import torch
 
+from quorate.core.errors import JobError, TaskError
+from quorate.data.bad_sample import BadSample
 from quorate.data.collate import collate
-from quorate.data.fingerprint import fingerprint
+from quorate.data.fingerprint import Fingerprint, fingerprint, fingerprint_in_child
 from quorate.data.reading import Source
 from quorate.data.samples import Samples
+from quorate.data.shards.fetching import Unreachable
 
 
 @dataclass
@@ -25,9 +28,15 @@ def first(samples: Any) -> Any:
     return samples[0]
 
 
-def of(training: Any, validation: Any = None, *, collate_with: Any = collate, seed: int = 1) -> str:
+def samples_of(
+    training: Any, validation: Any = None, *, collate_with: Any = collate, seed: int = 1, skips: bool = False
+) -> Samples:
     datasets = {Source.TRAINING: training} | ({Source.VALIDATION: validation} if validation is not None else {})
-    return fingerprint(Samples(datasets, collate_with, seed))
+    return Samples(datasets, collate_with, seed, skips=skips)
+
+
+def of(training: Any, validation: Any = None, **options: Any) -> Fingerprint:
+    return fingerprint(samples_of(training, validation, **options))
 
 
 def build(kind: str, value: float) -> list[Any]:
@@ -98,3 +107,61 @@ def test_a_sample_that_cannot_be_read_leaves_the_trouble_to_the_step_that_needs_
             raise KeyError("gone")
 
     assert of(Broken()) == of(Broken()) != of([1, 1])
+    assert of(Broken()).layout == of([1, 1]).layout
+    assert of(Broken()).samples.endswith(
+        " (sample 0 of the training set and sample 1 of the training set cannot be read)"
+    )
+
+
+def test_a_bad_sample_that_is_skipped_is_told_as_well() -> None:
+    class Bad(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise BadSample("shard-000.tar, byte 0: damaged")
+
+    found = of(Bad([1, 2]), skips=True)
+    assert "sample 0 of the training set and sample 1" in found.samples
+
+
+def test_data_that_cannot_be_reached_have_no_fingerprint() -> None:
+    """Two workers of which one reaches a store and the other does not, hold the same data."""
+
+    class Away(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise Unreachable("s3://bucket/shard-000.tar cannot be read (tried 6 times in 3.1 s): no answer.")
+
+    for take in (fingerprint, fingerprint_in_child):
+        with pytest.raises(JobError, match=r"sample 0 of the training set cannot be read: s3://.*no answer") as told:
+            take(samples_of(Away([1, 2])))
+        assert told.value.exit_code == 1
+
+
+class InBlocks(list[int]):
+    def __init__(self, blocks: Any, window: int = 4) -> None:
+        super().__init__(range(6))
+        self.blocks, self.window = blocks, window
+
+
+def test_blocks_and_windows_count_where_they_decide_the_order() -> None:
+    usual = of(InBlocks([2, 4]))
+    assert usual == of(InBlocks(numpy.array([2, 4], dtype=numpy.int32)))
+    others = [of(InBlocks([4, 2])), of(InBlocks([2, 4], window=5)), of(InBlocks([2, 4, 0])), of(list(range(6)))]
+    assert len({usual.layout, *(each.layout for each in others)}) == 5
+    assert {usual.samples} == {each.samples for each in others}
+    assert of([1], InBlocks([2, 4])) == of([1], InBlocks([4, 2])), "an evaluation reads in order"
+
+
+def test_blocks_that_are_none_are_left_to_whoever_orders_by_them() -> None:
+    assert of(InBlocks("towers")).layout == of(list(range(6))).layout
+
+
+def test_in_a_process_of_its_own_it_is_the_same_and_refuses_the_same() -> None:
+    samples = samples_of(InBlocks([2, 4]))
+    assert fingerprint_in_child(samples) == fingerprint(samples)
+
+    class Counting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            self.append(len(self))
+            return len(self)
+
+    with pytest.raises(TaskError, match="Sample 0 of the training set is another one each time it is read"):
+        fingerprint_in_child(samples_of(Counting([1])))

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
+from quorate.data.dataset_check import check_dataset
 from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples, check_dataset
+from quorate.data.samples import Fetched, FetchTrouble, Samples
 from quorate.data.streams import seed_generators
 
 Draw = tuple[float, float, float]

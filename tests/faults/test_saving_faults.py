@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from command import TASK_SOURCE, Workplace
 from quorate.checkpoint.store import CheckpointFolder
+from small_disk import small_disk
 from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("unmeasured")]
@@ -89,24 +89,6 @@ def test_killed_in_the_last_save(place: Workplace, after: str) -> None:
     assert_only_whole_ones(checkpoints_of(place, document["run"]))
 
 
-@contextmanager
-def small_disk_at(folder: Path, megabytes: int) -> Iterator[None]:
-    """A file system of so many megabytes at this place."""
-    folder.mkdir(exist_ok=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def fill(folder: Path) -> None:
     with (folder / "filler").open("wb", buffering=0) as file:
         try:
@@ -143,7 +125,7 @@ def test_a_disk_that_refuses_for_a_while(place: Workplace, trouble: str) -> None
     running = place.start("train", "job.yaml", "--json", HOLD="1", PAUSE="0.05")
     running.await_event("generation")
     checkpoints = place.last / "checkpoints"
-    with small_disk_at(checkpoints, 64):
+    with small_disk(checkpoints, "64m"):
         begin(checkpoints)
         place.go()
         failed = running.await_event("checkpoint_failed")
@@ -165,7 +147,7 @@ def test_a_disk_that_stays_full(place: Workplace) -> None:
     running = place.start("train", "job.yaml", "--json", HOLD="1")
     running.await_event("generation")
     checkpoints = place.last / "checkpoints"
-    with small_disk_at(checkpoints, 64):
+    with small_disk(checkpoints, "64m"):
         fill(checkpoints)
         place.go()
         done = running.done(within=180.0)

@@ -176,6 +176,40 @@ def test_in_an_incomplete_epoch_too(judged: Judged) -> None:
     assert "step 4 did not use" in ledger.verdict
 
 
+def test_where_every_step_was_compared_no_sum_of_all_samples_is_made(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> Tally:
+        raise AssertionError("this takes long where there are many samples")
+
+    monkeypatch.setattr(Tally, "of_all", refuse)
+    assert statuses(judged(tell(begin(Story()), range(1, 7)), 6)) == [WHOLE, WHOLE]
+
+
+def test_something_else_than_what_was_dropped_is_listed_though_every_step_agrees(judged: Judged) -> None:
+    listed, other = sorted(PLAN.dropped(1).tolist()), PLAN.batch(4).tolist()[0]
+    ledger = judged(tell(tell(begin(Story()), range(1, 6)), [6], dropped=[other, *listed[1:]]), 6)
+    assert statuses(ledger) == [WHOLE, BROKEN]
+    assert "some of them more than once" in ledger.epochs[1].reason
+
+
+def test_a_step_without_a_good_sample_is_whole(judged: Judged) -> None:
+    story, used = tell(begin(Story()), [1, 2, 3]), PLAN.batch(4).tolist()
+    tell(story, [4], **read([], bad=used, loss=None))
+    ledger = judged(tell(story, [5, 6]), 6)
+    assert statuses(ledger) == [WHOLE, WHOLE]
+    assert ledger.epochs[1].samples == 16
+    assert ledger.epochs[1].skipped_steps == ()
+
+
+def test_bad_samples_of_evaluations_are_listed_and_count_for_nothing(judged: Judged) -> None:
+    story = tell(begin(Story()), [1, 2, 3]).tell("evaluation", 3, metrics={}, bad=[9, 2])
+    ledger = judged(tell(story, [4, 5, 6]).tell("evaluation", 6, metrics={}, bad=[2, "x"]), 6)
+    assert ledger.is_whole
+    assert ledger.evaluated_bad == (2, 9)
+    assert "Left out of evaluations: samples 2, 9 of the validation set." in ledger.verdict
+
+
 class TestBySumsAlone:
     """Where another version of torch has shuffled, single steps cannot be compared."""
 

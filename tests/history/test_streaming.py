@@ -17,7 +17,7 @@ from quorate.cli.data_view import print_data
 from quorate.cli.page import Page
 from quorate.core.errors import RunError
 from quorate.data.ledger import Tally
-from quorate.data.shards.index import NAME
+from quorate.data.shards.index_file import NAME
 from quorate.data.stream_curriculum import StreamCurriculum
 from quorate.history.ledger import EpochStatus, read_ledger
 from quorate.history.streaming import read_data_progress
@@ -76,6 +76,17 @@ class Streamed:
 @pytest.fixture
 def streamed(tmp_path: Path) -> Streamed:
     return Streamed(tmp_path)
+
+
+class TestOwnOrder:
+    def test_of_shards_is_named_as_the_reason(self, tmp_path: Path) -> None:
+        story = Story().tell("generation", generation="1.1", lanes=4, members=MEMBERS)
+        story.tell("run", from_step=0, lanes=4, total_steps=9, steps_per_epoch=PER_EPOCH)
+        for step in (1, 2):
+            story.tell("step", step, epoch=0, own_order=True)
+        run = build_run(tmp_path / "runs", job=JOB | KEYS, story=story)
+        with pytest.raises(RunError, match=r"in the order that the task's order\(\) gives.*without order\(\) it would"):
+            read_data_progress(run)
 
 
 class TestLedger:

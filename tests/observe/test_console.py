@@ -401,10 +401,16 @@ class TestTheScreen:
         screen = QuietConsole(Screen(stream, is_terminal=False), progress())
         careful = Event("log", None, {"message": "careful"})
         gone = Event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
-        for event in (begin(), step(1), EVALUATION, CHECKPOINT, careful, gone, STOP, FINISHED):
+        torn = Event("step", 1, {"samples": 7, "warnings": ["sample 3 is left out", "sample 5 is left out"]})
+        left_out = Event("evaluation", 1, {"metrics": {}, "bad": [8], "warnings": ["sample 8 is left out"]})
+        for event in (begin(), torn, step(2), EVALUATION, left_out, CHECKPOINT, careful, gone, STOP, FINISHED):
             screen.handle(event)
         screen.close()
         assert stream.getvalue().splitlines() == [
+            "sample 3 is left out",
+            "sample 5 is left out",
+            "evaluation at step 1:    1 bad sample left out",
+            "sample 8 is left out",
             "careful",
             "worker 1 is gone",
             "stopping after the running step, which is saved; Ctrl-C again stops at once",
@@ -470,6 +476,19 @@ class TestSummary:
         stream = io.StringIO()
         print_summary({"run": "mnist-0001", "status": "failed", "final_metrics": None}, stream)
         assert stream.getvalue() == "mnist-0001  failed\n"
+
+    @pytest.mark.parametrize(
+        ("bad", "told"),
+        [
+            ({"training": 1017, "validation": 0}, "1,017 left out"),
+            ({"training": 0, "validation": 3}, "3 of the validation set left out"),
+            ({"training": 17, "validation": 3}, "17 of the training set and 3 of the validation set left out"),
+        ],
+    )
+    def test_bad_samples_are_counted_and_listed_elsewhere(self, bad: dict[str, int], told: str) -> None:
+        stream = io.StringIO()
+        print_summary({"run": "mnist-0001", "status": "complete", "bad_samples": bad}, stream)
+        assert f"  bad samples  {told}; quorate show mnist-0001 --ledger lists them" in stream.getvalue().splitlines()
 
     def test_one_row_is_enough(self) -> None:
         stream = io.StringIO()

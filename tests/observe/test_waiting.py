@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from quorate.observe.data_knobs import Knobs
 from quorate.observe.event import Event
 from quorate.observe.summary import print_summary
-from quorate.observe.waiting import DataWait, DataWaitLog, Knobs
+from quorate.observe.waiting import DataWait, DataWaitLog
+from quorate.spec.job import JobSpec
 
 
 def step(number: int, data: Any, compute: float = 0.5, exchange: float = 0.25, apply: float = 0.25) -> Event:
@@ -25,6 +27,14 @@ def waited(*events: Event) -> DataWait:
 def test_waiting_is_held_against_all_phases_of_the_steps() -> None:
     wait = waited(Event("run"), *(step(number, 1.0) for number in range(1, 4)))
     assert (wait.waited_s, wait.step_s, wait.share) == (2.0, 4.0, 0.5)
+
+
+def test_another_worker_that_waits_longer_counts_and_never_for_more_than_the_step() -> None:
+    def told(number: int, longest: float) -> Event:
+        return Event("step", number, step(number, 0.0).fields | {"longest_data_s": longest}, float(number))
+
+    assert waited(step(1, 0.0), told(2, 0.25), told(3, 0.0)) == DataWait(0.25, 2.0)
+    assert waited(step(1, 0.0), told(2, 7.0)) == DataWait(1.0, 1.0)
 
 
 def test_the_first_step_of_each_generation_is_left_out() -> None:
@@ -56,20 +66,69 @@ def test_only_what_is_worth_it_is_told(wait: DataWait, told: bool) -> None:
     assert wait.is_worth_telling == told
 
 
+LOCAL = {"remote": False, "decode": False, "columns": False, "cache": False, "window_bytes": 10, "memory_bytes": 100}
+
+
+def knobs(data: Any = None, workers: int | None = 1, cores: int = 8, **keys: Any) -> Knobs:
+    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), data, workers, cores)
+
+
+def shards(**facts: Any) -> dict[str, Any]:
+    return {"window": 8192, "index": "s3://bucket/index.quorate", "reading": LOCAL | facts}
+
+
 @pytest.mark.parametrize(
-    ("knobs", "advice"),
+    ("found", "advice"),
     [
-        (Knobs.of(0, 2, None), "more loader_workers (now 0) may help"),
-        (Knobs.of(3, 2, None), "more loader_workers (now 3) or a larger loader_prefetch (now 2) may help"),
+        (knobs(), "more loader_workers (now 0) may help"),
+        (knobs({"window": "8192"}), "more loader_workers (now 0) may help"),
         (
-            Knobs.of(0, 2, {"window": 8192, "index": "s3://bucket/index.quorate"}),
-            "more loader_workers (now 0), cache= of quorate.Shards or a smaller window= of it (now 8,192) may help",
+            knobs(workers=None, loader_workers=64),
+            "more loader_workers (now 64) or a larger loader_prefetch (now 2) may help",
         ),
-        (Knobs.of(0, 2, {"window": "8192"}), "more loader_workers (now 0) may help"),
+        # Loaders need cores.
+        (knobs(loader_workers=3), "more loader_workers (now 3) or a larger loader_prefetch (now 2) may help"),
+        (
+            knobs(workers=2, loader_workers=3),
+            "more cores (all 8 are in use) or a larger loader_prefetch (now 2) may help",
+        ),
+        (knobs(workers=2, cores=2), "more cores (all 2 are in use) may help"),
+        (knobs(workers=2, cores=4, threads=2), "more cores (all 4 are in use) may help"),
+        # For columns no code of the task runs.
+        (knobs(shards(columns=True), loader_workers=2), "faster storage or more cores may help"),
+        (knobs(shards(columns=True)), "faster storage or more cores may help"),
+        # A cache is for what comes from afar or is decoded, and there is only one.
+        (knobs(shards()), "more loader_workers (now 0) may help"),
+        (knobs(shards(remote=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
+        (knobs(shards(decode=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
+        (knobs(shards(decode=True, remote=True, cache=True)), "more loader_workers (now 0) may help"),
+        (knobs(shards(columns=True, remote=True)), "cache= of quorate.Shards may help"),
+        # A window is too large where those of a worker's lanes do not fit into its memory.
+        (
+            knobs(shards(window_bytes=30)),
+            "more loader_workers (now 0) or a smaller window= of quorate.Shards (now 8,192) may help",
+        ),
+        (knobs(shards(window_bytes=30), workers=2), "more loader_workers (now 0) may help"),
+        (knobs(shards(window_bytes=300) | {"window": 1}), "more loader_workers (now 0) may help"),
+        # Blocks of the task's own are no Shards.
+        (knobs({"window": 1}), "more loader_workers (now 0) may help"),
+        (
+            knobs({"window": 64}),
+            "more loader_workers (now 0) or a smaller window of the training set (now 64) may help",
+        ),
     ],
 )
-def test_the_knobs_that_there_are_are_named_with_their_values(knobs: Knobs, advice: str) -> None:
-    assert knobs.advice == advice
+def test_only_what_can_help_is_named_with_its_present_value(found: Knobs, advice: str) -> None:
+    assert found.advice == advice
+
+
+def test_what_is_advised_follows_from_the_events() -> None:
+    log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
+    log.take_in(Event("generation", None, {"members": [{}, {}]}))
+    log.take_in(Event("run", None, {"data": shards(columns=True, remote=True)}))
+    assert log.advice(spec, cores=2) == "cache= of quorate.Shards may help"
+    log.take_in(Event("run", None, {"data": shards()}))
+    assert log.advice(spec, cores=2) == "more cores (all 2 are in use) may help"
 
 
 def test_the_summary_has_a_line_for_it() -> None:

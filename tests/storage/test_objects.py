@@ -8,8 +8,11 @@ import pytest
 
 from object_store import BUCKET, SECRET_KEY, SeaweedStore
 from quorate.core.errors import RequestError
+from quorate.data.shards.blocks import ShardBlocks
+from quorate.data.shards.errors import DamagedBlock
+from quorate.data.shards.indexing import build_index
 from quorate.storage import objects
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store, shown
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, has_secret, refuse_unknown_store, shown
 
 
 @pytest.fixture
@@ -43,6 +46,28 @@ class TestStore:
         assert store.read("key", 100, 50) == content[100:150]
         assert store.read("key", 250, 50) == content[250:]
         assert store.read("key", 250) == content[250:]
+
+    def test_a_range_behind_the_end_of_an_object_is_empty(self, store: ObjectStore) -> None:
+        store.put("key", b"short by now")
+        assert store.read("key", 100, 50) == b""
+        assert store.read("key", 100) == b""
+        with pytest.raises(ObjectMissing):
+            store.read("none", 100, 50)
+
+    def test_a_shard_that_has_become_shorter_is_damaged_and_not_out_of_reach(self, store: ObjectStore) -> None:
+        content = b"a record\n" * 1000
+        store.put("shard.txt", content)
+        blocks = ShardBlocks(build_index(store.url))
+        try:
+            assert len(blocks.read(0)) == 1000
+            store.put("shard.txt", b"a record\n")
+            with pytest.raises(DamagedBlock, match="the file has changed since it was indexed: 9 bytes"):
+                blocks.read(0)
+            store.put("shard.txt", b"")
+            with pytest.raises(DamagedBlock, match="the file has changed since it was indexed: 0 bytes"):
+                blocks.read(0)
+        finally:
+            blocks.close()
 
     def test_replaces_and_removes(self, store: ObjectStore) -> None:
         store.put("key", b"old")
@@ -119,9 +144,57 @@ class TestTrouble:
             refuse_unknown_store("sss://bucket")
 
 
-def test_a_password_is_not_shown() -> None:
-    assert shown("ftp://me:secret@host/a@b") == "ftp://…@host/a@b"
-    assert "secret" not in str(ObjectStore("ftp://me:secret@host/a"))
+SECRETS = (
+    "s3://AKIA:SECRET@bucket/a",
+    "s3://AKIA:p@SECRET@bucket/a",
+    "s3://AKIA:wJ/SECRET@bucket/a",
+    "s3://AKIA:SECRET/a",
+    "https://host/a?token=SECRET",
+    "s3://bucket/a folder?SECRET",
+)
+HARMLESS = (
+    "s3://bucket/a@b/c:d@e", "ftp://host:21/a@b", "ftp://[::1]:21/a", "file:///data/x:y@z", "/a:b@c?d=e", "memory://a"
+)  # fmt: skip
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("url", SECRETS)
+    def test_an_address_with_one_is_refused_without_repeating_it(self, url: str) -> None:
+        assert has_secret(url)
+        for refuse in (ObjectStore, refuse_unknown_store):
+            with pytest.raises(RequestError, match=r"password or a query in it.*AWS_ACCESS_KEY_ID.*settings") as told:
+                refuse(url)
+            assert "SECRET" not in told.value.message.replace("AWS_SECRET", "")
+            assert "AKIA" not in told.value.message
+
+    @pytest.mark.parametrize("url", HARMLESS)
+    def test_an_address_without_one_is_shown_as_it_is(self, url: str) -> None:
+        assert not has_secret(url)
+        assert shown(url) == url
+
+    def test_a_user_alone_is_none_and_is_not_shown(self) -> None:
+        assert str(ObjectStore("sftp://me@host/a")) == "sftp://…@host/a"
+
+    @pytest.mark.parametrize("url", SECRETS[:-1])
+    def test_is_not_shown(self, url: str) -> None:
+        assert "SECRET" not in shown(url)
+        assert "SECRET" not in shown(f"it has failed at '{url}' and elsewhere")
+        assert shown("ftp://me:p@ss@host/a@b") == "ftp://…@host/a@b"
+        assert shown("https://host/a?b=c and https://other/d") == "https://host/a?… and https://other/d"
+
+    @pytest.mark.parametrize(
+        "text", ['Invalid bucket name "AKIA:SECRETKEY@bucket"', "GET /a?X-Amz-Signature=SECRET failed"]
+    )
+    def test_is_not_told_by_what_a_library_says(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = ObjectStore("memory://place")
+
+        def fail(*_: object, **__: object) -> None:
+            raise ValueError(text)
+
+        monkeypatch.setattr(store, "_do", fail)
+        with pytest.raises(StoreError, match=r"the store cannot do it: (Invalid bucket|GET /a)") as told:
+            store.read("key")
+        assert "SECRET" not in told.value.message
 
 
 def test_crosses_processes() -> None:

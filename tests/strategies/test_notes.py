@@ -22,12 +22,14 @@ notes = st.builds(
     log=st.dictionaries(names, st.floats(), max_size=2),
     buffers=st.dictionaries(names, names, max_size=2),
     tally=st.builds(Tally, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    data_s=st.floats(0, 1e9),
 )
 ODD = LossSum(math.nan, math.inf), LossSum(-math.inf, 0.0, True), LossSum(-0.0, 5e-324)
 
 
 @given(st.lists(notes, max_size=3), st.none() | st.text())
 @example([LaneNote(0, 1, (1 << 40_000) - 1, {}, {}, {}, NOTHING)], None)
+@example([LaneNote(2, 0, 0, {}, {}, {}, NOTHING, (), (7, 3), ((7, "größe.tar, byte 512: torn"),))], None)
 @example(
     [LaneNote(0, 1, 0, {str(i): loss for i, loss in enumerate(ODD)}, {"x": math.nan, "y": -math.inf}, {}, NOTHING)],
     "stop",

@@ -108,6 +108,14 @@ def test_a_lane_in_which_nothing_counts_is_fine_beside_one_in_which_something_do
     assert (agreed.losses[""].mean, agreed.losses[""].per_item) == (2.0, True)
 
 
+def test_a_step_without_a_sample_in_any_lane_is_void() -> None:
+    agreed = Alone().exchange(*(LaneResult(i, 0, bad=(i,), why=((i, "torn"),)) for i in range(3)), stop="terminated")
+    assert agreed.is_void
+    assert (agreed.samples, agreed.losses, agreed.buffers, agreed.stop) == (0, {}, {}, "terminated")
+    assert agreed.bad == (0, 1, 2)
+    assert agreed.why == ((0, "torn"), (1, "torn"), (2, "torn"))
+
+
 class TestBuffers:
     def test_a_change_that_is_equal_in_all_lanes_is_taken_as_it_is(self) -> None:
         value = torch.tensor([0.1, -0.0])
@@ -140,6 +148,17 @@ class TestBuffers:
     def test_lane_0_decides_also_that_nothing_changed(self) -> None:
         agreed = Alone().agree({}, {"first": torch.tensor([3.0, 4.0])}, {})
         assert agreed["first"].tolist() == [0.0, 0.0]
+
+    def test_where_lane_0_has_no_samples_the_first_lane_that_has_some_decides(self) -> None:
+        agreed = Alone().agree(
+            {}, {"first": torch.tensor([3.0, 4.0])}, {"first": torch.tensor([5.0, 6.0])}, samples=(0, 2, 1)
+        )
+        assert agreed["first"].tolist() == [3.0, 4.0]
+
+    def test_what_is_equal_in_all_lanes_with_samples_is_taken_also_where_the_first_has_none(self) -> None:
+        value = {"free": torch.tensor([1.0, -0.0])}
+        agreed = Alone().agree({}, dict(value), dict(value), samples=(0, 2, 1))
+        assert same_bits(agreed["free"], value["free"])
 
     def test_without_a_rule_a_difference_is_refused_with_the_rules_to_choose_from(self) -> None:
         with pytest.raises(

@@ -47,6 +47,17 @@ def test_without_any_gradient_the_norm_is_zero() -> None:
     assert lone.gradients.total_norm() == 0.0
 
 
+def test_a_step_without_samples_leaves_no_gradient() -> None:
+    lone = Lone()
+    lone.gradients.backward(lone.weight.sum(), 1.0)
+    lone.gradients.clear(0)
+    assert lone.weight.grad is None
+    assert lone.gradients.total_norm() == 0.0
+    lone.gradients.begin(0)
+    lone.gradients.backward(lone.bias.sum(), 1.0)
+    assert lone.gradients.finish() == 0b10
+
+
 def test_the_norm_is_over_all_types() -> None:
     parameters = [nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float64, torch.float32)]
     gradients = LoneGradients([(str(parameter.dtype), parameter) for parameter in parameters])

@@ -29,6 +29,17 @@ def test_steps_count_samples_and_evaluations_do_not() -> None:
     assert after([3.0]).cursor == Cursor(1, Phase.EVALUATED)
 
 
+def test_bad_samples_are_counted_and_steps_without_a_good_one_as_long_as_none_follows() -> None:
+    progress = Progress().after_step(0, bad=10, is_barren=True).after_step(0, bad=10, is_barren=True)
+    assert (progress.bad, progress.barren, progress.samples) == (20, 2, 0)
+    progress = progress.after_step(9, bad=1).after_evaluation({"loss": 1.0}, EvaluateSpec(), None, bad=3)
+    assert (progress.bad, progress.barren, progress.bad_evaluated) == (21, 0, 3)
+    again = Progress.from_dict(json.loads(json.dumps(progress.to_dict())))
+    assert again == progress
+    before = {name: value for name, value in progress.to_dict().items() if not name.startswith(("bad", "barren"))}
+    assert Progress.from_dict(before).bad == 0, "of a checkpoint that does not know of it"
+
+
 def test_the_best_value_keeps_its_step() -> None:
     assert after([3.0, 1.0, 2.0, 1.0]).best == Best(1.0, 2)
     assert after([3.0, 1.0, 2.0], mode="max").best == Best(3.0, 1)

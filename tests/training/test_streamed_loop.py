@@ -11,10 +11,9 @@ from bits.bit_tasks import Points, Regression
 from gang import job
 from quorate.core.errors import TaskError
 from quorate.data.curriculum import Curriculum
-from quorate.data.ledger import Tally
 from quorate.data.stream_curriculum import StreamCurriculum
 from quorate.history.account import Account
-from quorate.history.ledger import Ledger, judge
+from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
 from quorate.worker.assembly import curriculum_of
 from training.recorded import Run, run
@@ -52,7 +51,7 @@ def judged(folder: Path, events: Sequence[Event]) -> Ledger:
     file.write_text("".join(f"{event.to_json()}\n" for event in events))
     account = Account.read(file)
     order = curriculum_of(job(Streamed, **KEYS), Streamed(), InBlocks())
-    return judge(account, max(account.steps), lambda step: Tally.of(order.epoch_of(step), order.batch(step)))
+    return judge(account, max(account.steps), Plan.of(order))
 
 
 @pytest.fixture(scope="module")

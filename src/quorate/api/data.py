@@ -9,10 +9,11 @@ import numpy
 
 from quorate.core.errors import RequestError
 from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import NAME, load_index, save_index
 from quorate.data.shards.indexing import Progress, build_index
 from quorate.data.shards.verification import Flaw, verify_shards
-from quorate.storage.objects import ObjectMissing, ObjectStore, is_url, shown
+from quorate.storage.objects import ObjectMissing, ObjectStore, is_url, refuse_secret, shown
 
 LARGE_BLOCK = 128_000_000
 
@@ -84,6 +85,8 @@ def index_data(
 ) -> Indexed:
     """Index the shards in a folder or under a URL; an index that is there is replaced only if forced."""
     began = time.monotonic()
+    for each in (place, output or ""):
+        refuse_secret(each)
     place = place.rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
     file = f"{place}/{NAME}" if output is None else output
     if output is not None and not is_url(output):
@@ -96,7 +99,7 @@ def index_data(
         )
     index = build_index(place, _root(place, file), progress)
     try:
-        index.save(file)
+        save_index(index, file)
     except OSError as error:
         raise RequestError(
             f"{file} cannot be written: {error.strerror}. --output FILE{Path(NAME).suffix} writes it elsewhere."
@@ -106,13 +109,13 @@ def index_data(
 
 def verify_data(place: str, progress: Progress | None = None) -> Verified:
     """Read all shards of an index through."""
-    index = ShardIndex.load(place)
+    index = load_index(place)
     return Verified(index, verify_shards(index, progress))
 
 
 def data_stats(place: str) -> Stats:
     """Count what is in the shards, by the index alone."""
-    index = ShardIndex.load(place)
+    index = load_index(place)
     shards = index.first[index.first_block]
     return Stats(
         index=index,
@@ -126,7 +129,7 @@ def data_stats(place: str) -> Stats:
 
 def preview_data(place: str, count: int) -> tuple[ShardIndex, tuple[Previewed, ...]]:
     """The first records, each checked against the index."""
-    index = ShardIndex.load(place)
+    index = load_index(place)
     blocks = ShardBlocks(index)
     found: list[Previewed] = []
     try:

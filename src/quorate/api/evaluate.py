@@ -73,6 +73,8 @@ def evaluate_run(
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_source), scratch)
+    if bad := result.get("bad_samples", {}).get("validation"):
+        log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
 
 

@@ -38,7 +38,7 @@ from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
-from quorate.observe.waiting import DataWaitLog, Knobs
+from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import ENVIRONMENT, Override
@@ -95,7 +95,6 @@ class Narrator:
         self.has_finished = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
-        self._data: Any = None
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
@@ -103,8 +102,6 @@ class Narrator:
         self.has_finished = self.has_finished or event.kind == "finished"
         self._recoveries.take_in(event)
         self._waiting.take_in(event)
-        if event.kind == "run":
-            self._data = event.fields.get("data")
         if event.kind != "failure":
             self._show.handle(event)
 
@@ -118,7 +115,7 @@ class Narrator:
         wait = self._waiting.wait
         if not wait.is_worth_telling:
             return {}
-        advice = Knobs.of(spec.loader_workers, spec.loader_prefetch, self._data).advice
+        advice = self._waiting.advice(spec, usable_cores())
         return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 

@@ -40,6 +40,9 @@ def running_store(folder: Path, program: str) -> Iterator[int]:
         "s3.config": folder / "s3.json",
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
+        # In its folder; by itself it leaves them, and its logs, among the temporary files of the machine.
+        "filer.localSocket": "filer.sock",
+        "s3.localSocket": "s3.sock",
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": 256,
         "volume.max": 50,
@@ -48,7 +51,14 @@ def running_store(folder: Path, program: str) -> Iterator[int]:
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [program, "server", "-filer", "-s3", *(f"-{name}={value}" for name, value in settings.items())],
+            [
+                program,
+                f"-logdir={folder}",
+                "server",
+                "-filer",
+                "-s3",
+                *(f"-{name}={value}" for name, value in settings.items()),
+            ],
             stdout=log,
             stderr=log,
             cwd=folder,
@@ -60,6 +70,8 @@ def running_store(folder: Path, program: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+        for name, (_, port) in ports.items():  # which it puts there whatever it is told
+            Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 def environment_of_client(port: int) -> dict[str, str]:

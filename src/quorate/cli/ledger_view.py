@@ -23,6 +23,7 @@ def ledger_document(ledger: Ledger) -> dict[str, Any]:
         "samples": ledger.samples,
         "steps_told_again": ledger.told_again,
         "not_compared": ledger.unplanned or None,
+        "validation_bad": list(ledger.evaluated_bad),
         "epochs": [
             {
                 **asdict(entry),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
 
 # Splitmix64: the steps from state to state, and how a state is mixed.
 _GOLDEN = numpy.uint64(0x9E3779B97F4A7C15)

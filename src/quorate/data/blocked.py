@@ -1,13 +1,13 @@
 """Training sets whose samples lie together in blocks, and are best read block after block."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
 from quorate.core.errors import TaskError
 from quorate.core.given import given
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
 
 
 @runtime_checkable
@@ -34,6 +34,15 @@ class Indexed(Protocol):
     @property
     def index_digest(self) -> str:
         """The digest of all that the index lists."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """It tells what waiting for its samples depends on."""
+
+    @property
+    def reading_facts(self) -> dict[str, Any]:
+        """Such as whether they come from a store; a run tells it when it begins."""
 
 
 def records_of(dataset: Blocked, length: int) -> Indices:

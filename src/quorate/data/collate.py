@@ -44,6 +44,9 @@ def _collate(samples: Sequence[Any]) -> Any:
         return type(first)(*(_collate(column) for column in zip(*samples, strict=True)))
     if isinstance(first, tuple | list):
         return [_collate(column) for column in zip(*samples, strict=True)]
+    if all(type(sample) is numpy.uint64 for sample in samples):
+        # Torch takes no such number by itself, and an array of them.
+        return torch.from_numpy(numpy.array(samples))
     return default_collate(list(samples))
 
 

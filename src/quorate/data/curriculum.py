@@ -9,7 +9,8 @@ import torch
 from quorate.core.errors import JobError, TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
-from quorate.data.ledger import Indices, Tally
+from quorate.data.indices import Indices
+from quorate.data.ledger import Tally
 from quorate.data.sample_order import SampleOrder
 from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut

@@ -1,97 +1,106 @@
 """The stream of batches that a worker reads, fetched ahead in loader processes or, with none, just in time."""
 
-import gc
-import os
-import signal
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
 
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.processes import die_with_parent
-from quorate.core.user_code import describe, user_traceback, with_hint
+from quorate.core.user_code import describe, with_hint
 from quorate.data.assembler import Assembler, Assembly
-from quorate.data.lookahead import Dealer, Expected, Lookahead
-from quorate.data.reading import Request
+from quorate.data.dealer import Dealer
+from quorate.data.loader import Loader
+from quorate.data.lookahead import Expected, Lookahead
+from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
-
-
-class _Plan(Sampler[Any]):
-    def __init__(self, plan: Iterator[Any]) -> None:
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._plan
+from quorate.data.shards.waits import hearing
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch, the samples that are in it, and the bad ones that were left out; without samples it has no content."""
+    """A batch, the samples that are in it, and the bad ones that were left out, of the first of which `why` tells what
+    is wrong; without samples it has no content."""
 
     content: Any
     samples: tuple[int, ...]
     bad: tuple[int, ...] = ()
+    why: tuple[str, ...] = ()
 
 
 class Feed:
-    """Batches in the order of a reading plan.
+    """Batches in the order of a reading plan, which so many `lanes` read.
 
     User code never runs in a thread: one that draws from a global generator would race with the lane that is computing.
-    Blocks of shards are read ahead by threads, which run nothing but Quorate's own code.
+    Blocks of shards are read ahead by threads, which run nothing but Quorate's own code. Whoever waits for data calls
+    `check` now and then; what that raises ends the waiting.
     """
 
     def __init__(
-        self, samples: Samples, requests: Iterator[Request], loader_workers: int, threads: int, prefetch: int = 2
+        self,
+        samples: Samples,
+        requests: Iterator[Request],
+        loader_workers: int,
+        threads: int,
+        prefetch: int = 2,
+        *,
+        lanes: int = 1,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._samples = samples
-        self._loader_workers = loader_workers
+        # Loaders are for the code of the task. Batches of columns need none of it, and are made faster by a thread than
+        # they come from another process.
+        self._loader_workers = 0 if all(map(samples.is_columns, samples.datasets)) else loader_workers
+        self._prefetch = prefetch
+        self._check = check
         self._dealer: Dealer | None = None
-        self._loaded: list[Iterator[bytes]] = []
+        self._loaders: list[Loader] = []
         self._looking: Iterator[tuple[Request, Expected | None]] | None = None
         self._planned: deque[tuple[Request, Assembly | None]] = deque()
         if samples.shards:
-            self._begin_ahead(requests, prefetch)
-        elif loader_workers:
-            self._loaded = [_loading(samples, requests, loader_workers, prefetch)]
+            self._begin_ahead(requests, lanes)
+        elif self._loader_workers:
+            self._loaders = [Loader(samples, requests, loader_workers, prefetch)]
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
-        self._threads = threads if loader_workers == 0 and threads > 1 else None
+        self._threads = threads if self._loader_workers == 0 and threads > 1 else None
 
-    def _begin_ahead(self, requests: Iterator[Request], prefetch: int) -> None:
+    def _begin_ahead(self, requests: Iterator[Request], lanes: int) -> None:
         shards = self._samples.shards
         if not self._loader_workers:
             self._samples.divide_memory(1)
-            self._looking = iter(Lookahead(requests, shards, behind=prefetch))
-            self._prefetch = prefetch
+            self._looking = iter(Lookahead(requests, shards, behind=self._prefetch))
             self._assembler = Assembler(self._samples)
             return
-        self._dealer = dealer = Dealer(requests, self._loader_workers)
+        # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
+        most = lanes if self._samples.is_columns(Source.TRAINING) else self._loader_workers
+        dealer = Dealer(requests, min(self._loader_workers, most), lanes, self._prefetch)
+        self._dealer = dealer
         self._samples.divide_memory(dealer.loaders)
         for loader in range(dealer.loaders):
             plan = iter(Lookahead(dealer.requests(loader), shards))
-            self._loaded.append(_loading(_Told(self._samples), plan, 1, prefetch))
+            self._loaders.append(Loader(_Told(self._samples), plan, 1, self._prefetch))
 
     def next(self, expected: Request) -> Batch:
         """The batch that answers `expected`, which must be the next request of the plan."""
-        answer = self._read(expected) if not self._loader_workers else self._take(expected)
+        answer = self._read(expected) if not self._loader_workers else self._take()
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         return batch_of(answer)
 
     def _read(self, request: Request) -> Fetched | FetchTrouble:
-        if self._looking is not None:
-            planned, assembly = self._next_planned(self._looking)
-            if planned != request:
-                raise AssertionError(f"The plan has {planned} where the loop expected {request}.")
-            if assembly is not None:
-                return self._assembler.take(assembly)
+        if self._looking is None:
+            return self._fetch(request)
+        planned, assembly = self._next_planned(self._looking)
+        if planned != request:
+            raise AssertionError(f"The plan has {planned} where the loop expected {request}.")
+        if assembly is not None:
+            return self._assembler.take(assembly, self._check)
+        with hearing(self._check):
+            return self._fetch(request)
+
+    def _fetch(self, request: Request) -> Fetched | FetchTrouble:
         if self._threads is None:
             return self._samples[request]
         torch.set_num_threads(1)
@@ -109,15 +118,10 @@ class Feed:
             self._planned.append((request, self._assembler.begin(request) if ahead else None))
         return self._planned.popleft()
 
-    def _take(self, request: Request) -> Fetched | FetchTrouble:
-        loaded = self._loaded[0 if self._dealer is None else self._dealer.loader_of(request)]
+    def _take(self) -> Fetched | FetchTrouble:
         try:
-            with _child_signals_kept():
-                signal.signal(signal.SIGCHLD, _tell_of_death)
-                _tell_of_death()
-                answer = next(loaded)
-            return ForkingPickler.loads(answer)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError, EOFError) as error:
+            return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(self._check)
+        except (RuntimeError, OSError, EOFError, MemoryError) as error:
             # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out. One
             # that dies after it has answered takes the memory of its answer along.
             raise JobError(
@@ -125,8 +129,9 @@ class Feed:
             ) from error
 
     def close(self) -> None:
-        """End the loader processes, and read nothing ahead any more."""
-        self._loaded = []
+        """End the loader processes, and read nothing ahead any more; what is still being read is not waited for."""
+        Loader.end(self._loaders)
+        self._loaders = []
         if self._looking is not None:
             self._assembler.close()
             self._samples.expect({})
@@ -145,62 +150,17 @@ class _Told:
         return self._samples[request]
 
 
-def _loading(samples: Samples | _Told, plan: Iterator[Any], loader_workers: int, prefetch: int) -> Iterator[bytes]:
-    loader: DataLoader[Any] = DataLoader(
-        samples,  # type: ignore[arg-type]
-        sampler=_Plan(plan),
-        batch_size=None,
-        collate_fn=_packed,  # type: ignore[arg-type]
-        num_workers=loader_workers,
-        prefetch_factor=prefetch,
-        multiprocessing_context="fork",
-        worker_init_fn=partial(_begin_loader, os.getpid()),
-    )
-    with _child_signals_kept():
-        return iter(loader)
-
-
 def batch_of(answer: Fetched | FetchTrouble) -> Batch:
     """The batch; what was in the way of it is raised here."""
     if isinstance(answer, Fetched):
-        indices = answer.request.indices
-        samples = indices if not answer.bad else tuple(index for index in indices if index not in answer.bad)
-        return Batch(answer.batch, samples, answer.bad)
+        samples = answer.request.indices
+        if answer.bad:
+            bad = set(answer.bad)
+            samples = tuple(index for index in samples if index not in bad)
+        return Batch(answer.batch, samples, answer.bad, answer.why)
     source = answer.request.source.value
     where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
     if answer.kind == "access" or (answer.kind == "sample" and not answer.traceback):
         where = f"the {source} set" if answer.index is None else where
         raise JobError(with_hint(f"{where} cannot be read: {answer.message}", answer.hint))
     raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
-
-
-@contextmanager
-def _child_signals_kept() -> Iterator[None]:
-    # A loader tells of its death by an exception out of a signal handler: welcome while waiting for a batch, but not in
-    # the middle of the user's loss or of an update.
-    before = signal.getsignal(signal.SIGCHLD)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def _tell_of_death(*_: object) -> None:
-    torch._C._error_if_any_worker_fails()
-
-
-def _packed(fetched: Fetched | FetchTrouble) -> bytes:
-    # Here rather than in the loader's queue, which drops what cannot be pickled: the worker would wait for ever.
-    try:
-        return bytes(ForkingPickler.dumps(fetched))
-    except Exception as error:
-        hint = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
-        trouble = FetchTrouble(fetched.request, None, describe(error), user_traceback(error), hint)
-        return bytes(ForkingPickler.dumps(trouble))
-
-
-def _begin_loader(worker: int, _: int) -> None:
-    # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
-    gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(worker)

@@ -1,6 +1,8 @@
-"""A digest of what a dataset holds, to find two workers that read different data."""
+"""Digests of what the datasets hold, to find two workers, or two parts of a run, that read different data."""
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,56 +11,90 @@ import torch
 import xxhash
 
 from quorate.core.child import ask_child
-from quorate.core.errors import JobError, TaskError
+from quorate.core.errors import JobError, QuorateError, RequestError, TaskError
+from quorate.data.blocked import Blocked, records_of
+from quorate.data.feed import batch_of
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
-_TROUBLE = "!"
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """What the datasets are.
+
+    `layout`: how many samples each has, how those of shards lie in blocks and in which windows they are shuffled; the
+    index of shards has a digest of every byte. `samples`: what the first and the last sample of each are. Where one
+    of them cannot be read it says which, and compares with nothing but the same.
+    """
+
+    layout: str
+    samples: str
 
 
-def fingerprint_in_child(samples: Samples) -> str:
+def fingerprint_in_child(samples: Samples) -> Fingerprint:
     """The fingerprint, taken in a process of its own.
 
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error.
     """
-    answer = ask_child(lambda: _told(samples))
-    if answer.text.startswith(_TROUBLE):
-        raise TaskError(answer.text.removeprefix(_TROUBLE))
+    answer = ask_child(lambda: json.dumps(_told(samples)))
     if not answer.text:
         raise JobError(f"The process that read the first and last samples of the datasets {answer.ending}.")
-    return answer.text
+    told = json.loads(answer.text)
+    if "refusal" in told:
+        raise TaskError(told["refusal"])
+    if "trouble" in told:
+        raise JobError(told["trouble"])
+    return Fingerprint(**told)
 
 
-def _told(samples: Samples) -> str:
+def _told(samples: Samples) -> dict[str, str]:
     torch.set_num_threads(1)
     try:
-        return fingerprint(samples)
-    except TaskError as error:
-        return f"{_TROUBLE}{error}"
+        return dataclasses.asdict(fingerprint(samples))
+    except QuorateError as error:
+        return {"refusal" if isinstance(error, RequestError) else "trouble": error.message}
 
 
-def fingerprint(samples: Samples) -> str:
+def fingerprint(samples: Samples) -> Fingerprint:
     """Lengths and the first and last sample of each dataset: cheap, and it catches another version of the data.
 
-    Of shards it is the digest of their index.
+    Of shards it is the digest of their index. Data that cannot be reached are no content: that is raised.
     """
-    digest = xxhash.xxh3_128()
+    layout, content = xxhash.xxh3_128(), xxhash.xxh3_128()
+    unread: list[str] = []
     for source, dataset in samples.datasets.items():
         length = len(dataset)
-        digest.update(f"{source.value}:{length}".encode())
-        if source in samples.shards:
-            digest.update(samples.shards[source].fingerprint.encode())
+        for digest in (layout, content):
+            digest.update(f"{source.value}:{length}".encode())
+        for part in _arrangement(samples, source, length):
+            layout.update(part)
         for index in _looked_at(samples, source, length):
-            once, again = (_content(samples[Request(source, 0, (index,))]) for _ in range(2))
-            if once != again:
+            answer = samples[Request(source, 0, (index,))]
+            if _content(answer) != _content(samples[Request(source, 0, (index,))]):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
                     "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
                     "change what the dataset holds."
                 )
-            digest.update(once)
-    return digest.hexdigest()
+            if isinstance(answer, FetchTrouble) or answer.bad:
+                unread.append(f"sample {index} of the {source.value} set")
+            content.update(_content(answer))
+    without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
+    return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}")
+
+
+def _arrangement(samples: Samples, source: Source, length: int) -> Iterator[bytes]:
+    """What decides, besides the job, which sample is read when; and, of shards, what all of them are."""
+    dataset = samples.datasets[source]
+    if source in samples.shards:
+        yield samples.shards[source].fingerprint.encode()
+    if source is Source.TRAINING and isinstance(dataset, Blocked):
+        # Blocks that are none are for whoever orders by them to refuse: a task may have an order of its own.
+        with contextlib.suppress(TaskError):
+            records = records_of(dataset, length)
+            yield f"window {dataset.window}".encode()
+            yield records.tobytes()
 
 
 def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]:
@@ -70,6 +106,8 @@ def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]
 
 
 def _content(answer: Fetched | FetchTrouble) -> bytes:
+    if isinstance(answer, FetchTrouble) and answer.kind == "access":
+        batch_of(answer)
     return b"".join(_parts(answer.batch if isinstance(answer, Fetched) else answer.message))
 
 

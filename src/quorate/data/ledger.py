@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy
 
+from quorate.data.indices import Indices
+
 _WORD = (1 << 64) - 1
 _WORDS = numpy.dtype(numpy.uint64)
 _SPREAD = numpy.uint64(0x9E3779B97F4A7C15)
@@ -14,8 +16,6 @@ _HALF = numpy.uint64(32)
 _DIGITS = 32
 # So many at once: the words of a large training set would take several times the memory of its order.
 _SLICE = 1 << 20
-
-Indices = numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 import numpy
 
 from quorate.core.errors import TaskError
-from quorate.data.ledger import Indices, Tally
+from quorate.data.indices import Indices
+from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 

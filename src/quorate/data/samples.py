@@ -4,53 +4,41 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset
-
-from quorate.core.errors import TaskError
-from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import building_code, describe, user_traceback
-from quorate.data.bad_sample import BadSample
+from quorate.core.user_code import describe, user_traceback
+from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.columns import Columns, columns_of
+from quorate.data.dataset_check import Dataset
 from quorate.data.reading import Request, Source
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
-_NEEDED = {"__len__": "len()", "__getitem__": "[]"}
-_BY_INDEX = (
-    " Samples are read by index, so that any number of workers reads each exactly once: give anything with len() and "
-    "[], such as a list or a torch Dataset. An IterableDataset becomes one with list(...); data that do not fit into "
-    "memory are read as quorate.Shards(PATH), from tar, Parquet, JSONL, text or HDF5 files that "
-    "`quorate data index PATH` has listed."
-)
 _MEND = (
     "Restore the file, or list what it holds now (`quorate data index PATH --force`) and train anew; "
     "`on_bad_sample: skip` leaves such samples out."
 )
 _DECODE = "Mend decode() or the record; `on_bad_sample: skip` leaves such samples out."
+_COLUMNS = (
+    "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are read one "
+    "by one."
+)
 _ALIKE = "Make all samples alike in the dataset, or write collate(self, samples), which may pad or convert them."
-
-
-class Dataset(Protocol):
-    """Anything with `len()` and `[]`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A collated batch and the request that it answers; None for a batch if all of its samples are bad."""
+    """A collated batch and the request that it answers; None for a batch if all of its samples are bad. `why` says what
+    is wrong with the first of these."""
 
     request: Request
     batch: Any
     bad: tuple[int, ...] = ()
+    why: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,13 +103,23 @@ class Samples:
         """So many processes read from now on: blocks may take no more memory in all of them than in one."""
         # An evaluation reads in order, and so needs few blocks at a time.
         parts = {source: 1 if source is Source.VALIDATION else 3 for source in self.shards}
-        for source, dataset in self.shards.items():
-            dataset.limit = LIMIT * parts[source] // (sum(parts.values()) * processes)
+        for sources in self._sources_by_set:
+            own = sum(parts[source] for source in sources)
+            self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
     def expect(self, blocks: Mapping[Source, Sequence[int]]) -> None:
         """Tell the sets in shards which of their blocks are read next."""
+        for sources in self._sources_by_set:
+            wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
+            self.shards[sources[0]].expect(list(wanted))
+
+    @cached_property
+    def _sources_by_set(self) -> list[list[Source]]:
+        """One set may be both: what is expected of it, and the memory that it may take, is then for both together."""
+        found: dict[int, list[Source]] = {}
         for source, dataset in self.shards.items():
-            dataset.expect(blocks.get(source, ()))
+            found.setdefault(id(dataset), []).append(source)
+        return list(found.values())
 
     def _settle(self, source: Source, drew: bool) -> None:
         # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
@@ -140,7 +138,7 @@ class Samples:
         return {source: columns for source, columns in found.items() if columns is not None}
 
     def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchTrouble:
-        bad: list[int] = []
+        left_out = LeftOut()
         try:
             with contextlib.suppress(BadSample):
                 return Fetched(request, columns.batch(request.indices))
@@ -151,17 +149,22 @@ class Samples:
                 except BadSample as error:
                     if not self.skips:
                         return FetchTrouble(request, index, error.message, "", _MEND, "sample")
-                    bad.append(index)
-            good = [index for index in request.indices if index not in bad]
-            return Fetched(request, columns.batch(good) if good else None, tuple(bad))
+                    left_out.add(index, error)
+            good = left_out.others(request.indices)
+            return Fetched(request, columns.batch(good) if good else None, left_out.indices, left_out.why)
         except UnlikeSamples as error:
-            return FetchTrouble(request, None, self._named(error, request, bad), "", _ALIKE)
+            return FetchTrouble(request, None, self._named(error, request, left_out), "", _ALIKE)
         except Unreachable as error:
             return FetchTrouble(request, None, error.message, "", kind="access")
+        except MemoryError:  # of the machine, not of the data
+            raise
+        except Exception as error:
+            hint = _COLUMNS if isinstance(columns, Shards) else ""
+            return FetchTrouble(request, None, describe(error), "", hint, "access")
 
     def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
         index: int | None = None
-        bad: list[int] = []
+        left_out = LeftOut()
         try:
             dataset = self.datasets[request.source]
             fetched = []
@@ -174,43 +177,21 @@ class Samples:
                     if not self.skips:
                         hint = _DECODE if error.traceback else _MEND
                         return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
-                    bad.append(index)
+                    left_out.add(index, error)
             index = None
             batch = self.collate(fetched) if fetched else None
-            return Fetched(request, fresh_copy(batch) if self.copies else batch, tuple(bad))
+            return Fetched(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchTrouble(request, None, self._named(error, request, bad), "", _ALIKE)
+            return FetchTrouble(request, None, self._named(error, request, left_out), "", _ALIKE)
         except Unreachable as error:
             return FetchTrouble(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
 
-    def _named(self, error: UnlikeSamples, request: Request, bad: Sequence[int]) -> str:
+    def _named(self, error: UnlikeSamples, request: Request, left_out: LeftOut) -> str:
         if self.copies:  # a collate() of one's own may have passed others on than it was given
             return str(error)
-        collated = [index for index in request.indices if index not in bad]
+        collated = left_out.others(request.indices)
         indices = [str(collated[position]) for position in error.positions]
         which = f"sample {indices[0]}" if len(indices) == 1 else f"samples {' and '.join(indices)}"
         return f"{which} of the {request.source.value} set {error.how}"
-
-
-def check_dataset(dataset: Any, which: str) -> Dataset:
-    """Refuse what cannot be read by index, with the remedy."""
-    if isinstance(dataset, DataLoader):
-        raise TaskError(
-            f"datasets() gave a DataLoader as the {which} set; give the dataset that is inside it. "
-            "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
-        )
-    lacks = next((lack for name, lack in _NEEDED.items() if not hasattr(dataset, name)), None)
-    if isinstance(dataset, IterableDataset):
-        lacks = "[]"
-    if lacks is not None or isinstance(dataset, type):
-        raise TaskError(
-            f"datasets() gave {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
-            f"{likely_slip(dataset) or _BY_INDEX}"
-        )
-    with building_code(f"len() of the {which} set"):
-        length = len(dataset)
-    if length == 0:
-        raise TaskError(f"The {which} set that datasets() gave is empty: its len() is 0.")
-    return dataset  # type: ignore[no-any-return]

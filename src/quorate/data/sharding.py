@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
 from quorate.data.stream_curriculum import LanePosition, StreamCurriculum
 
 Counts = numpy.ndarray[tuple[int], numpy.dtype[numpy.intp]]

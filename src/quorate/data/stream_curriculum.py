@@ -9,11 +9,12 @@ import numpy
 
 from quorate.core.seeds import derive_seed
 from quorate.data.block_order import BlockOrder, shuffle
-from quorate.data.blocked import Blocked, Indexed, records_of
-from quorate.data.ledger import Indices
+from quorate.data.blocked import Blocked, Described, Indexed, records_of
+from quorate.data.indices import Indices
 from quorate.data.sample_order import SampleOrder
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
+from quorate.storage.objects import has_secret, shown
 
 _NO_SAMPLES: Indices = numpy.zeros(0, dtype=numpy.int64)
 # A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
@@ -44,7 +45,7 @@ class StreamCurriculum(SampleOrder):
     What `last_batch: drop` leaves out is the end of the line.
     """
 
-    def __init__(self, spec: JobSpec, records: Indices, window: int, index: Mapping[str, str] | None = None) -> None:
+    def __init__(self, spec: JobSpec, records: Indices, window: int, index: Mapping[str, Any] | None = None) -> None:
         self.spec = spec
         self.window = window
         self.records = records
@@ -57,7 +58,11 @@ class StreamCurriculum(SampleOrder):
     @classmethod
     def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "StreamCurriculum":
         """The order of a dataset that has so many samples."""
-        index = {"index": dataset.index_path, "digest": dataset.index_digest} if isinstance(dataset, Indexed) else None
+        index: dict[str, Any] = {"reading": dataset.reading_facts} if isinstance(dataset, Described) else {}
+        if isinstance(dataset, Indexed):
+            # It is told in the events of the run, which others may read.
+            path = shown(dataset.index_path) if has_secret(dataset.index_path) else dataset.index_path
+            index |= {"index": path, "digest": dataset.index_digest}
         return cls(spec, records_of(dataset, length), dataset.window, index)
 
     def describe(self) -> dict[str, Any]:

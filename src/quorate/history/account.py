@@ -58,13 +58,14 @@ class Course:
 @dataclass
 class Account:
     """All of it, by step. `other` are steps that were told twice with other samples, `without` counts the tellings that
-    say nothing about samples."""
+    say nothing about samples. `evaluated_bad` are samples of the validation set that evaluations left out as bad."""
 
     courses: list[Course] = field(default_factory=list)
     steps: dict[int, StepEntry] = field(default_factory=dict)
     other: set[int] = field(default_factory=set)
     told_again: int = 0
     without: int = 0
+    evaluated_bad: set[int] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> "Account":
@@ -75,6 +76,8 @@ class Account:
                 account._begin(event.fields)
             elif event.kind == "step" and type(event.step) is int:
                 account._take(event.step, event.fields)
+            elif event.kind == "evaluation":
+                account._take_evaluation(event.fields)
         return account
 
     def _begin(self, fields: dict[str, Any]) -> None:
@@ -94,6 +97,11 @@ class Account:
             self.told_again += 1
             if before != entry:
                 self.other.add(step)
+
+    def _take_evaluation(self, fields: dict[str, Any]) -> None:
+        bad = fields.get("bad")
+        if isinstance(bad, list):
+            self.evaluated_bad.update(index for index in bad if type(index) is int)
 
 
 def _events(path: Path) -> Iterator[Event]:

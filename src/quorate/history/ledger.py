@@ -8,6 +8,7 @@ from importlib.metadata import version
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.sample_names import name_samples
 from quorate.data.ledger import Tally, total
+from quorate.data.sample_order import SampleOrder
 from quorate.history.account import Account, Course
 from quorate.history.streaming import Streaming
 from quorate.spec.job import JobSpec
@@ -16,8 +17,21 @@ from quorate.storage.run_folder import RunFolder
 
 _NAMED = 3
 
-Plan = Callable[[int], Tally]
-"""What the order of a job has a step use."""
+
+@dataclass(frozen=True)
+class Plan:
+    """What the order of a job has a step use, and an epoch leave out (last_batch: drop)."""
+
+    used: Callable[[int], Tally]
+    dropped: Callable[[int], Tally]
+
+    @classmethod
+    def of(cls, order: SampleOrder) -> "Plan":
+        """By the order itself."""
+        return cls(
+            lambda step: Tally.of(order.epoch_of(step), order.batch(step)),
+            lambda epoch: Tally.of(epoch, order.dropped(epoch)),
+        )
 
 
 class EpochStatus(StrEnum):
@@ -54,13 +68,15 @@ class EpochEntry:
 @dataclass(frozen=True)
 class Ledger:
     """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
-    with the order of the job one by one; each is usually empty."""
+    with the order of the job one by one; each is usually empty. `evaluated_bad` are samples of the validation set that
+    could not be read: they are listed, and count for nothing here."""
 
     epochs: tuple[EpochEntry, ...] = ()
     samples: int = 0
     told_again: int = 0
     trouble: str = ""
     unplanned: str = ""
+    evaluated_bad: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -104,6 +120,8 @@ class Ledger:
             yield self._skipped()
         if bad := [sample for entry in self.epochs for sample in entry.bad]:
             yield f"Left out, since the data do not give them: {name_samples(sorted(set(bad)))}"
+        if self.evaluated_bad:
+            yield f"Left out of evaluations: {name_samples(self.evaluated_bad)} of the validation set"
         if all(entry.is_own for entry in self.epochs):
             return
         if self.unplanned:
@@ -169,7 +187,8 @@ def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -
         return Ledger(samples=begin.samples, unplanned=unplanned)
     epochs = range((first - 1) // begin.steps_per_epoch, (last - 1) // begin.steps_per_epoch + 1)
     entries = tuple(_Epoch(account, begin, epoch, first, last).judged(plan) for epoch in epochs)
-    return Ledger(entries, begin.samples, account.told_again, unplanned=unplanned)
+    evaluated_bad = tuple(sorted(account.evaluated_bad))
+    return Ledger(entries, begin.samples, account.told_again, unplanned=unplanned, evaluated_bad=evaluated_bad)
 
 
 class _Epoch:
@@ -221,11 +240,11 @@ class _Epoch:
         for step, entry in self._told.items():
             if step in self._other:
                 return f"step {step:,} was told twice, with other samples the second time"
-            if plan is not None and entry.tally + Tally.of(self._epoch, entry.bad) != plan(step):
+            if plan is not None and entry.tally + Tally.of(self._epoch, entry.bad) != plan.used(step):
                 return f"step {step:,} did not use the samples that the order of the job gives it"
-        return "" if self._begins_late or self._ends_early else self._sum_problem()
+        return "" if self._begins_late or self._ends_early else self._sum_problem(plan)
 
-    def _sum_problem(self) -> str:
+    def _sum_problem(self, plan: Plan | None) -> str:
         planned = next((entry.planned for entry in self._told.values() if entry.planned is not None), None)
         if self._is_own and planned is None:
             return "its last step did not tell the order of the epoch"
@@ -234,8 +253,11 @@ class _Epoch:
             left_out = f" and dropped {dropped:,}" if dropped else ""
             left_out += f" and left out {len(self._bad):,} bad ones" if self._bad else ""
             return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
-        unused = Tally.of(self._epoch, self._dropped) + Tally.of(self._epoch, self._bad)
-        found = total(entry.tally for entry in self._told.values()) + unused
+        dropped_tally = Tally.of(self._epoch, self._dropped)
+        # Each step has used what the plan gives it, and so has the epoch: to add all samples up takes long.
+        if plan is not None and dropped_tally == plan.dropped(self._epoch):
+            return ""
+        found = total(entry.tally for entry in self._told.values()) + dropped_tally + Tally.of(self._epoch, self._bad)
         if self._is_own:
             return "" if found == planned else "its steps did not use the samples that the task's order() gives"
         if found == Tally.of_all(self._epoch, self._set):
@@ -267,16 +289,14 @@ def _planned(spec: JobSpec, samples: int) -> Plan:
     # Only here: torch takes seconds to import.
     from quorate.data.curriculum import Curriculum
 
-    curriculum = Curriculum(spec, samples, lambda _epoch, _generator: None)
-    return lambda step: Tally.of(curriculum.epoch_of(step), curriculum.batch(step))
+    return Plan.of(Curriculum(spec, samples, lambda _epoch, _generator: None))
 
 
 def _planned_in_blocks(spec: JobSpec, streaming: Streaming) -> tuple[Plan | None, str]:
     try:
-        curriculum = streaming.curriculum(spec, streaming.load_index())
+        return Plan.of(streaming.curriculum(spec, streaming.load_index())), ""
     except QuorateError as error:
         return None, error.message.rstrip(".")
-    return lambda step: Tally.of(curriculum.epoch_of(step), curriculum.batch(step)), ""
 
 
 def _steps(steps: list[int]) -> str:

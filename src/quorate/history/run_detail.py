@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from quorate.core.cores import usable_cores
 from quorate.core.errors import QuorateError
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_record import CheckpointRecord, read_checkpoints
@@ -12,7 +13,7 @@ from quorate.history.curve import is_loss
 from quorate.history.pace import tells_pace
 from quorate.history.run_record import RunRecord
 from quorate.history.timeline import Timeline
-from quorate.observe.waiting import Knobs
+from quorate.observe.data_knobs import Knobs
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
@@ -75,10 +76,8 @@ class RunDetail:
         if self.job is None or not self.timeline.waiting.is_worth_telling:
             return None
         begun = self.timeline.of_kind("run")
-        spec = self.job.spec
-        return Knobs.of(
-            spec.loader_workers, spec.loader_prefetch, begun[-1].fields.get("data") if begun else None
-        ).advice
+        data = begun[-1].fields.get("data") if begun else None
+        return Knobs.of(self.job.spec, data, self.record.workers, usable_cores()).advice
 
 
 def _is_shown(field: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from quorate.core.errors import QuorateError, RunError
 from quorate.data.sharding import Sharding, shard_out
 from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import load_index
 from quorate.data.stream_curriculum import StreamCurriculum
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
@@ -41,7 +42,7 @@ class Streaming:
         if not self.index:
             raise RunError("the blocks of its training set are listed in no index file")
         try:
-            index = ShardIndex.load(self.index)
+            index = load_index(self.index)
         except QuorateError as error:
             raise RunError(f"the index of its shards cannot be read: {error.message.rstrip('.')}") from None
         if index.digest != self.digest:
@@ -73,10 +74,7 @@ def read_data_progress(run: RunFolder) -> DataProgress:
         raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")
     streaming = Streaming.told(begun[-1].fields)
     if streaming is None:
-        raise RunError(
-            f"run {run.name} does not read its training set in shards: each sample is read by its number, in an order "
-            "that is shuffled as a whole. --data is for training sets in shards (quorate.Shards)."
-        )
+        raise RunError(f"run {run.name} {_why_no_shards(run)} --data is for training sets in shards (quorate.Shards).")
     try:
         index = streaming.load_index()
     except RunError as error:
@@ -86,6 +84,19 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     hosts = _hosts(timeline.of_kind("generation"))
     sharding = shard_out(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)
+
+
+def _why_no_shards(run: RunFolder) -> str:
+    steps = Timeline.read(run.events_file, {"own_order"}.__contains__).steps
+    if any(fields.get("own_order") for fields in steps.values()):
+        return (
+            "reads its training set in the order that the task's order() gives, sample by sample and not block by "
+            "block, so that no lane has shards of its own; without order() it would."
+        )
+    return (
+        "does not read its training set in shards: each sample is read by its number, in an order that is shuffled as "
+        "a whole."
+    )
 
 
 def _hosts(generations: tuple[Event, ...]) -> dict[int, int]:

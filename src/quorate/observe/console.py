@@ -83,7 +83,8 @@ class QuietConsole:
 
     def handle(self, event: Event) -> None:
         """Show an event, if it is one of those."""
-        notice = notice_of(event, self._progress) if event.kind in LOUD else None
+        is_loud = event.kind in LOUD or "warnings" in event.fields
+        notice = notice_of(event, self._progress) if is_loud else None
         self._progress.take_in(event)
         if notice is not None:
             say(self._screen, notice)

@@ -1,4 +1,4 @@
-"""What is said of an event that is not a step: one line, for a terminal, a file or a notebook."""
+"""What is said of an event: usually one line, for a terminal, a file or a notebook. A step has one only if it warns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WORTH_TELLING = 0.05
 
 @dataclass(frozen=True)
 class Notice:
-    """A line and its colour, which says nothing that the words do not."""
+    """A line or a few and their colour, which says nothing that the words do not."""
 
     text: str
     style: str
@@ -60,10 +60,18 @@ def _lost(event: Event, _: Progress) -> Notice:
     return Notice(brief(event.fields.get("message", "a worker is lost")), "yellow")
 
 
+def _step(event: Event, _: Progress) -> Notice | None:
+    warnings = event.fields.get("warnings")
+    return Notice("\n".join(warnings), "yellow") if warnings else None
+
+
 def _evaluation(event: Event, _: Progress) -> Notice:
     metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
     best = f"{GAP}best so far" if event.fields.get("best") else ""
-    return Notice(f"evaluation{_at(event)}: {metrics}{best}", "cyan")
+    bad = len(event.fields.get("bad") or ())
+    left_out = f"{GAP}{plural(bad, 'bad sample')} left out" if bad else ""
+    warnings = "".join(f"\n{warning}" for warning in event.fields.get("warnings") or ())
+    return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
 
 
 def _checkpoint(event: Event, _: Progress) -> Notice:
@@ -158,6 +166,7 @@ _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "run": _run,
     "generation": _generation,
     "lost": _lost,
+    "step": _step,
     "resize": _resize,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,

@@ -48,9 +48,19 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))
+    if bad := result.get("bad_samples"):
+        rows.append(("bad samples", _bad(bad, result.get("run", "RUN"))))
     if result.get("recoveries"):
         rows.append(("recovered", recovered(result["recoveries"])))
     return rows
+
+
+def _bad(bad: dict[str, Any], run: str) -> str:
+    """How many were left out, and where they are listed."""
+    counts = {source: number for source in ("training", "validation") if (number := bad.get(source))}
+    of_both = " and ".join(f"{number:,} of the {source} set" for source, number in counts.items())
+    left_out = f"{counts['training']:,}" if list(counts) == ["training"] else of_both
+    return f"{left_out} left out; quorate show {run} --ledger lists them"
 
 
 def _copies(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,9 +1,11 @@
-"""How much of its steps a run spends waiting for data, and which knob to turn."""
+"""How much of its steps a run spends waiting for data."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
+from quorate.observe.data_knobs import Knobs
 from quorate.observe.event import Event
+from quorate.spec.job import JobSpec
 
 PHASES = ("data", "compute", "exchange", "apply")
 WORTH_TELLING = 0.05
@@ -14,7 +16,7 @@ SHORTEST = 1.0
 
 @dataclass(frozen=True)
 class DataWait:
-    """Seconds that steps took in all their phases, and how many of them were waiting for data."""
+    """Seconds that steps took in all their phases, and how many of them the worker that waits most waited for data."""
 
     waited_s: float
     step_s: float
@@ -40,49 +42,33 @@ class DataWaitLog:
     def __init__(self) -> None:
         self._waited = self._taken = 0.0
         self._is_first = True
+        self._data: Any = None
+        self._workers: int | None = None
 
     @property
     def wait(self) -> DataWait:
         """So far."""
         return DataWait(round(self._waited, 6), round(self._taken, 6))
 
+    def advice(self, spec: JobSpec, cores: int) -> str:
+        """What may shorten it, on a machine with so many cores."""
+        return Knobs.of(spec, self._data, self._workers, cores).advice
+
     def take_in(self, event: Event) -> None:
         """Learn from an event."""
         if event.kind in ("generation", "run"):
             self._is_first = True
+            members = event.fields.get("members")
+            self._workers = len(members) if isinstance(members, list) else self._workers
+            self._data = event.fields.get("data", self._data)
         elif event.kind == "step":
             seconds = [_seconds(event.fields.get(f"{phase}_s")) for phase in PHASES]
+            # A worker that waits for its data has the others wait for it.
+            longest = max(seconds[0], _seconds(event.fields.get("longest_data_s")))
             if not self._is_first:
-                self._waited += seconds[0]
+                self._waited += min(longest, sum(seconds))
                 self._taken += sum(seconds)
             self._is_first = False
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """What a job is set to where waiting for data depends on it; `window` is that of shards, None for other data."""
-
-    loader_workers: int
-    loader_prefetch: int
-    window: int | None = None
-
-    @classmethod
-    def of(cls, loader_workers: int, loader_prefetch: int, data: Any) -> Self:
-        """`data` is what a run tells about its training set when it begins, if that is in shards."""
-        window = data.get("window") if isinstance(data, dict) else None
-        return cls(loader_workers, loader_prefetch, window if type(window) is int else None)
-
-    @property
-    def advice(self) -> str:
-        """What to try, with the present values."""
-        tries = [f"more loader_workers (now {self.loader_workers})"]
-        if self.loader_workers:
-            tries.append(f"a larger loader_prefetch (now {self.loader_prefetch})")
-        if self.window is not None:
-            tries.append("cache= of quorate.Shards")
-            tries.append(f"a smaller window= of it (now {self.window:,})")
-        *before, last = tries
-        return f"{', '.join(before)} or {last} may help" if before else f"{last} may help"
 
 
 def waiting_in_words(share: float, advice: str) -> str:

@@ -26,7 +26,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}}
 }
 _TRIES = 2
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
+# In a text: what follows the protocol of a URL; what stands before an @ like a name and a password; a query.
+_ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]+")
+_LOGIN = re.compile(r"[^\s\"'<>/@:=(]+:[^\s\"'<>]*@")
+_QUERY = re.compile(r"\?[^\s\"'<>=]+=[^\s\"'<>]*")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:@]*)(:\d*)?")
+_BEYOND = ("InvalidRange", "416")
 _UNREACHABLE = ("Connect", "Connection", "ClientOSError", "ServerDisconnected", "HTTPClientError", "gaierror")
 
 
@@ -58,13 +63,45 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def shown(url: str) -> str:
-    """A URL without what might be a secret in it."""
-    return _SECRET.sub("…@", url)
+def shown(text: str) -> str:
+    """A URL, or a text with URLs, without what might be a secret in it."""
+    return _ADDRESS.sub(lambda found: _harmless(found[0]), text)
+
+
+def _harmless(address: str) -> str:
+    address, query, _ = address.partition("?")
+    host, slash, path = address.partition("/")
+    before, at, _ = host.rpartition("@")
+    if not at and _HOST.fullmatch(host) is None:
+        before, at, _ = address.rpartition("@")  # some secrets have a slash in them
+        if not at:
+            return "…"
+    kept = f"…{address[len(before) :]}" if at else f"{host}{slash}{path}"
+    return f"{kept}?…" if query else kept
+
+
+def has_secret(place: str) -> bool:
+    """Whether a place is a URL with a password or a query in it; a user alone is none."""
+    if not is_url(place):
+        return False
+    address = place.partition("://")[2]
+    user, _, host = address.partition("/")[0].rpartition("@")
+    return "?" in address or ":" in user or _HOST.fullmatch(host) is None
+
+
+def refuse_secret(url: str) -> None:
+    """Refuse a URL with a secret in it: it is written into indexes, run folders and logs."""
+    if has_secret(url):
+        raise RequestError(
+            f"{url.partition('://')[0]}://…: this address has a password or a query in it, and it would be written "
+            "down where others may read it. Leave that out: credentials come from where the store's own library looks "
+            "for them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or its settings file."
+        )
 
 
 def refuse_unknown_store(url: str) -> None:
     """Refuse a kind of store that cannot be spoken to here, before anything is trained. Imports nothing."""
+    refuse_secret(url)
     protocol = url.partition("://")[0]
     package = _PACKAGES.get(protocol)
     if package is not None and importlib.util.find_spec(package) is None:
@@ -79,16 +116,24 @@ def refuse_unknown_store(url: str) -> None:
 class ObjectStore:
     """Puts, reads, lists and removes objects by their keys under a URL. An object appears whole or not at all.
 
-    Every failure is a `StoreError`. One thread at a time; once it has answered, several may read at once.
+    Every failure is a `StoreError`. One thread at a time; once it has answered, several may read at once. A URL with a
+    secret in it is refused.
     """
 
     def __init__(self, url: str) -> None:
+        refuse_secret(url)
         self.url = url.rstrip("/")
         self._protocol, _, self._root = self.url.partition("://")
         self._opened: Any = None
 
     def __str__(self) -> str:
         return shown(self.url)
+
+    @property
+    def serves_threads(self) -> bool:
+        """Whether several threads may use it at once: each call is then handed to one event loop, which is safe."""
+        with self._explaining():
+            return bool(getattr(self._filesystem, "async_impl", False))
 
     def put_file(self, key: str, file: Path) -> None:
         """Store a file's content. An OSError is trouble with the file itself."""
@@ -105,7 +150,13 @@ class ObjectStore:
         """The content of a small object, or a range of any: fewer bytes than asked for where the object ends."""
         end = None if length is None else start + length
         with self._explaining(key):
-            content: bytes = self._do("cat_file", self._path(key), start=start or None, end=end, bytes=length or 0)
+            try:
+                content: bytes = self._do("cat_file", self._path(key), start=start or None, end=end, bytes=length or 0)
+            except Exception as error:
+                # Where the object ends before the range begins, a store says so in its own words.
+                if not (start or end) or not _is_beyond(error):
+                    raise
+                return b""
             return content
 
     def size(self, key: str) -> int:
@@ -144,7 +195,8 @@ class ObjectStore:
 
     @property
     def _filesystem(self) -> Any:
-        if self._opened is None:
+        opened = self._opened  # which another thread may give up meanwhile
+        if opened is None:
             # Here, because only a job with such a place should wait for it.
             import fsspec
 
@@ -154,10 +206,11 @@ class ObjectStore:
                 raise StoreError(_without_package(self.url, self._protocol, str(error)), lasts=True) from None
             options = _OPTIONS.get(self._protocol.removesuffix("a"), {})
             # Not one that was opened earlier: it would go on with credentials that were changed since.
-            self._opened = kind(skip_instance_cache=True, use_listings_cache=False, **options)
-            if hasattr(self._opened, "retries"):
-                self._opened.retries = _TRIES
-        return self._opened
+            opened = kind(skip_instance_cache=True, use_listings_cache=False, **options)
+            if hasattr(opened, "retries"):
+                opened.retries = _TRIES
+            self._opened = opened
+        return opened
 
     def _do(self, method: str, *arguments: Any, bytes: int = 0, **options: Any) -> Any:
         filesystem = self._filesystem
@@ -195,7 +248,7 @@ class ObjectStore:
         elif isinstance(error, ConnectionError) or any(word in name for word in _UNREACHABLE):
             why = f"the store cannot be reached ({name}). Check that it is up{self._where_endpoint_is}."
         else:
-            text = shown(" ".join(str(error).split()))[:200]
+            text = _masked(" ".join(str(error).split()))[:200]
             why = f"the store cannot do it: {(text or name).rstrip('.')}."
         return StoreError(f"{self}: {why}")
 
@@ -228,6 +281,15 @@ def _stored(entry: dict[str, Any]) -> Stored:
     if isinstance(modified, datetime):
         modified = modified.timestamp()
     return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
+
+
+def _is_beyond(error: BaseException) -> bool:
+    return _code(error) in _BEYOND or getattr(error, "status", None) == 416
+
+
+def _masked(text: str) -> str:
+    """What a library says, without what might be a secret: it may repeat parts of a URL in its own way."""
+    return _QUERY.sub("?…", _LOGIN.sub("…@", shown(text)))
 
 
 def _code(error: BaseException) -> str:

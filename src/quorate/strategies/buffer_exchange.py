@@ -1,11 +1,12 @@
 """Agreeing on the buffers that a step changed.
 
 A buffer that is bitwise equal in all lanes is taken as it is: averaging a constant over eight lanes would change almost
-half of its elements. Otherwise its rule decides, and without a rule the job is refused.
+half of its elements. Otherwise its rule decides, and without a rule the job is refused. A lane without samples has no
+say: where "lane 0" decides and has none, the first lane that has some does.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -31,9 +32,9 @@ class BufferExchange:
 
     def agree(self, step: int, results: Sequence[LaneResult], notes: Sequence[LaneNote]) -> dict[str, torch.Tensor]:
         """The values to commit, the same on every worker."""
-        if not any(note.buffers for note in notes):
-            return {}
         filled = [note for note in notes if note.samples]
+        if not any(note.buffers for note in filled):
+            return {}
         adopted, averaged, differing = [], [], False
         for name in sorted({name for note in filled for name in note.buffers}):
             if len({note.buffers.get(name) for note in filled}) == 1:
@@ -45,24 +46,25 @@ class BufferExchange:
                 differing = True
             else:
                 raise _refused(name, step)
-        values = self._adopt(step, results, adopted, self._must_send(filled, differing))
+        first = filled[0].lane
+        holders = {first} if differing else {note.lane for note in filled}
+        values = self._adopt(step, results, adopted, first, holders)
         values.update(self._average(step, results, averaged, sum(note.samples for note in notes)))
         return values
 
-    def _must_send(self, filled: Sequence[LaneNote], differing: bool) -> bool:
-        """Whether some worker has no lane to take an adopted value from."""
-        holders = {note.lane for note in filled}
-        return differing or any(holders.isdisjoint(member.lanes) for member in self._generation.members)
-
     def _adopt(
-        self, step: int, results: Sequence[LaneResult], names: Sequence[str], send: bool
+        self, step: int, results: Sequence[LaneResult], names: Sequence[str], first: int, holders: Set[int]
     ) -> dict[str, torch.Tensor]:
-        first = results[0]
-        own = {name: first.buffers.get(name, self._buffers.get(name)) for name in names}
-        if not names or not send or len(self._generation.members) == 1:
-            return own
-        payloads = self._reduction.gather(step, ADOPTED_INDEX, _pack(own) if first.lane == 0 else b"")
-        return own if first.lane == 0 else _unpack(payloads[0])
+        """What all holders have, to the bit. Whoever hosts none of them is sent it by the host of the first."""
+        if not names:
+            return {}
+        own = next((result for result in results if result.lane in holders), None)
+        values = {} if own is None else {name: own.buffers.get(name, self._buffers.get(name)) for name in names}
+        if not any(holders.isdisjoint(member.lanes) for member in self._generation.members):
+            return values
+        is_sender = any(result.lane == first for result in results)
+        payloads = self._reduction.gather(step, ADOPTED_INDEX, _pack(values) if is_sender else b"")
+        return values if is_sender else next(_unpack(payload) for payload in payloads if payload)
 
     def _average(
         self, step: int, results: Sequence[LaneResult], names: Sequence[str], batch_samples: int

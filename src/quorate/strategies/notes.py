@@ -13,7 +13,8 @@ from quorate.training.tensors import named_bytes
 @dataclass(frozen=True)
 class LaneNote:
     """A lane's result without its tensors: of changed buffers only the digests travel. `suspects` are the samples of a
-    lane whose loss is not finite, `bad` those that could not be read."""
+    lane whose loss is not finite, `bad` those that could not be read, `why` what is wrong with the first of these, and
+    `data_s` the seconds that its worker has waited for its samples."""
 
     lane: int
     samples: int
@@ -24,6 +25,8 @@ class LaneNote:
     tally: Tally
     suspects: tuple[int, ...] = ()
     bad: tuple[int, ...] = ()
+    why: tuple[tuple[int, str], ...] = ()
+    data_s: float = 0.0
 
 
 def note_of(result: LaneResult) -> LaneNote:
@@ -40,6 +43,8 @@ def note_of(result: LaneResult) -> LaneNote:
         result.tally,
         suspects,
         result.bad,
+        result.why,
+        result.data_s,
     )
 
 
@@ -56,6 +61,8 @@ def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
             str(note.tally),
             note.suspects,
             note.bad,
+            note.why,
+            note.data_s,
         ]
         for note in notes
     ]
@@ -76,7 +83,9 @@ def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
             Tally.from_hex(tally),
             tuple(suspects),
             tuple(bad),
+            tuple((index, text) for index, text in why),
+            data_s,
         )
-        for lane, samples, present, losses, log, buffers, tally, suspects, bad in told["lanes"]
+        for lane, samples, present, losses, log, buffers, tally, suspects, bad, why, data_s in told["lanes"]
     ]
     return notes, told["stop"]

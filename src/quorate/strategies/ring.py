@@ -91,6 +91,8 @@ class RingStrategy:
             buffers=self._buffer_exchange.agree(step, results, notes),
             stop=strongest_wish([wish for _, wish in everyone]),
             bad=_bad(notes),
+            why=_why(notes),
+            data_s=max(sum(note.data_s for note in told) for told, _ in everyone),
         )
 
     def _void(
@@ -118,6 +120,7 @@ class RingStrategy:
             stop=stop,
             skipped=Skipped(tuple(note.lane for note in poisoned), samples),
             bad=_bad(notes),
+            why=_why(notes),
         )
 
     def _state_is_finite(self) -> bool:
@@ -149,6 +152,10 @@ class RingStrategy:
 
 def _bad(notes: Sequence[LaneNote]) -> tuple[int, ...]:
     return tuple(sample for note in notes for sample in note.bad)
+
+
+def _why(notes: Sequence[LaneNote]) -> tuple[tuple[int, str], ...]:
+    return tuple(told for note in notes for told in note.why)
 
 
 def _not_finite_at(step: int, note: LaneNote) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from time import perf_counter
 
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
 
 DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
 EVALUATION, CHECKPOINT = "evaluation", "checkpoint"

@@ -1,20 +1,32 @@
 """Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
+from quorate.core.errors import JobError
 from quorate.core.seeds import derive_seed
+from quorate.data.bad_sample import MOST_TOLD
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan
 from quorate.data.streams import seed_generators
 from quorate.training.lane import LossSum
-from quorate.training.measurement import measured
+from quorate.training.measurement import Measured, measured
 from quorate.training.replica import Replica
 from quorate.training.strategy import Strategy
 from quorate.training.task import Task, take_log
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The metrics, and the samples that were left out as bad; `why` says of the first of these what is wrong."""
+
+    metrics: dict[str, float]
+    bad: tuple[int, ...] = ()
+    why: tuple[tuple[int, str], ...] = ()
 
 
 class Evaluator:
@@ -27,29 +39,62 @@ class Evaluator:
         self._feed = feed
         self._seed = seed
 
-    def run(self, step: int, strategy: Strategy) -> dict[str, float]:
-        """Metrics of the state after `step`, the same on any number of workers."""
+    def run(self, step: int, strategy: Strategy) -> Evaluated:
+        """What the state after `step` gives, the same on any number of workers."""
         versions = self._replica.versions()
+        left_out = _LeftOut()
         with evaluation_mode(self._replica.model):
-            own = {batch: self._evaluate(step, batch) for batch in self._plan.hosted_batches(strategy.hosted)}
+            hosted = self._plan.hosted_batches(strategy.hosted)
+            own = {batch: self._evaluate(step, batch, left_out) for batch in hosted}
         self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
-        everyone = strategy.share(step, json.dumps(own).encode())
-        by_batch = {int(batch): sums for payload in everyone for batch, sums in json.loads(payload).items()}
-        totals: dict[str, LossSum] = {}
-        for batch in sorted(by_batch):
-            for name, (total, count) in by_batch[batch].items():
-                totals.setdefault(name, LossSum()).add(LossSum(total, count))
-        return {name: total.mean for name, total in totals.items()}
+        payload = json.dumps([own, left_out.bad, left_out.why]).encode()
+        everyone = [json.loads(told) for told in strategy.share(step, payload)]
+        bad = sorted(index for _, indices, _ in everyone for index in indices)
+        why = sorted((index, text) for _, _, texts in everyone for index, text in texts)[:MOST_TOLD]
+        if len(bad) == self._plan.samples:
+            raise _nothing_to_evaluate(why)
+        return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why))
 
-    def _evaluate(self, step: int, batch: int) -> dict[str, tuple[float, float]]:
+    def _evaluate(self, step: int, batch: int, left_out: "_LeftOut") -> Measured:
         read = self._feed.next(self._plan.request(batch))
+        left_out.add(read.bad, read.why)
         if not read.samples:
             return {}
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
         return measured(self._task, self._replica.model, read.content, len(read.samples))
+
+
+class _LeftOut:
+    """The bad samples of the batches that a worker evaluates; only of the first it says what is wrong."""
+
+    def __init__(self) -> None:
+        self.bad: list[int] = []
+        self.why: list[tuple[int, str]] = []
+
+    def add(self, bad: Sequence[int], why: Sequence[str]) -> None:
+        self.bad += bad
+        # There is a reason for the first few of a batch only.
+        self.why = [*self.why, *zip(bad, why, strict=False)][:MOST_TOLD]
+
+
+def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:
+    by_batch = {int(batch): sums for told in everyone for batch, sums in told.items()}
+    totals: dict[str, LossSum] = {}
+    for batch in sorted(by_batch):
+        for name, (total, count) in by_batch[batch].items():
+            totals.setdefault(name, LossSum()).add(LossSum(total, count))
+    return {name: total.mean for name, total in totals.items()}
+
+
+def _nothing_to_evaluate(why: Sequence[tuple[int, str]]) -> JobError:
+    index, text = why[0]
+    return JobError(
+        "Every sample of the validation set is bad and was left out (on_bad_sample: skip), so there is nothing to "
+        f"evaluate on. Sample {index}: {text}. Mend the files, or decode() if it raises."
+    )
 
 
 @contextmanager

@@ -47,7 +47,8 @@ class LossSum:
 @dataclass
 class LaneResult:
     """What a lane contributes besides its gradient; `read` are the samples that it has read, `tally` adds them up, and
-    `bad` are those that could not be read and were left out."""
+    `bad` are those that could not be read and were left out; `why` says of the first of these what is wrong. `data_s`
+    are the seconds that its worker has waited for them."""
 
     lane: int
     samples: int
@@ -58,6 +59,8 @@ class LaneResult:
     tally: Tally = NOTHING
     read: tuple[int, ...] = ()
     bad: tuple[int, ...] = ()
+    why: tuple[tuple[int, str], ...] = ()
+    data_s: float = 0.0
 
 
 class LaneRunner:

@@ -51,8 +51,8 @@ class LoneGradients:
         return bits
 
     def clear(self, lane: int) -> None:
-        """A batch has samples, and its only lane has all of them."""
-        raise AssertionError(f"lane {lane} is the only one, and has no samples")
+        """A lane without samples has no gradient: all of them are bad, and the step is left out."""
+        self.begin(lane)
 
     def sum_over(self, step: int, reduction: Reduction) -> None:
         """The only term is the sum."""

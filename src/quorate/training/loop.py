@@ -1,5 +1,6 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -14,8 +15,9 @@ from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, Activity
 from quorate.training.errand import Errand
-from quorate.training.evaluation import Evaluator
+from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.left_out import Why, nothing_to_train_on, warnings_of, worth_telling
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
@@ -30,6 +32,8 @@ from quorate.training.strategy import (
     Strategy,
 )
 from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -113,14 +117,29 @@ class Loop:
         self._settle_save()
         self.check_lease()
         with self.activity.during(APPLY):
-            norms = self.update.apply(step, agreement) if agreement.skipped is None else self.update.leave_out()
+            norms = self.update.leave_out() if agreement.is_void else self.update.apply(step, agreement)
         self._tell_times()
-        if agreement.skipped is None:
-            self.progress = self.progress.after_step(agreement.samples, agreement.tally)
+        before, bad = self.progress, len(agreement.bad)
+        if agreement.is_void:
+            self.progress = before.after_step(0, bad=bad, is_barren=not agreement.samples)
         else:
-            self.progress = self.progress.after_step(0)
-        self._publish_step(step, agreement, norms)
+            self.progress = before.after_step(agreement.samples, agreement.tally, bad=bad)
+        warnings = self._warned(Source.TRAINING, before.bad, agreement) if bad else []
+        self._publish_step(step, agreement, norms, warnings)
+        self._check_fed(agreement)
         return agreement.stop
+
+    def _warned(self, source: Source, before: int, told: Agreement | Evaluated) -> list[str]:
+        """Say what is wrong with bad samples, here and to whoever follows the job: only with the first of a run."""
+        warnings = warnings_of(source, before, told.bad, told.why)
+        for warning in warnings:
+            log.warning("%s", warning)
+        return warnings
+
+    def _check_fed(self, agreement: Agreement) -> None:
+        """End a job that has read a whole epoch, or all that it reads, in vain: it would come to its end untrained."""
+        if self.progress.barren >= min(self.curriculum.steps_per_epoch, self.curriculum.total_steps):
+            raise nothing_to_train_on(self.progress.barren, agreement.why)
 
     def _tell_times(self) -> None:
         """Not of the first step, which waits for loaders that have just been started."""
@@ -144,11 +163,13 @@ class Loop:
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
         epoch = self.curriculum.epoch_of(step)
+        waited = self.activity.seconds[DATA]
         self.check_lease()
         with self.activity.during(DATA, lane):
             batches: list[tuple[int, Any]] = []
             read: tuple[int, ...] = ()
             bad: tuple[int, ...] = ()
+            why: tuple[Why, ...] = ()
             # Before the first is read: if that kills the worker, somebody can tell which they were.
             self.activity.reads(epoch, self.curriculum.share(step, lane))
             for indices in self.curriculum.micro_batches(step, lane):
@@ -158,32 +179,35 @@ class Loop:
                 # What the feed has answered with; a ledger of what was planned proves nothing.
                 read += batch.samples
                 bad += batch.bad
+                why += tuple(zip(batch.bad, batch.why, strict=False))  # there is a reason for the first ones only
             tally = Tally.of(epoch, read)
+        waited = self.activity.seconds[DATA] - waited
         with self.activity.during(COMPUTE, lane):
             result = self.lanes.run(step, lane, batches, batch_samples)
-        result.tally, result.read, result.bad = tally, read, bad
+        result.tally, result.read, result.bad, result.data_s = tally, read, bad, waited
+        result.why = worth_telling(why, self.progress.bad, has_samples=bool(read))
         return result
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
         if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.curriculum):
             return
-        metrics = self._evaluate(cursor.step)
-        before = self.progress.best
+        evaluated = self._evaluate(cursor.step)
+        metrics, before = evaluated.metrics, self.progress
         has_effects = self.evaluation.has_effects(cursor.step, self.curriculum)
         early_stop = self.spec.early_stop if has_effects else None
-        self.progress = self.progress.after_evaluation(metrics, self.spec.evaluate, early_stop)
+        self.progress = before.after_evaluation(metrics, self.spec.evaluate, early_stop, len(evaluated.bad))
         if has_effects and self.replica.optimizers.reacts:
             self.replica.optimizers.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
-        best = self.progress.best is not before
-        self.publish(Event("evaluation", cursor.step, {"metrics": metrics, "best": best}))
+        self._publish_evaluation(evaluated, before)
 
     def _evaluate_only(self) -> None:
-        step = self.progress.cursor.step
-        self.progress = replace(self.progress, metrics=self._evaluate(step))
-        self.publish(Event("evaluation", step, {"metrics": self.progress.metrics, "best": False}))
+        before = self.progress
+        evaluated = self._evaluate(before.cursor.step)
+        self.progress = replace(before, metrics=evaluated.metrics, bad_evaluated=len(evaluated.bad))
+        self._publish_evaluation(evaluated, before)
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _evaluate(self, step: int) -> Evaluated:
         with self.activity.during(EVALUATION):
             return self.evaluator.run(step, self.strategy)
 
@@ -218,13 +242,22 @@ class Loop:
         }
         self.publish(Event("run", None, fields))
 
-    def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float]) -> None:
+    def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
+        fields: dict[str, Any] = {"metrics": evaluated.metrics, "best": self.progress.best is not before.best}
+        if evaluated.bad:
+            fields["bad"] = list(evaluated.bad)
+            # An evaluation leaves out the same ones as the last.
+            if not before.bad_evaluated:
+                fields["warnings"] = self._warned(Source.VALIDATION, 0, evaluated)
+        self.publish(Event("evaluation", self.progress.cursor.step, fields))
+
+    def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float], warnings: list[str]) -> None:
         now = perf_counter()
         elapsed, self._step_ended = now - self._step_ended, now
         seconds = self.activity.seconds
         fields: dict[str, Any] = {
             "epoch": self.curriculum.epoch_of(step),
-            **_losses(agreement),
+            **self._losses(agreement),
             **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
             **_by_optimizer("gradient_norm", norms),
             "samples": agreement.samples,
@@ -236,14 +269,24 @@ class Loop:
             "ledger": str(agreement.tally),
             **self._ledger_of_epoch(step),
         }
+        if (longest := round(agreement.data_s, 6)) > fields["data_s"]:
+            fields["longest_data_s"] = longest  # of another worker, for which this one has waited in the exchange
         if agreement.log:
             fields["log"] = agreement.log
         if agreement.bad:
             fields["bad"] = list(agreement.bad)
+        if warnings:
+            fields["warnings"] = warnings
         if agreement.skipped is not None:
             skipped = agreement.skipped
             fields["skipped"] = {"lanes": list(skipped.lanes), "samples": list(skipped.samples)}
         self.publish(Event("step", step, fields))
+
+    def _losses(self, agreement: Agreement) -> dict[str, Any]:
+        """The mean of each; a step that changes nothing has none."""
+        if agreement.is_void:
+            return _by_optimizer("loss", dict.fromkeys(self.replica.optimizers.by_name))
+        return _by_optimizer("loss", {name: loss.mean for name, loss in agreement.losses.items()})
 
     def _ledger_of_epoch(self, step: int) -> dict[str, Any]:
         """What the ledger must know of a step's epoch: whether the task orders it, and in the end what was left out."""
@@ -257,12 +300,6 @@ class Loop:
             if is_own:
                 fields["planned"] = str(self.curriculum.planned(epoch))
         return fields
-
-
-def _losses(agreement: Agreement) -> dict[str, Any]:
-    """The mean of each; a step that was skipped has none."""
-    means = {name: loss.mean if agreement.skipped is None else None for name, loss in agreement.losses.items()}
-    return _by_optimizer("loss", means)
 
 
 def _by_optimizer(name: str, values: Mapping[str, float | None]) -> dict[str, Any]:

@@ -33,9 +33,14 @@ class Progress:
     early_stopped: bool = False
     # Of every sample that has gone into the state so far: the ledger of the run is held against it.
     tally: Tally = NOTHING
+    # Samples that were left out as bad: of the training set so far, and of the validation set in the last evaluation.
+    bad: int = 0
+    bad_evaluated: int = 0
+    # So many steps in a row up to this one had no sample, since all of theirs are bad.
+    barren: int = 0
 
-    def after_step(self, samples: int, tally: Tally = NOTHING) -> "Progress":
-        """One more step of so many samples, which these are."""
+    def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
+        """One more step of so many samples, which these are, and so many bad ones."""
         # Spelled out: it is made at every step, and `replace` takes four times as long.
         return Progress(
             self.cursor.trained(),
@@ -46,18 +51,21 @@ class Progress:
             self.waited,
             self.early_stopped,
             self.tally + tally,
+            self.bad + bad,
+            self.bad_evaluated,
+            self.barren + 1 if is_barren else 0,
         )
 
     def after_evaluation(
-        self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None
+        self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None, bad: int = 0
     ) -> "Progress":
-        """An evaluation, and what follows from it: best metric, patience, early stop."""
+        """An evaluation that left out so many samples, and what follows from it: best metric, patience, early stop."""
         step = self.cursor.step
         best = self.best
         watched = evaluate.metric or ("loss" if "loss" in metrics else None)
         if watched is not None:
             best = _better(best, metric_of(metrics, watched, "evaluate.metric"), step, evaluate.mode)
-        after = replace(self, cursor=self.cursor.evaluated(), metrics=metrics, best=best)
+        after = replace(self, cursor=self.cursor.evaluated(), metrics=metrics, best=best, bad_evaluated=bad)
         if early_stop is None:
             return after
         value = metric_of(metrics, early_stop.metric, "early_stop.metric")

@@ -40,8 +40,9 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all workers know, and know alike, after the exchange of a step. Nothing of a step that is `skipped` may
-    reach the state."""
+    """What all workers know, and know alike, after the exchange of a step. Nothing of a step that `is_void` may reach
+    the state. `bad` samples were left out; `why` says of the first of them what is wrong. `data_s` are the seconds that
+    the worker which waited longest has waited for data."""
 
     samples: int
     tally: Tally
@@ -52,6 +53,13 @@ class Agreement:
     stop: str | None
     skipped: Skipped | None = None
     bad: tuple[int, ...] = ()
+    why: tuple[tuple[int, str], ...] = ()
+    data_s: float = 0.0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the step changes nothing: a loss is not finite, or no lane has a single sample."""
+        return self.skipped is not None or not self.samples
 
 
 class Strategy(Protocol):

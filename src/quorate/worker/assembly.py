@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch.utils.data import Dataset as TorchDataset
@@ -16,10 +17,11 @@ from quorate.core.user_code import building_code
 from quorate.data.blocked import Blocked
 from quorate.data.collate import collate
 from quorate.data.curriculum import Curriculum
+from quorate.data.dataset_check import Dataset, check_dataset
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
 from quorate.data.sample_order import SampleOrder
-from quorate.data.samples import Dataset, Samples, check_dataset
+from quorate.data.samples import Samples
 from quorate.data.stream_curriculum import StreamCurriculum
 from quorate.data.streams import seed_generators
 from quorate.lanes.buckets import Bucket
@@ -59,6 +61,11 @@ class Ground:
     samples: Samples
     environment: dict[str, str]
     folder: CheckpointFolder
+
+    @cached_property
+    def curriculum(self) -> SampleOrder:
+        """The order of the training samples: to make it anew in every generation would keep a recovery waiting."""
+        return curriculum_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
 
     @property
     def plan(self) -> tuple[Bucket, ...]:
@@ -150,13 +157,22 @@ def assemble(
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
     hosted = generation.members[generation.position(worker)].lanes
-    curriculum = curriculum_of(spec, task, ground.samples.datasets[Source.TRAINING])
+    curriculum = ground.curriculum
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
     requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
     if errand.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    feed = Feed(ground.samples, requests, spec.loader_workers, spec.threads, spec.loader_prefetch)
+    feed = Feed(
+        ground.samples,
+        requests,
+        spec.loader_workers,
+        spec.threads,
+        spec.loader_prefetch,
+        # Those that read at all: the batches of a very small set leave some without a sample.
+        lanes=max(1, sum(lane < curriculum.batch_samples(1) for lane in hosted)),
+        check=outside.check_lease,
+    )
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,

@@ -190,7 +190,7 @@ class _Pace:
 
 
 def _result(ending: str, digest: str, progress: Progress, samples_per_second: float) -> dict[str, Any]:
-    best = progress.best
+    best, bad = progress.best, {"training": progress.bad, "validation": progress.bad_evaluated}
     return {
         "ending": ending,
         "steps": progress.cursor.step,
@@ -199,4 +199,5 @@ def _result(ending: str, digest: str, progress: Progress, samples_per_second: fl
         "final_metrics": progress.metrics,
         "ledger": str(progress.tally),
         "best": None if best is None else {"value": best.value, "step": best.step},
+        **({"bad_samples": bad} if any(bad.values()) else {}),
     }

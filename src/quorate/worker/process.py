@@ -40,6 +40,7 @@ from quorate.worker.narration import Narration
 from quorate.worker.pace import PaceMeter
 from quorate.worker.passage import Passage
 from quorate.worker.registration import Registration
+from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.standing import Dismissed, JobEnded
 from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
 
@@ -185,7 +186,7 @@ class Worker:
             "canary": canary(),
             "task source": source_digest(self._task_type),
             "layout": content_digest(replica.layout().encode()),
-            "dataset": fingerprint_in_child(samples),
+            **data_facts(fingerprint_in_child(samples)),
         }
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
@@ -215,6 +216,10 @@ class Worker:
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
                 "`checkpoint.keep` says how many a running job keeps"
             )
+        if self._assignment.errand.is_training:
+            # Only now: no fact of the launcher tells what datasets() gives.
+            is_branch = info.path.parent != self._run.checkpoints
+            check_same_data(self._run.name, info.manifest.environment, ground.environment, is_branch=is_branch)
         loaded = folder.load(info)
         ground.replica.load(loaded.state["replica"])
         return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)

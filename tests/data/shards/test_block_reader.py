@@ -13,6 +13,7 @@ from command import await_condition
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.reader import BlockReader
+from quorate.data.shards.waits import hearing
 
 SIZE = 100
 
@@ -226,6 +227,29 @@ def test_signals_go_to_the_main_thread(made: Make) -> None:
         blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
     assert blocked >> (signal.SIGTERM - 1) & 1
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_whoever_waits_for_a_block_hears_that_nobody_wants_it_any_more(made: Make) -> None:
+    """Also where the code of a task catches what its data raise; the block itself comes later."""
+    reader, blocks = made()
+    blocks.held_up[1] = threading.Event()
+    reader.want([1])
+    await_condition("the reader", lambda: blocks.order == [1])
+
+    def check() -> None:
+        raise RuntimeError("the generation is over")
+
+    def get() -> Any:
+        try:
+            return reader.get(1)
+        except Exception:
+            return "something else instead"
+
+    with pytest.raises(RuntimeError, match="the generation is over"), hearing(check):
+        get()
+    blocks.held_up[1].set()
+    assert get().block == 1
+    assert blocks.order == [1]
 
 
 def test_shard_errors_can_be_copied() -> None:

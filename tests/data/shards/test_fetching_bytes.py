@@ -1,6 +1,7 @@
 """Trouble that passes is tried again, slow answers are asked for twice, and nothing is waited for without end."""
 
 import errno
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from quorate.data.shards import fetching
-from quorate.data.shards.errors import ShardError
 from quorate.data.shards.fetching import TRIES, Fetcher, Unreachable
+from quorate.data.shards.waits import hearing
 from quorate.storage.objects import ObjectMissing, StoreError
 
 
@@ -33,23 +34,13 @@ class Store:
         return b"content"
 
 
-def shard_error(number: int) -> ShardError:
-    try:
-        try:
-            raise OSError(number, "trouble")
-        except OSError as error:
-            raise ShardError(f"it cannot be read: {error.strerror}") from None
-    except ShardError as error:
-        return error
-
-
 PASSING = [
     OSError(errno.EIO, "i/o"), OSError(errno.ESTALE, "stale"), TimeoutError("slow"), ConnectionResetError("reset"),
-    StoreError("away"), shard_error(errno.EIO),
+    StoreError("away"),
 ]  # fmt: skip
 LASTING = [
     FileNotFoundError(errno.ENOENT, "none"), PermissionError(errno.EACCES, "no"), OSError(errno.EMFILE, "many"),
-    StoreError("refused", lasts=True), ObjectMissing("none"), ValueError("odd"), shard_error(errno.ENOENT),
+    StoreError("refused", lasts=True), ObjectMissing("none"), ValueError("odd"),
 ]  # fmt: skip
 
 
@@ -59,7 +50,6 @@ def test_passing_trouble_is_tried_again(trouble: Exception, remote: bool) -> Non
     store, fetcher = Store(trouble, trouble), Fetcher(remote)
     assert fetcher.fetch("a.tar", store.read) == b"content"
     assert store.asked == 3
-    assert fetcher.retries == 2
     fetcher.close()
 
 
@@ -89,6 +79,17 @@ def test_closing_ends_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unreachable, match="reading has ended"):
         fetcher.fetch("a.tar", Store(OSError(errno.EIO, "i/o")).read)
     assert time.monotonic() - began < 30
+
+
+def test_what_begins_after_the_end_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that would ask have ended: it would wait until patience is over."""
+    monkeypatch.setattr(fetching, "PATIENCE", 100)
+    fetcher, store = Fetcher(True), Store()
+    fetcher.fetch("a.tar", store.read)
+    fetcher.close()
+    with pytest.raises(Unreachable, match="reading has ended"):
+        fetcher.fetch("a.tar", store.read)
+    assert store.asked == 1
 
 
 class Uneven:
@@ -149,8 +150,63 @@ def test_an_answer_that_never_comes_is_a_timeout_that_is_tried_again(
     uneven.held_up.add(1)
     fetcher = Fetcher(True)
     assert fetcher.fetch("a.tar", uneven.read) == b"answer 2"
-    assert fetcher.retries == 1
+    assert uneven.calls == 2
     uneven.held_up.update(range(1, 50))
     with pytest.raises(Unreachable, match="no answer within"):
         fetcher.fetch("a.tar", uneven.read)
+    fetcher.close()
+
+
+def test_closing_ends_the_waiting_for_an_answer(uneven: Uneven) -> None:
+    fetcher = Fetcher(True)
+    uneven.held_up.add(1)
+    threading.Timer(0.05, fetcher.close).start()
+    with pytest.raises(Unreachable, match="reading has ended"):
+        fetcher.fetch("a.tar", uneven.read)
+    assert not uneven.let_go.is_set()
+    assert uneven.calls == 1
+
+
+def test_many_bytes_may_take_longer_than_few(uneven: Uneven, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "PATIENCE", 0.05)
+    monkeypatch.setattr(fetching, "SLOWEST", 1000)
+    fetcher = Fetcher(True)
+    uneven.held_up.add(1)
+    threading.Timer(0.3, uneven.let_go.set).start()
+    assert fetcher.fetch("a.tar", uneven.read, 20_000) == b"answer 1"
+    assert uneven.calls == 1, "it was not asked again"
+    fetcher.close()
+
+
+class Over(Exception):
+    pass
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_whoever_waits_hears_that_nobody_wants_it_any_more(
+    remote: bool, uneven: Uneven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an answer does not come, or in the pause between two tries."""
+    monkeypatch.setattr(fetching, "FIRST_PAUSE", 100)
+    monkeypatch.setattr(fetching, "LONGEST_PAUSE", 100)
+
+    def check() -> None:
+        raise Over("the generation is over")
+
+    fetcher = Fetcher(remote)
+    uneven.held_up.add(1)
+    read = uneven.read if remote else Store(OSError(errno.EIO, "i/o")).read
+    with pytest.raises(Over), hearing(check):
+        fetcher.fetch("a.tar", read)
+    assert not uneven.let_go.is_set()
+    fetcher.close()
+
+
+def test_requests_are_made_by_threads_that_no_signal_ends_up_in(uneven: Uneven) -> None:
+    fetcher = Fetcher(True)
+    fetcher.fetch("a.tar", uneven.read)
+    thread = next(each for each in threading.enumerate() if each.name == "shard-request")
+    with open(f"/proc/self/task/{thread.native_id}/status") as status:  # noqa: PTH123
+        blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGTERM - 1) & 1
     fetcher.close()

@@ -57,15 +57,6 @@ def test_the_records_of_all_blocks_are_those_that_were_written_in_order(kind: st
 
 
 @every_kind
-def test_every_record_is_located_in_its_block(kind: str, tmp_path: Path) -> None:
-    written = write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
-    for sample, expected in enumerate(written.records):
-        block, row = index.locate(sample)
-        assert_same(read_block(index, block)[row], expected)
-
-
-@every_kind
 def test_blocks_know_their_rows_and_their_size(kind: str, tmp_path: Path) -> None:
     write_shards(kind, tmp_path)
     index = build_index(str(tmp_path))

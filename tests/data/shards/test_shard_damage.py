@@ -14,6 +14,7 @@ from quorate.data.shards.errors import ShardError
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import decode, encode
 from quorate.data.shards.indexing import build_index
 from quorate.data.shards.verification import Flaw, verify_shards
 
@@ -92,7 +93,7 @@ def hold(sound: Sound, folder: Path, chance: random.Random) -> None:
 
 
 def build_copy(index: ShardIndex, folder: Path) -> ShardIndex:
-    return ShardIndex.decode(index.encode(), "index", str(folder))
+    return decode(encode(index), "index", str(folder))
 
 
 def records_told_bad(flaws: tuple[Flaw, ...], index: ShardIndex) -> set[int]:

@@ -1,10 +1,13 @@
-"""A feed of shards: the same batches from any number of loaders, read ahead block by block, a lane by one loader."""
+"""A feed of shards: the same batches from any number of loaders, read ahead block by block, also of a slow store."""
 
 import contextlib
+import json
 import os
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,12 +17,16 @@ from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import JobError, UserCodeError
 from quorate.data.collate import collate
 from quorate.data.feed import Batch, Feed
-from quorate.data.lookahead import MOST_REQUESTS, Dealer, Lookahead
+from quorate.data.lookahead import MOST_REQUESTS, Lookahead
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Samples
+from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import NAME
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
+from quorate.data.stream_curriculum import StreamCurriculum
+from quorate.spec.job import JobSpec
 
 __all__ = ["small_blocks"]
 
@@ -45,14 +52,22 @@ def who(record: str) -> tuple[str, int, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_shards("text", tmp_path)
-    build_index(str(tmp_path)).save(tmp_path / NAME)
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
     return tmp_path
 
 
 @contextlib.contextmanager
-def feeding(folder: Path, loaders: int, requests: list[Request], decode: Any = who, **options: Any) -> Iterator[Feed]:
+def feeding(
+    folder: Path,
+    loaders: int,
+    requests: list[Request],
+    decode: Any = who,
+    lanes: int = LANES,
+    check: Any = lambda: None,
+    **options: Any,
+) -> Iterator[Feed]:
     sets: dict[Source, Any] = {Source.TRAINING: Shards(folder, decode=decode), Source.VALIDATION: Shards(folder)}
-    feed = Feed(Samples(sets, collate, 5, **options), iter(requests), loaders, 1)
+    feed = Feed(Samples(sets, collate, 5, **options), iter(requests), loaders, 1, lanes=lanes, check=check)
     try:
         yield feed
     finally:
@@ -77,14 +92,42 @@ def test_batches_are_the_same_from_any_number_of_loaders(loaders: int, folder: P
     assert [batch.content for batch in alone[12:]] == [batch.content for batch in loaded[12:]]
 
 
-@pytest.mark.parametrize("loaders", [2, 8])
-def test_a_lane_is_always_read_by_the_same_loader(loaders: int, folder: Path) -> None:
-    by_lane: dict[int, set[int]] = {}
+def pids_by_lane(folder: Path, loaders: int) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
     for request, batch in zip(plan(48)[:12], read(folder, loaders), strict=False):
-        by_lane.setdefault(request.lane, set()).update(batch.content[1].tolist())
+        found.setdefault(request.lane, set()).update(batch.content[1].tolist())
+    assert os.getpid() not in set.union(*found.values())
+    return found
+
+
+@pytest.mark.parametrize("loaders", [2, LANES])
+def test_a_lane_is_read_by_one_loader_where_there_are_lanes_enough(loaders: int, folder: Path) -> None:
+    by_lane = pids_by_lane(folder, loaders)
     assert all(len(pids) == 1 for pids in by_lane.values())
-    assert os.getpid() not in set.union(*by_lane.values())
-    assert len(set.union(*by_lane.values())) == min(loaders, LANES)
+    assert len(set.union(*by_lane.values())) == loaders
+
+
+def test_several_loaders_take_turns_at_a_lane_where_there_are_more_of_them(folder: Path) -> None:
+    by_lane = pids_by_lane(folder, 2 * LANES)
+    assert {len(pids) for pids in by_lane.values()} == {2}
+    assert len(set.union(*by_lane.values())) == 2 * LANES
+
+
+def test_columns_need_no_loaders_and_give_the_same_with_any_number(tmp_path: Path) -> None:
+    write_shards("parquet", tmp_path)
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    requests = plan(48)
+    found = []
+    for loaders in (0, 2):
+        with feeding(tmp_path, loaders, requests, decode=None) as feed:
+            assert not feed._loaders
+            found.append([feed.next(request).content for request in requests])
+    for one, other in zip(*found, strict=True):
+        assert all(equal(one[name], other[name]) for name in one)
+
+
+def equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
 @pytest.mark.parametrize("loaders", [0, 2])
@@ -187,24 +230,90 @@ def test_the_plan_is_not_run_through_in_advance() -> None:
     assert len(drawn) <= MOST_REQUESTS + 5
 
 
-def test_lanes_are_dealt_evenly_and_no_request_is_lost() -> None:
-    requests = [Request(Source.TRAINING, 0, (number,), number % 5) for number in range(1000)]
-    dealer = Dealer(iter(requests), 2)
-    dealt = [list(dealer.requests(loader)) for loader in range(2)]
-    assert sorted(request.indices[0] for each in dealt for request in each) == list(range(1000))
-    assert [{request.lane for request in each} for each in dealt] == [{0, 2, 4}, {1, 3}]
-    assert all(each == sorted(each, key=lambda request: request.indices) for each in dealt)
+def streams(lanes: int, accumulate: int, steps: int) -> list[Request]:
+    """Every lane reads from one block of its own, in micro-batches."""
+    return [
+        Request(Source.TRAINING, step, (10 * lane,), lane)
+        for step in range(steps)
+        for lane in range(lanes)
+        for _ in range(accumulate)
+    ]
 
 
-def test_there_are_no_more_loaders_than_lanes_that_read() -> None:
-    """One without a request would look for it through the whole of an endless plan."""
+@pytest.mark.parametrize(("lanes", "accumulate"), [(8, 1), (8, 4), (3, 300), (1, 4)])
+def test_the_block_that_a_lane_is_in_stays_expected_however_many_micro_batches_the_others_read(
+    lanes: int, accumulate: int
+) -> None:
+    began: list[int] = []
+    before: set[int] = set()
+    for _, blocks in looking(iter(streams(lanes, accumulate, steps=6)), limit=1):
+        if blocks is not None:
+            began.extend(set(blocks[Source.TRAINING]) - before)
+            before = set(blocks[Source.TRAINING])
+    assert sorted(began) == list(range(lanes)), "each is read once"
 
-    def endless() -> Iterator[Request]:
-        number = 0
-        while True:
-            yield Request(Source.TRAINING, 0, (number,), number % 2)
-            number += 1
 
-    dealer = Dealer(endless(), 8)
-    assert dealer.loaders == 2
-    assert [next(dealer.requests(loader)).lane for loader in range(2)] == [0, 1]
+def test_looking_at_two_turns_of_every_lane_draws_no_more_than_these() -> None:
+    drawn = []
+
+    def counted() -> Iterator[Request]:
+        for request in streams(4, 10, steps=100):
+            drawn.append(request)
+            yield request
+
+    assert len(list(islice(looking(counted(), limit=1), 11))) == 11
+    assert len(drawn) <= 10 * 4 * 3 + 1
+
+
+def test_a_run_tells_what_waiting_for_its_shards_depends_on(folder: Path) -> None:
+    spec = JobSpec(task="a:A", batch_size=8, lanes=2, steps=1)
+    shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")})
+    reading = StreamCurriculum.of(spec, shards, len(shards)).describe()["data"]["reading"]
+    flags = {name: reading[name] for name in ("remote", "decode", "columns", "cache")}
+    assert flags == {"remote": False, "decode": True, "columns": False, "cache": True}
+    assert reading["window_bytes"] == int(shards.index.sizes.sum()) * 12 // len(shards)
+    assert json.loads(json.dumps(reading)) == reading
+
+
+# --- waiting
+
+
+class Over(JobError):
+    pass
+
+
+@pytest.mark.parametrize(("loaders", "kind"), [(0, "text"), (1, "text"), (0, "parquet")])
+def test_whoever_waits_for_data_hears_of_the_end_of_the_generation(
+    loaders: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that does not come is waited for by the worker, by the thread of batches or by a loader."""
+    write_shards(kind, tmp_path)
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    let_go = threading.Event()
+
+    def hold_up(*_: object) -> Any:
+        assert let_go.wait(30)
+        raise Unreachable("it did not come")
+
+    monkeypatch.setattr(ShardBlocks, "read", hold_up)
+    looks = []
+
+    def check() -> None:
+        looks.append(monotonic())
+        if len(looks) == 2:
+            raise Over("generation 1 is over")
+
+    requests = plan(48)
+    began = monotonic()
+    decode = None if kind == "parquet" else len
+    try:
+        with feeding(tmp_path, loaders, requests, decode=decode, check=check) as feed:
+            with pytest.raises(Over, match="generation 1 is over"):
+                feed.next(requests[0])
+            feed.close()
+            assert not let_go.is_set()
+            assert monotonic() - began < 20, "long before the block came"
+            let_go.set()
+    finally:
+        let_go.set()
+    assert len(looks) == 2

@@ -1,8 +1,10 @@
 import os
 import random
+import re
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 from time import monotonic
 
@@ -11,10 +13,15 @@ import pytest
 from safetensors import safe_open
 
 from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
+from quorate.api.data import index_data
 from quorate.core.errors import RequestError
-from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards import fetching
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import NAME, encode, load_index, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.storage.objects import ObjectStore
+from quorate.data.shards.verification import Flaw, verify_shards
+from quorate.storage.objects import ObjectStore, StoreError
 
 __all__ = ["small_blocks"]
 
@@ -44,9 +51,9 @@ class TestFile:
     def test_is_read_back_as_it_was_written(self, kind: str, small_blocks: None, tmp_path: Path) -> None:
         write_shards(kind, tmp_path)
         index = build_index(str(tmp_path))
-        index.save(tmp_path / NAME)
+        save_index(index, tmp_path / NAME)
         for place in (tmp_path, str(tmp_path) + "/", tmp_path / NAME):
-            found = ShardIndex.load(place)
+            found = load_index(place)
             assert found.digest == index.digest
             assert (found.kind, found.schema, found.shards) == (kind, index.schema, index.shards)
             assert [found.block(number) for number in range(found.blocks)] == [
@@ -56,21 +63,21 @@ class TestFile:
 
     def test_is_a_safetensors_file_that_others_read(self, tmp_path: Path) -> None:
         index = big_index(5, 3)
-        index.save(tmp_path / NAME)
+        save_index(index, tmp_path / NAME)
         with safe_open(tmp_path / NAME, "numpy") as opened:
             assert opened.metadata()["kind"] == "tar"
             numpy.testing.assert_array_equal(opened.get_tensor("records"), index.records)
 
     def test_of_ten_thousand_shards_loads_at_once(self, tmp_path: Path) -> None:
-        big_index(10_000, 10).save(tmp_path / NAME)
+        save_index(big_index(10_000, 10), tmp_path / NAME)
         began = monotonic()
-        index = ShardIndex.load(tmp_path)
-        assert index.locate(len(index) - 1) == (99_999, int(index.records[-1]) - 1)
+        index = load_index(tmp_path)
+        assert (len(index.shards), index.blocks) == (10_000, 100_000)
         assert monotonic() - began < 0.5
 
     def test_any_flipped_bit_is_found(self, tmp_path: Path) -> None:
         file = tmp_path / NAME
-        big_index(3, 2).save(file)
+        save_index(big_index(3, 2), file)
         content = file.read_bytes()
         chance = random.Random(0)
         for _ in range(300):
@@ -79,37 +86,37 @@ class TestFile:
             damaged[position] ^= 1 << chance.randrange(8)
             file.write_bytes(damaged)
             with pytest.raises(RequestError, match=r"index\.quorate (is damaged|has version)"):
-                ShardIndex.load(tmp_path)
+                load_index(tmp_path)
 
     @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
     def test_that_was_cut_off_is_refused_with_the_command(self, keep: int, tmp_path: Path) -> None:
         file = tmp_path / NAME
-        big_index(3, 2).save(file)
+        save_index(big_index(3, 2), file)
         file.write_bytes(file.read_bytes()[:keep])
         with pytest.raises(RequestError, match=rf"is damaged.*quorate data index {tmp_path} --force"):
-            ShardIndex.load(tmp_path)
+            load_index(tmp_path)
 
     def test_that_is_not_there_is_refused_with_the_command(self, tmp_path: Path) -> None:
         for place in (str(tmp_path), f"{tmp_path}/{NAME}"):
             with pytest.raises(RequestError, match=rf"no index of its shards yet.*: quorate data index {tmp_path}$"):
-                ShardIndex.load(place)
+                load_index(place)
 
     def test_in_a_store(self) -> None:
         index = big_index(2, 2)
-        index.save(f"memory://some/prefix/{NAME}")
+        save_index(index, f"memory://some/prefix/{NAME}")
         for place in ("memory://some/prefix/", f"memory://some/prefix/{NAME}"):
-            found = ShardIndex.load(place)
+            found = load_index(place)
             assert (found.digest, found.place) == (index.digest, "memory://some/prefix")
         with pytest.raises(RequestError, match="quorate data index memory://other"):
-            ShardIndex.load("memory://other")
+            load_index("memory://other")
 
 
 class TestBuilding:
     @every_kind
     def test_the_same_files_give_the_same_bytes(self, kind: str, small_blocks: None, tmp_path: Path) -> None:
         write_shards(kind, tmp_path, (9, 4, 7, 1, 3))
-        first = build_index(str(tmp_path)).encode()
-        assert build_index(str(tmp_path)).encode() == first
+        first = encode(build_index(str(tmp_path)))
+        assert encode(build_index(str(tmp_path))) == first
 
     def test_also_in_another_process(self, tmp_path: Path) -> None:
         write_shards("tar", tmp_path, (9, 4))
@@ -136,7 +143,35 @@ class TestBuilding:
         url = f"memory://index-{kind}/prefix"
         for file in written.files:
             ObjectStore(url).put(file.name, file.read_bytes())
-        assert build_index(url).encode() == build_index(str(tmp_path)).encode()
+        assert encode(build_index(url)) == encode(build_index(str(tmp_path)))
+
+    def test_follows_links_to_folders_and_files_and_ends_where_they_lead_back(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        write_shards("text", tmp_path / "elsewhere", (2, 3))
+        write_shards("text", folder / "here", (1,))
+        (folder / "there").symlink_to(tmp_path / "elsewhere")
+        (folder / "one.txt").symlink_to(tmp_path / "elsewhere" / "shard-001.txt")
+        (folder / "here" / "back").symlink_to(folder)
+        (folder / "itself").symlink_to(folder)
+        index = build_index(str(folder))
+        assert index.shards == ("here/shard-000.txt", "one.txt", "there/shard-000.txt", "there/shard-001.txt")
+        assert index.records.tolist() == [1, 3, 2, 3]
+        assert verify_shards(index) == ()
+
+    @pytest.mark.parametrize("name", ["folder", "shard-001.txt"])
+    def test_refuses_a_link_that_leads_nowhere_and_verify_names_it(self, name: str, tmp_path: Path) -> None:
+        write_shards("text", tmp_path, (2, 3))
+        index = build_index(str(tmp_path))
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(tmp_path / "not mounted")
+        with pytest.raises(RequestError, match=rf"/{name} is a link that leads nowhere.*, or remove the link"):
+            build_index(str(tmp_path))
+        lost = [Flaw(name, "is a link that leads nowhere", records=3)] if name in index.shards else []
+        assert list(verify_shards(index)) == lost
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(name)
+        with pytest.raises(RequestError, match="leads nowhere"):
+            build_index(str(tmp_path))
 
     def test_tells_how_far_it_is(self, tmp_path: Path) -> None:
         write_shards("text", tmp_path, (1, 2, 3))
@@ -189,7 +224,8 @@ class TestRefusals:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr("os.pread", refuse)
-        self.refused(tmp_path, r"shard-000.txt cannot be read: Permission denied")
+        with pytest.raises(Unreachable, match=r"shard-000.txt cannot be read: .*Permission denied"):
+            build_index(str(tmp_path))
 
     @pytest.mark.parametrize("kind", ["parquet", "hdf5"])
     def test_shards_of_different_schemas(self, kind: str, tmp_path: Path) -> None:
@@ -216,6 +252,79 @@ class TestRefusals:
         write_shards(kind, tmp_path, (2,))
         monkeypatch.setitem(sys.modules, package, None)
         self.refused(tmp_path, rf"need the package {package}: pip install 'quorate\[{kind}\]'")
+
+
+class TestPassingTrouble:
+    """A store that fails now and then, and one object of it that always does."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.001)
+        url = f"memory://{tmp_path.name}"
+        for file in write_shards("jsonl", tmp_path, (5,) * 6).files:
+            ObjectStore(url).put(file.name, file.read_bytes())
+        return url
+
+    def failing(self, monkeypatch: pytest.MonkeyPatch, always: str = "") -> list[str]:
+        read, failed = ObjectStore.read, []
+
+        def fail(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+            if key == always or key not in failed:
+                failed.append(key)
+                raise StoreError("the store cannot be reached")
+            return read(store, key, start, length)
+
+        monkeypatch.setattr(ObjectStore, "read", fail)
+        return failed
+
+    def test_is_tried_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sound = build_index(url)
+        failed = self.failing(monkeypatch)
+        assert encode(build_index(url)) == encode(sound)
+        assert sorted(failed) == sorted(sound.shards), "every shard has failed once"
+        failed.clear()
+        assert verify_shards(sound) == ()
+        assert sorted(failed) == sorted(sound.shards)
+
+    def test_a_library_with_one_connection_is_opened_by_every_thread(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read, readers = ObjectStore.read, set()
+
+        def note(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+            readers.add((store, threading.get_ident()))
+            return read(store, key, start, length)
+
+        monkeypatch.setattr(ObjectStore, "read", note)
+        assert not ObjectStore(url).serves_threads
+        build_index(url)
+        assert readers
+        assert len({store for store, _ in readers}) == len(readers), "no two threads share a store"
+
+    def test_that_does_not_pass_names_the_shard(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sound = build_index(url)
+        self.failing(monkeypatch, always="shard-003.jsonl")
+        with pytest.raises(Unreachable, match=r"^shard-003.jsonl cannot be read \(tried \d+ times .* be reached"):
+            build_index(url)
+        [flaw] = verify_shards(sound)
+        assert (flaw.file, flaw.records) == ("shard-003.jsonl", 5)
+        assert re.match(r"cannot be read \(tried \d+ times in .* s\): the store cannot be reached$", flaw.problem)
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:SECRET@bucket/a", "s3://bucket/a?token=SECRET"])
+def test_an_address_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+    write_shards("text", tmp_path, (1,))
+    for refuse in (
+        lambda: load_index(url),
+        lambda: load_index(f"{url}/{NAME}"),
+        lambda: build_index(url),
+        lambda: index_data(url, str(tmp_path / NAME)),
+        lambda: index_data(str(tmp_path), f"{url}/{NAME}"),
+    ):
+        with pytest.raises(RequestError, match="has a password or a query in it") as told:
+            refuse()
+        assert "SECRET" not in told.value.message.replace("AWS_SECRET_ACCESS_KEY", "")
+    assert not (tmp_path / NAME).exists()
 
 
 @pytest.mark.long

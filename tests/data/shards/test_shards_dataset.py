@@ -3,11 +3,14 @@
 import itertools
 import os
 import pickle
+import subprocess
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy
 import pytest
 import torch
@@ -15,14 +18,17 @@ import torch
 from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample
-from quorate.data.collate import collate
+from quorate.data.collate import UnlikeSamples, collate
+from quorate.data.dataset_check import check_dataset
 from quorate.data.fingerprint import fingerprint
 from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples, check_dataset
-from quorate.data.shards.dataset import MOST_SAMPLES, Shards
+from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.shards.arguments import MOST_SAMPLES
+from quorate.data.shards.dataset import Shards, _index_path
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index import NAME
+from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
+from quorate.data.shards.merging import merged
 
 __all__ = ["small_blocks"]
 
@@ -32,7 +38,7 @@ COLUMNAR = ("parquet", "hdf5")
 
 def indexed(kind: str, folder: Path, **options: Any) -> Written:
     written = write_shards(kind, folder, **options)
-    build_index(str(folder)).save(folder / NAME)
+    save_index(build_index(str(folder)), folder / NAME)
     return written
 
 
@@ -100,6 +106,35 @@ def test_columns_at_once_are_what_collating_gives(kind: str, tmp_path: Path) -> 
     one = shards.batch([7])
     next(column for column in one.values() if isinstance(column, torch.Tensor)).zero_()
     assert not same(one, shards.batch([7])), "a batch has memory of its own"
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8", "i2", "f2", "f8", "c8", "?", "S5"])
+def test_columns_of_every_kind_make_batches(kind: str, tmp_path: Path) -> None:
+    values = numpy.arange(40).astype(kind)
+    pairs = values.reshape(20, 2).repeat(2, axis=0)
+    with h5py.File(tmp_path / "a.h5", "w") as opened:
+        opened["x"] = values
+        opened["pairs"] = pairs
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    shards = Shards(tmp_path)
+    for wanted in ([3], [39, 0, 3]):
+        batch = fetched(samples_of(shards), *wanted).batch
+        if kind == "S5":
+            assert batch["x"] == values[wanted].tolist()
+            assert batch == collate([shards[index] for index in wanted])
+            assert type(shards[3]["x"]) is bytes
+        else:
+            assert batch["x"].numpy().dtype == values.dtype
+            assert (batch["x"].numpy() == values[wanted]).all()
+            assert (batch["pairs"].numpy() == pairs[wanted]).all()
+
+
+def test_records_and_texts_of_numpy_are_values_of_python() -> None:
+    parts = [(numpy.array([row]), numpy.array([(1 - row, 2.5)], "i4,f4")) for row in (1, 0)]
+    assert [column.tolist() for column in merged(parts, 2)] == [[1, 0], [2.5, 2.5]]
+    assert merged([(numpy.arange(2), numpy.array(["a", "bc"]))], 2) == ["a", "bc"]
+    with pytest.raises(UnlikeSamples, match="cannot be stacked"):
+        merged([(numpy.arange(1), numpy.zeros(1, numpy.longdouble))], 1)
 
 
 def test_some_columns_in_the_order_in_which_they_are_asked_for(tmp_path: Path) -> None:
@@ -180,6 +215,21 @@ def test_a_relative_path_is_looked_for_beside_the_file_that_names_it(
     assert len(code["build"]("data")) == 3
 
 
+def test_where_the_index_lies_is_told_as_it_was_read(tmp_path: Path) -> None:
+    folder = tmp_path / "imagenet/i.quorate"
+    indexed("text", folder)
+    for path in (f"{folder}/", str(folder / NAME)):
+        assert Shards(path).index_path == str(folder / NAME)
+    save_index(build_index(str(folder), root="i.quorate"), folder.parent / NAME)
+    for path in (f"file://{folder.parent}//", f"file://{folder.parent}/{NAME}"):
+        assert Shards(path).index_path == f"file://{folder.parent}/{NAME}"
+
+
+@pytest.mark.parametrize("place", ["s3://imagenet/train", "s3://imagenet", "gs://a//i"])
+def test_a_bucket_may_begin_with_any_letter(place: str) -> None:
+    assert _index_path(place) == f"{place}/{NAME}"
+
+
 def test_shards_without_an_index_are_refused_with_the_command_to_type(tmp_path: Path) -> None:
     write_shards("tar", tmp_path)
     with pytest.raises(RequestError, match=f"quorate data index {tmp_path}"):
@@ -195,8 +245,14 @@ def test_shards_without_an_index_are_refused_with_the_command_to_type(tmp_path: 
         ({"columns": ["idd"]}, "no column 'idd'; they have id, "),
         ({"decode": "identity"}, "decode= takes a function"),
         ({"cache": "/tmp"}, "cache= takes"),
-        ({"cache": {"folder": "/tmp/x", "gb": 0}}, "cache= takes"),
         ({"cache": {"gb": 1}}, "cache= takes"),
+        ({"cache": {"folder": "/tmp/x", "gb": 0}}, "a number above 0 .* not the int 0"),
+        ({"cache": {"folder": "/tmp/x", "gb": 1e-10}}, "a number above 0"),
+        ({"cache": {"folder": "/tmp/x", "gb": float("inf")}}, "not the float inf"),
+        ({"cache": {"folder": "/tmp/x", "gb": float("nan")}}, "not the float nan"),
+        ({"cache": {"folder": "/tmp/x", "gb": True}}, "not the bool True"),
+        ({"cache": {"folder": 5}}, "a path or a text, not the int 5"),
+        ({"cache": {"folder": "s3://me:secret@bucket/x"}}, "on a local disk, such as .*, not s3://…@bucket/x"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], text: str, tmp_path: Path) -> None:
@@ -312,15 +368,67 @@ def test_a_record_that_decode_raises_for_is_bad(tmp_path: Path) -> None:
     assert len(answer.batch) == 2
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space"), SystemExit(1)], ids=repr)
+class SlowDown(Exception):
+    """As botocore has it: neither an OSError nor of this project."""
+
+    __module__ = "botocore.exceptions"
+
+
+MACHINES: list[BaseException] = [
+    MemoryError(), OSError(28, "no space"), SystemExit(1), TimeoutError("slow"), ConnectionError("gone"),
+    torch.OutOfMemoryError("none left"), ImportError("no module"), urllib.error.URLError("no host"), SlowDown("slow"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    RuntimeError("can't start new thread"), RuntimeError("CUDA error: an illegal memory access"),
+    OSError("decoder jpeg not available"), TaskError("no index"), subprocess.TimeoutExpired("ffmpeg", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", MACHINES, ids=lambda error: f"{type(error).__name__} {error}"[:40])
 def test_trouble_of_the_machine_in_decode_is_never_skipped(error: BaseException, tmp_path: Path) -> None:
     indexed("text", tmp_path)
 
     def fail(_: str) -> int:
         raise error
 
-    told = trouble(samples_of(Shards(tmp_path, decode=fail), skips=True), 2)
+    def wrap(_: str) -> int:
+        try:
+            raise error
+        except Exception as cause:
+            raise ValueError("cannot be decoded") from cause
+
+    for decode in (fail, wrap):
+        told = trouble(samples_of(Shards(tmp_path, decode=decode), skips=True), 2)
+        assert told.kind == "code"
+
+
+def test_memory_that_torch_does_not_get_is_no_bad_sample(tmp_path: Path) -> None:
+    indexed("text", tmp_path)
+    shards = Shards(tmp_path, decode=lambda _: torch.empty(2**58, dtype=torch.int8))
+    told = trouble(samples_of(shards, skips=True), 2)
     assert told.kind == "code"
+    assert "memory" in told.message
+
+
+def test_shards_that_decode_reads_and_cannot_reach_end_the_job(tmp_path: Path) -> None:
+    indexed("text", tmp_path / "a")
+    indexed("text", tmp_path / "b").files[0].unlink()
+    other = Shards(tmp_path / "b")
+    told = trouble(samples_of(Shards(tmp_path / "a", decode=lambda _: other[0]), skips=True), 2)
+    assert told.kind == "access"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("image file is truncated"), RuntimeError("shape '[3]' is invalid"), KeyError("jpg"), UnicodeError("bad")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_follows_from_the_record_is_a_bad_sample(error: Exception, tmp_path: Path) -> None:
+    indexed("text", tmp_path)
+
+    def fail(_: str) -> int:
+        raise error
+
+    assert fetched(samples_of(Shards(tmp_path, decode=fail), skips=True), 2).bad == (2,)
 
 
 def test_what_wraps_shards_passes_bad_samples_on(tmp_path: Path) -> None:
@@ -345,7 +453,7 @@ def test_missing_numbers_are_bad_samples_of_their_rows(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(pa.table({"x": pa.array([1.5, None, 2.5])}), tmp_path / "a.parquet")
-    build_index(str(tmp_path)).save(tmp_path / NAME)
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
     answer = fetched(samples_of(Shards(tmp_path), skips=True), 0, 1, 2)
     assert answer.bad == (1,)
     assert answer.batch["x"].tolist() == [1.5, 2.5]

@@ -16,7 +16,7 @@ from quorate.bench.memory import MemoryWatch, peak_memory, resident_memory_of_fa
 from quorate.bench.step_events import read_steps, step_times
 from quorate.bench.synthetic_shards import BATCH, provide
 from quorate.bench.told import answer, read_order, reading
-from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.index_file import NAME, load_index
 from quorate.observe.event import Event
 from quorate.observe.waiting import DataWaitLog
 
@@ -79,7 +79,7 @@ def growth(samples: Sequence[tuple[float, int]]) -> int:
 def _feed_reading(order: dict[str, Any], runs: Path) -> dict[str, Any]:
     kind, loaders, place = order["kind"], order["loaders"], indexed(order)
     calm = _calm_memory(order, runs / "calm")
-    blocks = counted(max(FEWEST_STEPS, len(ShardIndex.load(str(place))) // BATCH[kind]))
+    blocks = counted(max(FEWEST_STEPS, len(load_index(str(place))) // BATCH[kind]))
     watch = _watch()
     steps = _watched(feed_job(kind, runs / "shards", blocks.total, str(place), loaders), watch)
     times = step_times(steps, blocks)

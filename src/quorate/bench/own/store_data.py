@@ -19,7 +19,7 @@ from quorate.bench.object_store import BUCKET, Relay, environment_of_client, run
 from quorate.bench.own.data import LANES, feed_job, indexed
 from quorate.bench.step_events import StepTimes, read_steps, step_times
 from quorate.bench.told import answer, read_order, reading
-from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import load_index
 
 BATCHES = {"parquet": 1024, "tar": 64}
 """Samples of a batch: with 20 ms of computing, a training reads about as much in a second as a GPU's would."""
@@ -71,7 +71,7 @@ def products(seconds: float) -> int:
 def _train(order: dict[str, Any], runs: Path, place: str, times: int) -> StepTimes:
     kind = order["kind"]
     batch = BATCHES[kind]
-    samples = len(ShardIndex.load(place))
+    samples = len(load_index(place))
     blocks = counted(min(MOST_STEPS, samples // batch))
     job = feed_job(kind, runs, blocks.total, place, batch_size=batch, params={"work": times})
     result = train(job, progress=False)

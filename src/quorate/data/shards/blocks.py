@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quorate.data.shards.cache import DiskCache
-from quorate.data.shards.errors import BadRecord, DamagedBlock, ShardError
-from quorate.data.shards.fetching import Fetcher, Unreachable
+from quorate.data.shards.errors import DamagedBlock
+from quorate.data.shards.fetching import Fetcher
 from quorate.data.shards.files import LocalShard, OpenShard, StoredShard
 from quorate.data.shards.formats.format import ColumnRecords, Records
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
-from quorate.storage.objects import ObjectStore, is_url
+from quorate.storage.objects import ObjectStore, StoreError, is_url, shown
 
 _Read = Callable[[OpenShard], bytes]
 
@@ -42,6 +42,7 @@ class ShardBlocks:
         self._store = ObjectStore(index.place) if self.is_remote else None
         self._opening = threading.Lock()
         self._is_open = False
+        self._own = threading.local()
 
     def size(self, block: int) -> int:
         """Bytes of a block, of those of its shard by its part of the records."""
@@ -51,19 +52,16 @@ class ShardBlocks:
         """The records of a block, or what is wrong with it: `DamagedBlock`, `BadRecord`."""
         content = self._checked(block)
         shard = int(self._index.shard_of_block[block])
-        try:
-            records = self._format.open(
-                content,
-                self._index.block(block),
-                self._index.schema,
-                lambda: self._tail(shard),
-                self._columns,
-            )
-            if self._is_columns and isinstance(records, ColumnRecords):
-                records.columns([])  # what is converted when first asked for is converted by this thread
-            return records
-        except ShardError as error:
-            raise _access(error) from None
+        records = self._format.open(
+            content,
+            self._index.block(block),
+            self._index.schema,
+            lambda: self._tail(shard),
+            self._columns,
+        )
+        if self._is_columns and isinstance(records, ColumnRecords):
+            records.columns([])  # what is converted when first asked for is converted by this thread
+        return records
 
     def close(self) -> None:
         """End what waits for another try."""
@@ -111,11 +109,15 @@ class ShardBlocks:
     def _bytes(self, shard: int, block: int) -> bytes:
         found = self._index.block(block)
         return self._fetcher.fetch(
-            self._named(shard), lambda: self._read(shard, lambda file: self._format.read(file, found))
+            self._named(shard),
+            lambda: self._read(shard, lambda file: self._format.read(file, found)),
+            self.size(block),
         )
 
     def _fetched(self, shard: int, start: int, length: int) -> bytes:
-        return self._fetcher.fetch(self._named(shard), lambda: self._read(shard, lambda file: file.read(start, length)))
+        return self._fetcher.fetch(
+            self._named(shard), lambda: self._read(shard, lambda file: file.read(start, length)), length
+        )
 
     def _read(self, shard: int, read: _Read) -> bytes:
         if self._store is not None and not self._is_open:
@@ -128,13 +130,23 @@ class ShardBlocks:
 
     def _read_open(self, shard: int, read: _Read) -> bytes:
         name = self._index.shards[shard]
-        if self._store is not None:
-            return read(StoredShard(self._store, name, int(self._index.sizes[shard])))
+        if (store := self._store_here()) is not None:
+            return read(StoredShard(store, name, int(self._index.sizes[shard])))
         with LocalShard(Path(self._index.place, name), name) as file:
             return read(file)
 
+    def _store_here(self) -> ObjectStore | None:
+        """The store for this thread. A library that works in one event loop, such as that of S3, takes calls from any
+        thread and shares its connections; others have one connection, which two threads must not use at once."""
+        if self._store is None or self._store.serves_threads:
+            return self._store
+        if not hasattr(self._own, "store"):
+            self._own.store = ObjectStore(self._index.place)
+        own: ObjectStore = self._own.store
+        return own
+
     def _named(self, shard: int) -> str:
-        return f"{self._index.place}/{self._index.shards[shard]}"
+        return f"{shown(self._index.place)}/{self._index.shards[shard]}"
 
     # --- the cache
 
@@ -160,7 +172,7 @@ class ShardBlocks:
         expected = int(self._index.sizes[shard])
         try:
             size, modified = self._now(shard)
-        except (OSError, ShardError):
+        except (OSError, StoreError):
             return "the file cannot be looked at any more"
         if size != expected:
             return f"the file has changed since it was indexed: {size:,} bytes, and it had {expected:,}"
@@ -170,8 +182,8 @@ class ShardBlocks:
 
     def _now(self, shard: int) -> tuple[int, float | None]:
         name = self._index.shards[shard]
-        if self._store is not None:
-            return self._store.size(name), None
+        if (store := self._store_here()) is not None:
+            return store.size(name), None
         stat = os.stat(Path(self._index.place, name))  # noqa: PTH116 (all of it at once)
         return stat.st_size, stat.st_mtime
 
@@ -184,8 +196,3 @@ def block_bytes(index: ShardIndex, block: int) -> int:
     first, behind = (int(index.first_block[each]) for each in (shard, shard + 1))
     rows = int(index.first[behind] - index.first[first])
     return int(index.sizes[shard]) * int(index.records[block]) // max(1, rows)
-
-
-def _access(error: ShardError) -> ShardError | Unreachable:
-    """A file that cannot be read is no fault of the data."""
-    return error if isinstance(error, DamagedBlock | BadRecord) else Unreachable(error.message)

@@ -3,8 +3,12 @@
 import contextlib
 import logging
 import os
+import re
 import secrets
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import xxhash
@@ -14,11 +18,25 @@ from quorate.storage.lock import FolderInUse, hold
 
 log = logging.getLogger(__name__)
 
+NAME = "quorate-cache"
+"""The folder of the cache's own, in the one that it was given: whatever else lies there is left alone."""
+# The first line is what programs that make backups look for: https://bford.info/cachedir
+_MARKER = "CACHEDIR.TAG"
+_SIGNATURE = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# What Quorate has read from a store, and samples that it has decoded. All of it may be removed at any time.\n"
+)
+
 _DIGEST = 16
 _LOCK = ".lock"
-_PARTIAL = ".partial"
+_KEY = re.compile(r"[0-9a-z]+/[0-9a-z-]+")
+_KEPT = ".kept"
+_ENTRY = re.compile(r"[0-9a-z-]+\.kept")
+_PARTIAL = re.compile(r"\.[0-9a-z-]+\.kept\.([0-9a-f]+)-([0-9]+)-[0-9a-f]+\.partial")
 # So much of the limit is written before the folder is looked through again, and so full it is left then.
 _LOOK_EVERY, _LEAVE = 1 / 32, 0.9
+# Unfinished files may take so much of it, and no longer than this where nobody can tell whether their process lives.
+_UNFINISHED = 0.5
 _TOUCH_EVERY = 60.0
 _ABANDONED = 3600.0
 
@@ -26,25 +44,48 @@ _ABANDONED = 3600.0
 class DiskCache:
     """Bytes by key, with a digest behind each; what was used last is kept.
 
-    Trouble with the disk is never the job's: what cannot be read counts as not there, and what cannot be written is
-    not kept.
+    A key is two words with a slash between them. Trouble with the disk is never the job's: what cannot be read counts
+    as not there, and what cannot be written is not kept.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder = folder
+        self.folder = folder / NAME
         self.limit = limit
         self._written = limit  # nobody knows yet how full it is
-        self._has_failed = False
+        self.has_failed = False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RequestError(f"The cache folder {folder} cannot be made: {error.strerror}.") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise RequestError(f"The cache folder {folder} cannot be written to.")
+            raise RequestError(f"The cache folder {self.folder} cannot be made: {error.strerror}.") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise RequestError(f"The cache folder {self.folder} cannot be written to.")
+        self._mark()
+
+    def _mark(self) -> None:
+        """Make the folder the cache's; one with files in it that is not marked is somebody else's."""
+        marker = self.folder / _MARKER
+        try:
+            if marker.exists():
+                return
+            # Looked for twice: another process may have marked it meanwhile.
+            if any(self.folder.iterdir()) and not marker.exists():
+                raise RequestError(
+                    f"{self.folder} has files in it and is no cache of Quorate: name another folder, or move it away."
+                )
+            with contextlib.suppress(FileExistsError), marker.open("x") as file:
+                file.write(_SIGNATURE)
+        except OSError as error:
+            self.fail(error)
+
+    def path(self, key: str) -> Path:
+        """The file of a key, whether it is there or not."""
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key of a cache")
+        return self.folder / f"{key}{_KEPT}"
 
     def get(self, key: str) -> bytes | None:
         """What was put there, if it is still there and undamaged."""
-        path = self.folder / key
+        path = self.path(key)
         try:
             content = path.read_bytes()
         except OSError:
@@ -57,7 +98,7 @@ class DiskCache:
 
     def put(self, key: str, content: bytes) -> None:
         """Keep it, if there is room: whole or not at all."""
-        if len(content) > self.limit or self._has_failed:
+        if len(content) + _DIGEST > self.limit or self.has_failed:
             return
         temporary = self.temporary(key)
         try:
@@ -66,30 +107,38 @@ class DiskCache:
                 file.write(xxhash.xxh3_128_digest(content))
         except OSError as error:
             self.fail(error)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            _unlink(temporary)
             return
-        self.place(temporary, key, len(content) + _DIGEST)
+        self.place(temporary, key)
+        self.wrote(len(content) + _DIGEST)
 
     def remove(self, key: str) -> None:
         """Forget it."""
-        with contextlib.suppress(OSError):
-            (self.folder / key).unlink(missing_ok=True)
+        _unlink(self.path(key))
 
     # --- for files that are written piece by piece
 
     def temporary(self, key: str) -> Path:
-        """A file that becomes the one of a key when it is placed; one that is abandoned is swept later."""
-        path = self.folder / key
+        """A file that becomes the one of a key when it is placed. It is swept when its process is gone, and earlier
+        where there is no room: whoever writes to it must not make it anew."""
+        path = self.path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
+        return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
 
-    def place(self, temporary: Path, key: str, size: int) -> None:
-        """Give a temporary file its name, and make room if that is needed."""
+    def place(self, temporary: Path, key: str) -> None:
+        """Give a temporary file its name."""
         # Without a sync: after a power cut its digest shows what is missing, and it is made again.
-        with contextlib.suppress(OSError):
-            temporary.replace(self.folder / key)
+        try:
+            temporary.replace(self.path(key))
+        except FileNotFoundError:
+            return  # swept meanwhile
+        except OSError as error:
+            self.fail(error)
+            _unlink(temporary)
+
+    def wrote(self, size: int) -> None:
+        """So many bytes were written, to whatever file: make room if that is needed."""
         self._written += size
         if self._written >= self.limit * _LOOK_EVERY:
             self._written = 0
@@ -103,35 +152,104 @@ class DiskCache:
 
     def fail(self, error: OSError) -> None:
         """Write no more."""
-        if not self._has_failed:
+        if not self.has_failed:
             log.warning("the cache %s is written to no longer: %s", self.folder, error.strerror)
-        self._has_failed = True
+        self.has_failed = True
+
+    # --- making room
 
     def _make_room(self) -> None:
         """Remove what was unused for longest. One process at a time: others leave it to that one."""
         try:
             with hold(self.folder / _LOCK):
                 self._sweep()
-        except (FolderInUse, OSError):
+        except FolderInUse:
             return
+        except OSError as error:
+            # Whoever cannot make room must not fill it.
+            self.fail(error)
 
     def _sweep(self) -> None:
-        files: list[tuple[float, int, Path]] = []
-        for path in self.folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                stat = path.stat()
-                if path.name.endswith(_PARTIAL):
-                    if time.time() - stat.st_mtime > _ABANDONED:
-                        path.unlink(missing_ok=True)
-                elif path.is_file() and path.name != _LOCK:
-                    files.append((stat.st_mtime, stat.st_size, path))
-        excess = sum(size for _, size, _ in files) - self.limit * (1 - _LOOK_EVERY)
+        entries, partials = [], []
+        for file in self._files():
+            if file.owner is None:
+                entries.append(file)
+            elif file.is_abandoned:
+                _unlink(file.path)
+            else:
+                partials.append(file)
+        unfinished = _removed(partials, sum(file.bytes for file in partials) - self.limit * _UNFINISHED)
+        used = unfinished + sum(file.bytes for file in entries)
+        if used > self.limit * (1 - _LOOK_EVERY):
+            _removed(entries, used - self.limit * _LEAVE)
+
+    def _files(self) -> Iterator["_File"]:
+        """The files that the cache has made: by their names and places, and by no link to anywhere else."""
+        with os.scandir(self.folder) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for folder in folders:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    partial = _PARTIAL.fullmatch(entry.name)
+                    if partial is None and not _ENTRY.fullmatch(entry.name):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_file(follow_symlinks=False):
+                            stat = entry.stat()
+                            owner = None if partial is None else (partial[1], int(partial[2]))
+                            yield _File(stat.st_mtime, stat.st_size, Path(entry.path), owner)
+
+
+@dataclass(frozen=True, order=True)
+class _File:
+    """A file of the cache, and the host and number of the process that writes it if it is unfinished."""
+
+    modified: float
+    bytes: int
+    path: Path
+    owner: tuple[str, int] | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        assert self.owner is not None
+        host, process = self.owner
+        # The number of a process that is gone may be another's by now, and nobody sees the processes of other hosts.
+        return (host == _host() and not _is_alive(process)) or time.time() - self.modified > _ABANDONED
+
+
+def _removed(files: list[_File], excess: float) -> int:
+    """Remove the oldest of them until so many bytes are free; the bytes of those that are left."""
+    left = sum(file.bytes for file in files)
+    for file in sorted(files):
         if excess <= 0:
-            return
-        excess += self.limit * (1 - _LOOK_EVERY - _LEAVE)
-        for _, size, path in sorted(files):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-                excess -= size
-            if excess <= 0:
-                return
+            break
+        _unlink(file.path)
+        excess -= file.bytes
+        left -= file.bytes
+    return left
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@cache
+def _host() -> str:
+    """Equal for processes that see each other's numbers: by the boot and the namespace, as containers share names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 (not a file)
+    except OSError:
+        boot, space = secrets.token_hex(16), 0  # then only age tells what is abandoned
+    return xxhash.xxh3_64_hexdigest(f"{boot} {space}".encode())

@@ -1,7 +1,6 @@
 """A dataset of files that need not fit into memory: tar, Parquet, JSONL, text or HDF5, in a folder or a store."""
 
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -9,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 
-from quorate.core.errors import TaskError
-from quorate.core.given import given
-from quorate.core.user_code import PACKAGE, describe, user_traceback
+from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample
-from quorate.data.collate import collate
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
+from quorate.data.shards.arguments import (
+    COLUMNAR,
+    checked_cache,
+    checked_columns,
+    checked_decode,
+    checked_window,
+    placed,
+)
 from quorate.data.shards.blocks import ShardBlocks, block_bytes
-from quorate.data.shards.cache import DiskCache
 from quorate.data.shards.decoded import DecodedCache
-from quorate.data.shards.errors import BadRecord, ShardError
+from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index import NAME, ShardIndex
+from quorate.data.shards.index_file import NAME, load_index
+from quorate.data.shards.machine_trouble import is_machines
+from quorate.data.shards.merging import merged, rows
 from quorate.data.shards.reader import LIMIT, BlockReader
 from quorate.storage.objects import is_url, shown
-
-MOST_SAMPLES, MOST_BYTES = 8192, 16_000_000
-"""What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
-_COLUMNAR = ("parquet", "hdf5")
-_GB = 1_000_000_000
 
 
 class Shards:
@@ -56,15 +55,13 @@ class Shards:
         window: int | None = None,
         cache: Mapping[str, Any] | None = None,
     ) -> None:
-        place = _placed(os.fspath(path))
-        self.index = ShardIndex.load(place)
-        self.index_path = (
-            str(place) if str(place).endswith(Path(NAME).suffix) else f"{place}/{NAME}".replace("//i", "/i")
-        )
-        self._decode = _checked_decode(decode)
-        self._columns = self._checked_columns(columns)
-        self.window = self._checked_window(window)
-        self._cache = _checked_cache(cache)
+        place = placed(path)
+        self.index = load_index(place)
+        self.index_path = shown(_index_path(place))
+        self._decode = checked_decode(decode)
+        self._columns = checked_columns(columns, self.index)
+        self.window = checked_window(window, self.index)
+        self._cache = checked_cache(cache)
         self._starts: list[int] = self.index.first[:-1].tolist()
         self._limit = LIMIT
         self._reader = BlockReader(self._blocks, LIMIT)
@@ -99,10 +96,23 @@ class Shards:
         """Whether code of the task makes the samples."""
         return self._decode is not None
 
+    @property
+    def reading_facts(self) -> dict[str, Any]:
+        """What waiting for its samples depends on."""
+        size = int(self.index.sizes.sum())
+        return {
+            "remote": is_url(self.index.place),
+            "decode": self.has_decode,
+            "columns": self.is_columns,
+            "cache": self._cache is not None,
+            "window_bytes": size * min(self.window, len(self)) // max(1, len(self)),
+            "memory_bytes": LIMIT,
+        }
+
     @cached_property
     def is_columns(self) -> bool:
         """Whether batches come from columns at once, and no code of the task runs for them."""
-        return type(self) is Shards and self._decode is None and self.index.kind in _COLUMNAR
+        return type(self) is Shards and self._decode is None and self.index.kind in COLUMNAR
 
     # --- samples
 
@@ -115,10 +125,14 @@ class Shards:
             found, sample = self._decoded.get(block, row)
             if found:
                 return sample
-        record = self._record(block, row)
-        if self._decode is None:
-            return record
-        sample = self._sample(record, block, row)
+        try:
+            record = self._record(block, row)
+            sample = record if self._decode is None else self._sample(record, block, row)
+        except BadSample as error:
+            # A damaged block has no sample at all that would be worth a file.
+            if self._decoded is not None and not isinstance(error.__context__, DamagedBlock):
+                self._decoded.stage_bad(block, row)
+            raise
         if self._decoded is not None:
             self._decoded.stage(block, row, sample)
         return sample
@@ -135,13 +149,13 @@ class Shards:
                 parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
             except ShardError as error:
                 raise BadSample(error.message) from None
-        return {name: _merged([(at, columns[name]) for at, columns in parts], len(numbers)) for name in parts[0][1]}
+        return {name: merged([(at, columns[name]) for at, columns in parts], len(numbers)) for name in parts[0][1]}
 
     def _record(self, block: int, row: int) -> Any:
         try:
             records = self._reader.get(block)
             if self._decode is None and isinstance(records, ColumnRecords):
-                return {name: column[0] for name, column in records.columns([row]).items()}
+                return {name: rows(column)[0] for name, column in records.columns([row]).items()}
             return records[row]
         except ShardError as error:
             raise BadSample(error.message) from None
@@ -151,7 +165,7 @@ class Shards:
         try:
             return self._decode(record)
         except Exception as error:
-            if _is_machines(error):
+            if is_machines(error):
                 raise
             told = self.index.block(block)
             where = f"record {told.row + row} of {told.file}"
@@ -211,26 +225,6 @@ class Shards:
             return None
         return DecodedCache.of(self._cache, self.fingerprint, self._decode, self.index.records)
 
-    def _checked_columns(self, columns: Sequence[str] | None) -> list[str] | None:
-        if columns is None:
-            return None
-        if self.index.kind not in _COLUMNAR:
-            raise TaskError(f"columns= chooses columns of Parquet and HDF5; these shards are {self.index.kind}.")
-        if isinstance(columns, str) or not columns:
-            raise TaskError(f"columns= takes a list of names such as ['image', 'label'], not {given(columns)}.")
-        unknown = [name for name in columns if name not in self.index.schema]
-        if unknown:
-            raise TaskError(f"The shards have no column {unknown[0]!r}; they have {', '.join(self.index.schema)}.")
-        return list(columns)
-
-    def _checked_window(self, window: int | None) -> int:
-        if window is None:
-            size = int(self.index.sizes.sum())
-            return max(1, min(MOST_SAMPLES, len(self) * MOST_BYTES // max(1, size)))
-        if type(window) is not int or window < 1:
-            raise TaskError(f"window= takes a whole number of samples of at least 1, not {given(window)}.")
-        return window
-
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
 
@@ -240,54 +234,8 @@ class Shards:
         self._decoded = self._decoded_cache()
 
 
-def _placed(path: str) -> str:
-    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder."""
-    if is_url(path):
-        return path.rstrip("/")
-    expanded = Path(path).expanduser()
-    if expanded.is_absolute():
-        return str(expanded)
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    beside = Path(frame.f_code.co_filename).parent / expanded
-    found = beside if beside.exists() else expanded
-    return str(found.absolute())
-
-
-def _merged(parts: list[tuple[Indices, Any]], length: int) -> Any:
-    """The rows of several blocks as one tensor, or a list of what has no shape."""
-    first = parts[0][1]
-    if first.dtype.kind in "OmM" or any(column.dtype != first.dtype for _, column in parts):
-        values: list[Any] = [None] * length
-        for positions, column in parts:
-            for position, value in zip(positions.tolist(), column, strict=True):
-                values[position] = value
-        return collate(values)
-    if len(parts) == 1:
-        return torch.from_numpy(numpy.ascontiguousarray(first))
-    whole = numpy.empty((length, *first.shape[1:]), first.dtype)
-    for positions, column in parts:
-        whole[positions] = column
-    return torch.from_numpy(whole)
-
-
-def _is_machines(error: Exception) -> bool:
-    """Whether it may be for the machine and not for the record: another worker would have read the sample."""
-    return isinstance(error, MemoryError | BadRecord) or (isinstance(error, OSError) and error.errno is not None)
-
-
-def _checked_decode(decode: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    if decode is not None and not callable(decode):
-        raise TaskError(f"decode= takes a function from a record to a sample, not {given(decode)}.")
-    return decode
-
-
-def _checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
-    if cache is None:
-        return None
-    is_known = isinstance(cache, Mapping) and set(cache) <= {"folder", "gb"} and "folder" in cache
-    gb = cache.get("gb", 10) if is_known else None
-    if not is_known or isinstance(gb, bool) or not isinstance(gb, int | float) or not gb > 0:
-        raise TaskError(f'cache= takes {{"folder": PATH, "gb": how much it may hold}}, not {given(cache)}.')
-    return DiskCache(Path(_placed(os.fspath(cache["folder"]))), int(gb * _GB))
+def _index_path(place: str) -> str:
+    """The file of the index that was read, or its URL."""
+    if is_url(place):
+        return place if place.endswith(Path(NAME).suffix) else f"{place}/{NAME}"
+    return str(Path(place, NAME) if Path(place).is_dir() else place)

@@ -1,39 +1,40 @@
 """Samples that `decode` has made, kept on the disk by block: another epoch or another job reads them from there."""
 
-import contextlib
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy
 import xxhash
 
-from quorate.data.ledger import Indices
+from quorate.data.indices import Indices
 from quorate.data.shards.cache import DiskCache
-from quorate.data.shards.code_identity import Unidentified, identity
+from quorate.data.shards.code_identity import Identity, identity
 from quorate.data.shards.sample_codec import NotEncodable, decode, encode
+from quorate.data.shards.sample_file import SampleFile, Spool
+from quorate.data.shards.unidentified import Unidentified
 
 log = logging.getLogger(__name__)
 
 _OPEN, _SPOOLS = 128, 512
-_MAGIC = b"QRTSMPL1"
-_ROW = numpy.dtype([("start", "<u8"), ("length", "<u8"), ("digest", "<u8")])
-_MISSING = 2**64 - 1
+# What a process has unfinished takes at most so much of the cache.
+_SHARE = 1 / 8
 
 
 class DecodedCache:
-    """The samples of a block in one file: one behind the other as they were made, and at the end a table of them.
+    """The samples of each block in one file, which is written as they are made and counts once all of them are in it.
 
-    A file is written as its samples are made, and counts once all of them are in it. All of it is of one process: a
-    forked child begins its own files.
+    All of it is of one process: a forked child begins its own files.
     """
 
-    def __init__(self, cache: DiskCache, name: str, records: Indices) -> None:
+    def __init__(
+        self, cache: DiskCache, data: str, function: Callable[[Any], Any], depends: Identity, records: Indices
+    ) -> None:
         self._cache = cache
-        self._name = name
+        self._name = xxhash.xxh3_128_hexdigest(f"{data} {depends.digest}".encode())
+        self._function = function
+        self._depends = depends
         self._records = records
         self._begin(os.getpid())
 
@@ -41,25 +42,27 @@ class DecodedCache:
     def of(cls, cache: DiskCache, data: str, function: Callable[[Any], Any], records: Indices) -> "DecodedCache | None":
         """The samples that this function makes of these data; None if it cannot be told what it depends on."""
         try:
-            code = identity(function)
-        except (Unidentified, OSError) as reason:
-            log.warning("decoded samples are not cached: decode() depends on %s, which may change unseen", reason)
+            return cls(cache, data, function, identity(function), records)
+        except Unidentified as reason:
+            log.warning("decoded samples are not cached: decode() depends on %s", reason)
             return None
-        return cls(cache, xxhash.xxh3_128_hexdigest(f"{data} {code}".encode()), records)
 
     def _begin(self, process: int) -> None:
         self._process = process
         self._is_on = True
-        self._staged: list[tuple[int, int, bytes]] = []
-        self._spools: OrderedDict[int, _Spool] = OrderedDict()
-        self._open: OrderedDict[int, _Entry | None] = OrderedDict()
+        self._staged: list[tuple[int, int, bytes | None]] = []
+        self._spools: OrderedDict[int, Spool] = OrderedDict()
+        self._spooled = 0
+        # Blocks that were given up, and how many of their rows are still to come: a file begun now would lack the rest.
+        self._passing: dict[int, int] = {}
+        self._open: OrderedDict[int, SampleFile | None] = OrderedDict()
 
     def _here(self) -> None:
         if self._process != os.getpid():
             self._begin(os.getpid())
 
     def _key(self, block: int) -> str:
-        return f"{self._name}/{block}.samples"
+        return f"{self._name}/samples-{block}"
 
     # --- reading
 
@@ -68,23 +71,21 @@ class DecodedCache:
         return self._entry(block) is not None
 
     def get(self, block: int, row: int) -> tuple[bool, Any]:
-        """Whether a sample is there, and the sample."""
+        """Whether a sample is there, and the sample. A bad one is not: who decodes it again learns what is wrong."""
         entry = self._entry(block)
-        if entry is None:
+        if entry is None or entry.is_bad(row):
             return False, None
         content = entry.read(row)
         if content is None:
-            log.warning("a file of the cache is damaged, and is made again: %s", self._cache.folder / self._key(block))
-            self._cache.remove(self._key(block))
-            entry.close()
-            self._open[block] = None
+            log.warning("a file of the cache is damaged, and is made again: %s", entry.path)
+            self._forget(block)
             return False, None
         return True, decode(content)
 
-    def _entry(self, block: int) -> "_Entry | None":
+    def _entry(self, block: int) -> SampleFile | None:
         self._here()
         if block not in self._open:
-            self._open[block] = _Entry.at(self._cache.folder / self._key(block), int(self._records[block]))
+            self._open[block] = SampleFile.at(self._cache.path(self._key(block)), int(self._records[block]))
             if (found := self._open[block]) is not None:
                 self._cache.touch(found.path)
             while len(self._open) > _OPEN:
@@ -94,6 +95,14 @@ class DecodedCache:
         else:
             self._open.move_to_end(block)
         return self._open[block]
+
+    def _forget(self, block: int) -> None:
+        """Remove the file of a block, and look for no other before one was begun."""
+        self._cache.remove(self._key(block))
+        entry = self._open.get(block)
+        if entry is not None:
+            entry.close()
+        self._open[block] = None
 
     # --- writing
 
@@ -106,6 +115,12 @@ class DecodedCache:
             self._staged.append((block, row, encode(sample)))
         except NotEncodable as reason:
             self._end(f"they hold {reason}")
+
+    def stage_bad(self, block: int, row: int) -> None:
+        """A record that no sample can be made of."""
+        self._here()
+        if self._is_on:
+            self._staged.append((block, row, None))
 
     def settle(self, drew: bool) -> None:
         """Keep what was staged, unless random numbers were drawn."""
@@ -121,20 +136,74 @@ class DecodedCache:
                 self._keep(block, row, content)
         except OSError as error:
             self._cache.fail(error)
+        except _Changed as reason:
+            self._end(f"decode() depends on {reason}, which changes as it runs")
+        if self._cache.has_failed and self._is_on:
             self._end("the disk does not take them")
 
-    def _keep(self, block: int, row: int, content: bytes) -> None:
-        spool = self._spools.get(block)
+    def _keep(self, block: int, row: int, content: bytes | None) -> None:
+        entry = self._entry(block)
+        if entry is not None:
+            if content is None or not entry.is_bad(row):
+                return
+            # What was bad is so no longer: a file without that mark has to be made.
+            self._forget(block)
+        spool = self._spools.get(block) or self._begun(block)
         if spool is None:
-            spool = _Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
-            self._spools[block] = spool
-            while len(self._spools) > _SPOOLS:
-                self._spools.popitem(last=False)[1].abandon()
-        spool.add(row, content)
-        if spool.is_complete:
-            del self._spools[block]
-            self._cache.place(spool.path, self._key(block), spool.finish())
-            self._open.pop(block, None)
+            return
+        self._spools.move_to_end(block)
+        try:
+            before = spool.bytes
+            spool.add(row, content)
+            self._spooled += spool.bytes - before
+            self._cache.wrote(spool.bytes - before)
+            if spool.is_complete:
+                self._complete(block, spool)
+        except FileNotFoundError:  # swept, to make room
+            self._give_up(block)
+        self._limit_spools()
+
+    def _begun(self, block: int) -> Spool | None:
+        if block in self._passing:
+            self._passing[block] -= 1
+            if self._passing[block] <= 0:
+                del self._passing[block]
+            return None
+        # Another process may have made it since this one looked.
+        self._open.pop(block, None)
+        if self._entry(block) is not None:
+            return None
+        spool = self._spools[block] = Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
+        return spool
+
+    def _complete(self, block: int, spool: Spool) -> None:
+        # Before anybody can read them: what decode() changes as it runs shows only now.
+        self._check_dependencies()
+        spool.finish()
+        del self._spools[block]
+        self._spooled -= spool.bytes
+        self._cache.place(spool.path, self._key(block))
+        self._open.pop(block, None)
+
+    def _check_dependencies(self) -> None:
+        try:
+            now = identity(self._function)
+        except Unidentified as reason:
+            raise _Changed(str(reason)) from None
+        if now.digest != self._depends.digest:
+            raise _Changed(now.difference(self._depends))
+
+    def _limit_spools(self) -> None:
+        most = self._cache.limit * _SHARE
+        while self._spools and (len(self._spools) > _SPOOLS or self._spooled > most):
+            self._give_up(next(iter(self._spools)))
+
+    def _give_up(self, block: int) -> None:
+        spool = self._spools.pop(block)
+        self._spooled -= spool.bytes
+        if spool.left:
+            self._passing[block] = spool.left
+        spool.abandon()
 
     def _end(self, why: str) -> None:
         log.warning("decoded samples are not cached any more: %s", why)
@@ -146,88 +215,18 @@ class DecodedCache:
         for spool in self._spools.values():
             spool.abandon()
         self._spools.clear()
+        self._spooled = 0
 
     def close(self) -> None:
         """Let go of files; what is not complete is lost."""
         self._here()
         self._drop_spools()
+        self._passing.clear()
         for entry in self._open.values():
             if entry is not None:
                 entry.close()
         self._open.clear()
 
 
-class _Spool:
-    """A block's file while it is written."""
-
-    def __init__(self, path: Path, records: int) -> None:
-        self.path = path
-        self._table = numpy.zeros(records, _ROW)
-        self._table["start"] = _MISSING
-        self._left = records
-        self._position = 0
-        # Opened for each write: there are many of them, and samples of one block come now and then.
-        self.path.touch(exist_ok=False)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._left == 0
-
-    def add(self, row: int, content: bytes) -> None:
-        if self._table["start"][row] != _MISSING:
-            return
-        with self.path.open("ab") as file:
-            file.write(content)
-        self._table[row] = self._position, len(content), xxhash.xxh3_64_intdigest(content)
-        self._position += len(content)
-        self._left -= 1
-
-    def finish(self) -> int:
-        table = self._table.tobytes()
-        with self.path.open("ab") as file:
-            file.write(table + xxhash.xxh3_64_digest(table) + _MAGIC)
-        return self._position + len(table) + 16
-
-    def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
-
-
-class _Entry:
-    """A block's file that is complete."""
-
-    def __init__(self, path: Path, descriptor: int, table: Any) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self._table = table
-
-    @classmethod
-    def at(cls, path: Path, records: int) -> "_Entry | None":
-        """The file, if it is there and its table is sound."""
-        size = records * _ROW.itemsize
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            end = os.fstat(descriptor).st_size - size - 16
-            tail = os.pread(descriptor, size + 16, end) if end >= 0 else b""
-            table, digest, magic = tail[:size], tail[size : size + 8], tail[size + 8 :]
-            if magic == _MAGIC and digest == xxhash.xxh3_64_digest(table):
-                return cls(path, descriptor, numpy.frombuffer(table, _ROW))
-        except OSError:
-            pass
-        os.close(descriptor)
-        return None
-
-    def read(self, row: int) -> bytes | None:
-        """The bytes of a sample; None if they are damaged."""
-        start, length, digest = self._table[row].item()
-        try:
-            content = os.pread(self._descriptor, length, start)
-        except OSError:
-            return None
-        return content if xxhash.xxh3_64_intdigest(content) == digest else None
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+class _Changed(Exception):  # noqa: N818
+    """What `decode` depends on is not what it was when the job began; its text says which part of it."""

@@ -1,6 +1,7 @@
 """Getting bytes that may be slow to come: trouble that passes is tried again, and a slow store is asked twice."""
 
 import errno
+import math
 import queue
 import random
 import statistics
@@ -11,13 +12,14 @@ from time import monotonic
 
 from quorate.core.errors import JobError
 from quorate.core.user_code import describe
-from quorate.data.shards.errors import ShardError
-from quorate.storage.objects import ObjectMissing, StoreError
+from quorate.data.shards.threads import start_helper
+from quorate.data.shards.waits import LOOK, look
+from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
 TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 PATIENCE = 60.0
-"""Seconds after which a remote store that has not answered is asked again."""
+"""Seconds after which a remote store that has not answered is asked again; and more for many bytes."""
 
 # What another try may find mended: a network file system, a cable. Not a missing file or a full table of descriptors.
 _PASSING = {
@@ -41,12 +43,11 @@ class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
 class Fetcher:
     """Calls a function that reads, until it gives an answer or there is no hope. Safe for several threads.
 
-    `close` ends the pauses between tries.
+    `close` ends the waiting of all of them.
     """
 
     def __init__(self, is_remote: bool) -> None:
         self.hedges = 0
-        self.retries = 0
         self._is_remote = is_remote
         self._over = threading.Event()
         self._seconds: deque[float] = deque(maxlen=_USUAL)
@@ -55,41 +56,55 @@ class Fetcher:
         # Of its own: the lanes draw from the global generators.
         self._random = random.Random()
 
-    def fetch(self, name: str, read: Callable[[], bytes]) -> bytes:
-        """What `read` gives; `name` is what is read, for the message if it cannot be."""
+    def fetch(self, name: str, read: Callable[[], bytes], length: int | None = None) -> bytes:
+        """What `read` gives, of about so many bytes; `name` is what is read, for the message if it cannot be."""
         began = monotonic()
+        patience = PATIENCE + (length or 0) / SLOWEST
         for attempt in range(TRIES):
             try:
-                return self._ask(read) if self._is_remote else read()
+                return self._ask(read, patience) if self._is_remote else read()
+            except _Over:
+                break
             except Exception as error:
                 if attempt + 1 == TRIES or not is_passing(error):
                     raise _explained(name, error, attempt + 1, monotonic() - began) from None
-            self.retries += 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self._random.uniform(0.5, 1)
-            if self._over.wait(pause):
+            if self._ends_within(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self._random.uniform(0.5, 1)):
                 break
         raise Unreachable(f"{name} was not read: reading has ended.")
 
     def close(self) -> None:
-        """Begin no further try."""
+        """Begin no further try, and wait for no answer any more."""
         self._over.set()
         self._callers.close()
 
-    def _ask(self, read: Callable[[], bytes]) -> bytes:
+    def _ends_within(self, pause: float) -> bool:
+        until = monotonic() + pause
+        while (left := until - monotonic()) > 0:
+            if self._over.wait(min(LOOK, left)):
+                return True
+            look()
+        return self._over.is_set()
+
+    def _ask(self, read: Callable[[], bytes], patience: float) -> bytes:
         """The first answer of one request or, if it is slow, of two."""
         answers: Answers = queue.SimpleQueue()
         began = monotonic()
         self._requests += 1
         self._callers.send(read, answers)
         asked, failed = 1, 0
-        limit = self._hedge_after()
+        limit = min(patience, self._hedge_after())
         while True:
             try:
-                content, error = answers.get(timeout=max(0.0, began + limit - monotonic()))
+                content, error = answers.get(timeout=min(LOOK, max(0.0, began + limit - monotonic())))
             except queue.Empty:
-                if limit >= PATIENCE:
-                    raise TimeoutError(f"no answer within {PATIENCE:.0f} s") from None
-                limit = PATIENCE
+                if self._over.is_set():
+                    raise _Over from None
+                look()
+                if monotonic() < began + limit:
+                    continue
+                if limit >= patience:
+                    raise TimeoutError(f"no answer within {patience:.0f} s") from None
+                limit = patience
                 if self.hedges < _FREE + _SHARE * self._requests:
                     self.hedges += 1
                     self._callers.send(read, answers)
@@ -104,12 +119,16 @@ class Fetcher:
 
     def _hedge_after(self) -> float:
         if len(self._seconds) < _KNOWN:
-            return PATIENCE
-        return min(PATIENCE, max(_SOONEST, _SLOW * statistics.median(self._seconds)))
+            return math.inf
+        return max(_SOONEST, _SLOW * statistics.median(self._seconds))
+
+
+class _Over(Exception):  # noqa: N818
+    """Nobody is to be asked any more."""
 
 
 class _Callers:
-    """Threads that ask a store, each for as long as it takes: nobody waits for one after PATIENCE.
+    """Threads that ask a store, each for as long as it takes: nobody waits for one when patience is over.
 
     They are kept, as the connections are that some libraries have by thread; a new one is started when all are busy.
     """
@@ -119,6 +138,7 @@ class _Callers:
         self._lock = threading.Lock()
         self._idle = 0
         self._count = 0
+        self._is_closed = False
 
     def send(self, read: Callable[[], bytes], answers: Answers) -> None:
         def ask() -> None:
@@ -128,15 +148,18 @@ class _Callers:
                 answers.put((None, error))
 
         with self._lock:
+            if self._is_closed:
+                raise _Over
             if self._idle:
                 self._idle -= 1
             else:
                 self._count += 1
-                threading.Thread(target=self._work, name="shard-request", daemon=True).start()
-        self._tasks.put(ask)
+                start_helper(self._work, "shard-request")
+            self._tasks.put(ask)
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             for _ in range(self._count):
                 self._tasks.put(None)
 
@@ -151,18 +174,12 @@ def is_passing(error: BaseException) -> bool:
     """Whether it is worth another try."""
     if isinstance(error, StoreError):
         return not error.lasts and not isinstance(error, ObjectMissing)
-    if isinstance(error, ShardError):
-        return isinstance(error.__context__, OSError) and is_passing(error.__context__)
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
 def _explained(name: str, error: Exception, tries: int, seconds: float) -> Unreachable:
-    if isinstance(error, Unreachable):
-        return error
-    if isinstance(error, ShardError) and isinstance(error.__context__, OSError):
-        error = error.__context__
     if isinstance(error, FileNotFoundError | ObjectMissing):
         why = (
             "it is not there. Restore it, or list what there is now with `quorate data index PATH --force` "

@@ -4,23 +4,21 @@ Trouble with reading is an OSError of a file and a `StoreError` of a store: it s
 """
 
 import os
+import threading
+from collections.abc import Iterator, Mapping
+from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 from typing import Protocol, Self
 
 from quorate.core.errors import RequestError
+from quorate.data.shards.formats.format import ShardFile
 from quorate.storage.objects import ObjectStore, is_url
 
 
-class OpenShard(Protocol):
+class OpenShard(ShardFile, Protocol):
     """A shard that is open for reading, until its `with` ends."""
-
-    name: str
-    size: int
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes from there, fewer only where the file ends."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -32,8 +30,9 @@ class OpenShard(Protocol):
 class ShardPlace(Protocol):
     """Where shards lie. May be used by several threads."""
 
-    def list(self) -> dict[str, int]:
-        """All files, hidden ones left out, by name relative to the place; with their sizes."""
+    def list(self) -> Mapping[str, int | None]:
+        """All files, hidden ones left out, by name relative to the place; with their sizes, None for a link that leads
+        nowhere."""
         ...
 
     def open(self, name: str, size: int | None = None) -> OpenShard:
@@ -52,35 +51,60 @@ class FolderPlace:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def list(self) -> dict[str, int]:
-        """All files, by name."""
+    def list(self) -> dict[str, int | None]:
+        """All files, by name; also those behind links to folders."""
         if not self._folder.exists():
             raise RequestError(f"{self._folder}: there is no such folder.")
         if not self._folder.is_dir():
             raise RequestError(
                 f"{self._folder} is a file. Give the folder that it is in: an index is made of all shards in a folder."
             )
-        found: dict[str, int] = {}
-        folders = [""]
+        found: dict[str, int | None] = {}
+        # Each with the folders that it lies in, itself among them, as the file system knows them.
+        folders = [("", frozenset([_identity(self._folder.stat())]))]
         while folders:
-            below = folders.pop()
-            try:
-                with os.scandir(self._folder / below) as entries:
-                    for entry in entries:
-                        if entry.name.startswith("."):
-                            continue
-                        name = f"{below}{entry.name}"
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(f"{name}/")
-                        elif entry.is_file():
-                            found[name] = entry.stat().st_size
-            except OSError as error:
-                raise RequestError(f"{self._folder / below} cannot be listed: {error.strerror}.") from None
+            below, above = folders.pop()
+            for name, stat in self._entries(below):
+                if stat is None:
+                    found[name] = None
+                elif S_ISREG(stat.st_mode):
+                    found[name] = stat.st_size
+                # A link to a folder that it lies in leads to nothing new, and on for ever.
+                elif S_ISDIR(stat.st_mode) and (itself := _identity(stat)) not in above:
+                    folders.append((f"{name}/", above | {itself}))
         return found
+
+    def _entries(self, below: str) -> Iterator[tuple[str, os.stat_result | None]]:
+        """What is in a folder, links followed; None for those that lead nowhere."""
+        try:
+            with os.scandir(self._folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    stat = _followed(entry)
+                    # What is neither there nor a link was removed meanwhile.
+                    if stat is not None or entry.is_symlink():
+                        yield f"{below}{entry.name}", stat
+        except OSError as error:
+            raise RequestError(f"{self._folder / below} cannot be listed: {error.strerror}.") from None
 
     def open(self, name: str, size: int | None = None) -> OpenShard:  # noqa: ARG002 (a file tells its size itself)
         """Open a file."""
         return LocalShard(self._folder / name, name)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
+def _followed(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What an entry is, or what it leads to if it is a link; None if there is nothing."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno not in (ENOENT, ENOTDIR, ELOOP):
+            raise
+        return None
 
 
 class LocalShard:
@@ -117,6 +141,7 @@ class StorePlace:
 
     def __init__(self, url: str) -> None:
         self._store = ObjectStore(url)
+        self._own = threading.local()
 
     def list(self) -> dict[str, int]:
         """All objects, by key."""
@@ -125,13 +150,43 @@ class StorePlace:
 
     def open(self, name: str, size: int | None = None) -> OpenShard:
         """An object."""
-        return StoredShard(self._store, name, size)
+        return StoredShard(self, name, size)
+
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """A range of an object."""
+        return self._store_here.read(key, start, length)
+
+    def size(self, key: str) -> int:
+        """How many bytes an object has."""
+        return self._store_here.size(key)
+
+    @property
+    def _store_here(self) -> ObjectStore:
+        """The store for this thread: the libraries of some have one connection, which no two may use at once."""
+        if self._store.serves_threads:
+            return self._store
+        if not hasattr(self._own, "store"):
+            self._own.store = ObjectStore(self._store.url)
+        own: ObjectStore = self._own.store
+        return own
+
+
+class Ranges(Protocol):
+    """What ranges of objects are read from: a store, or what finds one for each thread."""
+
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """A range of an object."""
+        ...
+
+    def size(self, key: str) -> int:
+        """How many bytes an object has."""
+        ...
 
 
 class StoredShard:
     """An object of a store."""
 
-    def __init__(self, store: ObjectStore, name: str, size: int | None = None) -> None:
+    def __init__(self, store: Ranges, name: str, size: int | None = None) -> None:
         self.name = name
         self._store = store
         self.size = store.size(name) if size is None else size

@@ -1,10 +1,10 @@
 """Making the index of a dataset in shards: every byte is read once, several shards at a time."""
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,14 @@ import xxhash
 
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.files import OpenShard, ShardPlace, shard_place
-from quorate.data.shards.formats.format import BLOCK, Block, Format
+from quorate.data.shards.fetching import Fetcher
+from quorate.data.shards.files import ShardPlace, shard_place
+from quorate.data.shards.formats.format import BLOCK, Block, Format, ShardFile
 from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
-from quorate.data.shards.index import DIGEST, NAME, ShardIndex
-from quorate.storage.objects import StoreError, is_url, shown
+from quorate.data.shards.index import DIGEST, ShardIndex
+from quorate.data.shards.index_file import NAME
+from quorate.data.shards.patient import opened
+from quorate.storage.objects import is_url, shown
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
@@ -43,7 +46,7 @@ def build_index(place: str, root: str = "", progress: Progress | None = None) ->
     `root` is where they lie as seen from the index, if not beside it.
     """
     files = shard_place(place)
-    sizes = files.list()
+    sizes = _whole(place, files.list())
     kind, names = shards_among(place, sizes)
     format = format_of(kind)
     indexed: list[IndexedShard] = []
@@ -55,6 +58,17 @@ def build_index(place: str, root: str = "", progress: Progress | None = None) ->
     if not len(index):
         raise RequestError(f"{shown(place)}: the {len(names):,} {kind} shards there have no record at all.")
     return index
+
+
+def _whole(place: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """The files with their sizes; a link that leads nowhere may stand for a shard or for a folder of them."""
+    lost = [name for name in sorted(sizes) if sizes[name] is None]
+    if lost:
+        raise RequestError(
+            f"{shown(place)}/{lost[0]} is a link that leads nowhere, so nobody can say what is to be indexed there. "
+            "Restore what it leads to, or remove the link."
+        )
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def shards_among(place: str, names: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
@@ -91,19 +105,21 @@ def _each(
     threads = REMOTE_THREADS if is_url(place) else LOCAL_THREADS
 
     def indexed(name: str) -> IndexedShard:
-        with explaining(name), files.open(name, sizes[name]) as file:
-            return index_shard(format, file)
+        with _explaining(name), opened(files, name, sizes[name], fetcher) as file:
+            return _index_shard(format, file)
 
-    with ThreadPoolExecutor(min(threads, len(names)), "index") as pool:
+    with closing(Fetcher(is_url(place))) as fetcher, ThreadPoolExecutor(min(threads, len(names)), "index") as pool:
         try:
             yield from pool.map(indexed, names)
         except BaseException:
+            # Whoever waits for another try must not be waited for.
+            fetcher.close()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-@contextlib.contextmanager
-def explaining(name: str) -> Iterator[None]:
+@contextmanager
+def _explaining(name: str) -> Iterator[None]:
     """Say which shard it is that cannot be read."""
     try:
         yield
@@ -111,11 +127,9 @@ def explaining(name: str) -> Iterator[None]:
         raise RequestError(f"{error.message}. Mend or remove this shard.") from None
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror or error}.") from None
-    except StoreError as error:
-        raise StoreError(f"{name} cannot be read. {error.message}", error.lasts) from None
 
 
-def index_shard(format: Format, file: OpenShard) -> IndexedShard:
+def _index_shard(format: Format, file: ShardFile) -> IndexedShard:
     """Read one shard through."""
     scan = format.scan(file)
     blocks: list[Block] = []
@@ -128,7 +142,7 @@ def index_shard(format: Format, file: OpenShard) -> IndexedShard:
     return IndexedShard(file.size, dict(scan.fields), tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
 
 
-def digest_of(file: OpenShard, start: int) -> bytes:
+def digest_of(file: ShardFile, start: int) -> bytes:
     """Of all bytes of a file from there."""
     digest = xxhash.xxh3_128()
     while start < file.size:

@@ -9,17 +9,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Protocol
 
 from quorate.data.shards.errors import ShardError
 from quorate.data.shards.threads import start_helper
+from quorate.data.shards.waits import LOOK, look
 
 log = logging.getLogger(__name__)
 
 LIMIT = 192_000_000
 """Bytes of blocks that a process keeps, unless what it reads at the same time is more."""
 _LOCAL_THREADS, _REMOTE_THREADS = 2, 8
-_LOOK = 1.0
 _JOIN = 5.0
 
 
@@ -166,8 +167,9 @@ class _Shelf:
             self._over = True
             self._kept.clear()
             self._changed.notify_all()
+        over = monotonic() + _JOIN
         for thread in self.threads:
-            thread.join(_JOIN)
+            thread.join(max(0.0, over - monotonic()))
 
     def _obtained(self, block: int) -> _Kept:
         with self._changed:
@@ -178,9 +180,10 @@ class _Shelf:
                 if flight is None or not flight.thread.is_alive():
                     flight = self._begun(block)
                     break
-                self._changed.wait(_LOOK)
+                self._changed.wait(LOOK)
                 if flight.error is not None:
                     raise flight.error
+                look()
         return self._read(block, flight)
 
     # --- reading

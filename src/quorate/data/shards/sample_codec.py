@@ -47,7 +47,7 @@ def _skeleton(value: Any, parts: list[bytes]) -> Any:
     if kind is bytes:
         parts.append(value)
         return {"b": len(value)}
-    if isinstance(value, numpy.generic | numpy.ndarray) and kind.__module__ == "numpy":
+    if kind is numpy.ndarray or (isinstance(value, numpy.generic) and kind.__module__ == "numpy"):
         return _of_array(value, parts)
     if kind is torch.Tensor:
         return _of_tensor(value, parts)
@@ -55,9 +55,11 @@ def _skeleton(value: Any, parts: list[bytes]) -> Any:
 
 
 def _of_array(value: Any, parts: list[bytes]) -> Any:
-    if value.dtype.hasobject or value.dtype.names is not None:
+    if value.dtype.hasobject or value.dtype.names is not None or not value.dtype.itemsize:
         raise NotEncodable(f"an array of {value.dtype}")
     if isinstance(value, numpy.generic):
+        if value.dtype.kind in "SU" and value != numpy.array(value)[()]:
+            raise NotEncodable("a text of NumPy that ends with a NUL")
         parts.append(value.tobytes())
         return {"s": value.dtype.str}
     order = _order(value.strides)
@@ -70,7 +72,7 @@ def _of_tensor(value: torch.Tensor, parts: list[bytes]) -> Any:
     if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
         raise NotEncodable("a tensor that is sparse, on a device, or has a gradient")
     order = _order(value.stride())
-    dense = value.permute(order).contiguous()
+    dense = value.resolve_conj().resolve_neg().permute(order).contiguous()
     parts.append(dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
     return {"T": [str(value.dtype).removeprefix("torch."), list(dense.shape), order]}
 

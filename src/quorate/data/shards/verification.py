@@ -1,17 +1,20 @@
 """Reading shards through: what is no longer as it was indexed, by file and place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import xxhash
 
-from quorate.data.shards.files import OpenShard, ShardPlace, shard_place
-from quorate.data.shards.formats.format import Format
+from quorate.data.shards.fetching import Fetcher, Unreachable
+from quorate.data.shards.files import ShardPlace, shard_place
+from quorate.data.shards.formats.format import Format, ShardFile
 from quorate.data.shards.formats.kinds import format_of, kind_of
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.indexing import LOCAL_THREADS, REMOTE_THREADS, Progress, digest_of
-from quorate.storage.objects import ObjectMissing, is_url
+from quorate.data.shards.patient import opened
+from quorate.storage.objects import is_url
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,17 @@ def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[
     flaws: list[Flaw] = []
 
     def examined(shard: int) -> list[Flaw]:
-        return list(_examined(index, shard, format, files, sizes))
+        return _examined(index, shard, format, files, sizes, fetcher)
 
-    with ThreadPoolExecutor(threads, "verify") as pool:
+    with closing(Fetcher(is_url(index.place))) as fetcher, ThreadPoolExecutor(threads, "verify") as pool:
         try:
             for done, found in enumerate(pool.map(examined, range(len(index.shards))), 1):
                 flaws += found
                 if progress is not None:
                     progress(done, len(index.shards))
         except BaseException:
+            # Whoever waits for another try must not be waited for.
+            fetcher.close()
             pool.shutdown(cancel_futures=True)
             raise
     known = set(index.shards)
@@ -62,23 +67,32 @@ def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[
 
 
 def _examined(
-    index: ShardIndex, shard: int, format: Format, files: ShardPlace, sizes: dict[str, int]
-) -> Iterator[Flaw]:
+    index: ShardIndex,
+    shard: int,
+    format: Format,
+    files: ShardPlace,
+    sizes: Mapping[str, int | None],
+    fetcher: Fetcher,
+) -> list[Flaw]:
     name = index.shards[shard]
     first, behind = (int(index.first[index.first_block[each]]) for each in (shard, shard + 1))
-    if name not in sizes:
-        yield Flaw(name, "is missing", records=behind - first)
-        return
-    try:
-        with files.open(name, sizes[name]) as file:
-            yield from _flaws(index, shard, format, file)
-    except (FileNotFoundError, ObjectMissing):
-        yield Flaw(name, "is missing", records=behind - first)
-    except OSError as error:
-        yield Flaw(name, f"cannot be read: {error.strerror or error}", records=behind - first)
+    size = sizes.get(name)
+    if size is None:
+        problem = "is a link that leads nowhere" if name in sizes else "is missing"
+    else:
+        try:
+            with opened(files, name, size, fetcher) as file:
+                return list(_flaws(index, shard, format, file))
+        except FileNotFoundError:
+            problem = "is missing"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        except Unreachable as error:
+            problem = error.message.removeprefix(f"{name} ").rstrip(".")
+    return [Flaw(name, problem, records=behind - first)]
 
 
-def _flaws(index: ShardIndex, shard: int, format: Format, file: OpenShard) -> Iterator[Flaw]:
+def _flaws(index: ShardIndex, shard: int, format: Format, file: ShardFile) -> Iterator[Flaw]:
     expected = int(index.sizes[shard])
     if file.size != expected:
         yield Flaw(file.name, f"has {file.size:,} bytes, and had {expected:,} when it was indexed")
@@ -94,7 +108,7 @@ def _flaws(index: ShardIndex, shard: int, format: Format, file: OpenShard) -> It
         yield Flaw(file.name, "has changed outside of the records", "byte", tail, expected - tail)
 
 
-def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: OpenShard) -> Iterator[Flaw]:
+def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: ShardFile) -> Iterator[Flaw]:
     block = index.block(number)
     content = format.read(file, block)
     found, expected = xxhash.xxh3_128_digest(content), index.digests[number].tobytes()

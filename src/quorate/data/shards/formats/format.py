@@ -123,8 +123,41 @@ class Format(Protocol):
         ...
 
 
-def refuse_unknown(columns: Sequence[str] | None, fields: Mapping[str, str]) -> None:
-    """Refuse columns that the shards do not have."""
-    unknown = [name for name in columns or () if name not in fields]
-    if unknown:
-        raise RequestError(f"there is no column {unknown[0]} in the shards; there are {', '.join(fields)}.")
+class ByteRanges:
+    """What formats have in common whose blocks are ranges of bytes."""
+
+    unit = "byte"
+
+    def read(self, file: ShardFile, block: Block) -> bytes:
+        """The bytes of a block."""
+        return file.read(block.start, block.length)
+
+
+class OpenRanges(ByteRanges):
+    """Blocks that say themselves what is in them: their bytes are enough to open them."""
+
+    alike = False
+
+    def open(
+        self,
+        content: Content,
+        block: Block,
+        fields: Mapping[str, str],  # noqa: ARG002
+        tail: Callable[[], bytes],  # noqa: ARG002
+        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
+    ) -> Records:
+        """The records of a block."""
+        return self.records(content, block)
+
+    def records(self, content: Content, block: Block) -> Records:
+        """The records in some bytes."""
+        raise NotImplementedError
+
+
+def check_columns(columns: Sequence[str] | None, fields: Mapping[str, str]) -> None:
+    """Refuse columns that the shards do not have, or that are asked for twice."""
+    for position, name in enumerate(columns or ()):
+        if name not in fields:
+            raise RequestError(f"there is no column {name} in the shards; there are {', '.join(fields)}.")
+        if columns is not None and name in columns[:position]:
+            raise RequestError(f"column {name} is asked for twice: name each column once.")

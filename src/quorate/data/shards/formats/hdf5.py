@@ -15,10 +15,15 @@ import numpy
 
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile, refuse_unknown
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile, check_columns
 
 _PLAIN = "biufcS"
 _MOST = 1_000_000_000
+_BLOCKS_AT_MOST = 4
+"""A block is so many times larger than others at most, so that no chunk is decompressed for two of them."""
+_KNOWN_FILTERS = (4, *range(256, 512), *range(32_000, 32_768))
+"""Those that HDF5 may have or lack: szip, and what others have registered. Any other number is damage."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -55,7 +60,7 @@ class Hdf5Scan:
     fields: dict[str, str] = field(default_factory=dict)
 
     def blocks(self) -> Iterator[Scanned]:
-        """Ranges of rows, of about as many bytes as other blocks, and of whole chunks."""
+        """Ranges of rows, of about as many bytes as other blocks, and of whole chunks where those are not too large."""
         with _opened(self.file, "byte 0") as datasets:
             yield from self._blocks(datasets)
 
@@ -71,12 +76,21 @@ class Hdf5Scan:
                 why = f"the dataset {each} has {count:,} rows, and {first} has {total:,}: a record is a row of all"
                 raise BadRecord(name, f"row {min(count, total)}", why)
         self.fields |= {each: str(column) for each, column in columns.items()}
-        chunk = max(dataset.chunks[0] if dataset.chunks else 1 for dataset in datasets.values())
-        step = max(1, BLOCK // max(1, sum(column.nbytes for column in columns.values())))
-        step = -(-step // chunk) * chunk
+        largest = max(columns, key=lambda each: columns[each].nbytes)
+        chunks = datasets[largest].chunks
+        step = rows_in_block(sum(column.nbytes for column in columns.values()), chunks[0] if chunks else 1)
         for start in range(0, total, step):
             count = min(step, total - start)
             yield Scanned(Block(name, start, count, count, start), _content(datasets, columns, start, count))
+
+
+def rows_in_block(row_bytes: int, chunk: int) -> int:
+    """How many rows: whole chunks of so many, or equal parts of one that would take too much memory."""
+    usual = max(1, BLOCK // max(1, row_bytes))
+    most = max(1, _BLOCKS_AT_MOST * BLOCK // max(1, row_bytes))
+    if chunk <= most:
+        return min(-(-usual // chunk), most // chunk) * chunk
+    return -(-chunk // -(-chunk // most))
 
 
 class Hdf5Records:
@@ -97,6 +111,8 @@ class Hdf5Records:
             size = column.nbytes * block.records
             if columns is None or name in columns:
                 rows = numpy.frombuffer(memoryview(content)[position : position + size], column.dtype)
+                # Some columns are copied, so that nothing is kept of the others.
+                rows = rows if columns is None else rows.copy()
                 self._columns[name] = rows.reshape((block.records, *column.shape))
             position += size
 
@@ -152,7 +168,7 @@ class Hdf5:
         columns: Sequence[str] | None = None,
     ) -> Hdf5Records:
         """The rows of a block."""
-        refuse_unknown(columns, fields)
+        check_columns(columns, fields)
         return Hdf5Records(content, block, fields, columns)
 
 
@@ -173,13 +189,36 @@ def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
     try:
         with h5py.File(bytes_of_file, "r") as opened:
             opened.visititems(note)
-            yield dict(sorted(found.items()))
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            try:
+                yield dict(sorted(found.items()))
+            except OSError:
+                _refuse_lacking(file.name, found)
+                raise
+    except MemoryError:
+        # It may be the machine's, where another could read the same rows.
+        raise
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
         if bytes_of_file.trouble is not None:
             # The disk or the store, and not the data.
             raise bytes_of_file.trouble from None
         text = " ".join(str(error).split())[:200].rstrip(".")
         raise BadRecord(file.name, place, f"it cannot be read as HDF5: {text or type(error).__name__}") from None
+
+
+def _refuse_lacking(file: str, datasets: dict[str, Any]) -> None:
+    """Say so if rows are compressed in a way that HDF5 does not know here: another machine may read them."""
+    from h5py import h5z
+
+    for each, dataset in datasets.items():
+        made = dataset.id.get_create_plist()
+        for code, _, _, name in map(made.get_filter, range(made.get_nfilters())):
+            if code in _KNOWN_FILTERS and not h5z.filter_avail(code):
+                raise Unreachable(
+                    f"{file} cannot be read here: its dataset {each} is compressed with the filter "
+                    f"{name.decode(errors='replace') or 'of number'} ({code}), which HDF5 does not have on this "
+                    "machine. Install it on every machine and set HDF5_PLUGIN_PATH (the package hdf5plugin has the "
+                    "usual ones), or write the file with gzip."
+                ) from None
 
 
 def _column(file: str, name: str, dataset: Any) -> Column:

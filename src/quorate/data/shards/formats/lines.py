@@ -3,25 +3,34 @@
 Lines end with LF or CRLF, the last one also with the file. Of JSON, empty lines are no records; of plain text they are.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy
 import orjson
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
 from quorate.data.shards.formats.scanner import Scanner
 
 _MARK = b"\xef\xbb\xbf"
-_NEWLINE = 10
-_LINE = 150
-"""Bytes of the memory for where a line lies."""
-_BLANK = bytes(range(33))
+_LINE = 50
+"""Bytes of the memory for a line, beside those it consists of."""
+_BLANK = b" \t\r"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}
 
+_LONG = 19
+"""So many digits in a row may be an integer of more than 64 bits."""
+_INTEGER = re.compile(rb"(?<![\d.])\d+(?![\d.eE])")
+_STRIDE, _ZERO = 6, 48
+_NOWHERE = numpy.empty(0, numpy.int64)
+
+Array = numpy.ndarray[Any, Any]
 Decode = Callable[[bytes], Any]
 
 
@@ -36,20 +45,22 @@ class LineScan:
     def blocks(self) -> Iterator[Scanned]:
         """Blocks of whole lines."""
         scanner = Scanner(self.file)
+        fields: dict[str, str] | None = None
         row, is_more = 0, True
         while is_more:
             is_more = scanner.read_on()
             if is_more and len(scanner.buffer) < BLOCK:
                 continue
             cut = scanner.buffer.rfind(b"\n") + 1 if is_more else len(scanner.buffer)
-            records = len(self.format.lines(bytes(scanner.buffer[:cut])))
+            records = sum(map(self.format.is_record, _split(scanner.buffer[:cut])))
             if not records:
                 # A line that is longer than a block, or empty ones: those go before the next block or behind the last.
                 continue
             block = Block(self.file.name, scanner.start, cut, records, row)
             content = scanner.cut(cut)
-            if not row:
-                self.fields |= self.format.fields(LineRecords(content, block, self.format))
+            if fields is None:
+                fields = self.format.fields(LineRecords(content, block, self.format))
+                self.fields |= fields or {}
             yield Scanned(block, content)
             row += records
 
@@ -58,78 +69,89 @@ class LineRecords:
     """The lines of a block."""
 
     def __init__(self, content: Content, block: Block, format: "_Lines") -> None:
-        self._content = bytes(content)
         self._block = block
         self._format = format
-        # Plain numbers: to take one out of an array would cost as much as to decode a short line.
-        self._lines: list[list[int]] = format.lines(self._content).tolist()
+        self._decode = format.decode
+        self._size = len(content)
+        self._lines = _split(content)
+        # Of a block without blank lines and the like, where a line begins is found when somebody must be told.
+        self._begins: list[int] | None = None
+        self._exact: frozenset[int] = frozenset()
+        is_marked = not block.start and content[: len(_MARK)] == _MARK
+        long = format.long_numbers(content)
+        if is_marked or len(long) or len(self._lines) != block.records:
+            self._look_closer(is_marked, long)
         if len(self._lines) != block.records:
             why = f"there are {len(self._lines)} records, and the index says {block.records}"
             raise BadRecord(block.file, f"byte {block.start}", why)
 
+    def _look_closer(self, is_marked: bool, long: Array) -> None:
+        """Leave out lines that are no records and the mark of UTF-8, and find those with long numbers."""
+        begins = accumulate((len(line) + 1 for line in self._lines), initial=0)
+        kept = {begin: line for begin, line in zip(begins, self._lines, strict=False) if self._format.is_record(line)}
+        if is_marked and 0 in kept:
+            kept = {len(_MARK): kept.pop(0)[len(_MARK) :]} | kept
+        self._lines, self._begins = list(kept.values()), list(kept)
+        self._exact = frozenset((numpy.searchsorted(self._begins, long, side="right") - 1).tolist())
+
     @property
     def nbytes(self) -> int:
         """What they take of the memory."""
-        return len(self._content) + _LINE * len(self._lines)
+        return self._size + _LINE * len(self._lines)
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def __getitem__(self, row: int) -> Any:
-        begin, end = self._lines[row]
-        if not begin and not self._block.start and self._content.startswith(_MARK):
-            begin = len(_MARK)
-        line = self._content[begin:end].removesuffix(b"\r")
+        line = self._lines[row]
         try:
-            return self._format.decode(line)
+            return self._decode(line) if row not in self._exact else self._format.decode_exactly(line)
+        except ValueError:
+            return self._decoded_otherwise(row, line)
+
+    def _decoded_otherwise(self, row: int, line: bytes) -> Any:
+        try:
+            return self._format.decode_exactly(line)
         except UnicodeDecodeError as error:
-            place = f"byte {self._block.start + begin + error.start}"
+            place = f"byte {self._begin(row) + error.start}"
             raise BadRecord(self._block.file, place, f"byte {line[error.start]:#04x} is not UTF-8") from None
         except (ValueError, RecursionError) as error:
-            place = f"byte {self._block.start + begin}"
-            raise BadRecord(self._block.file, place, f"the line is no JSON: {error}") from None
+            why = f"the line is no JSON: {error}"
+            raise BadRecord(self._block.file, f"byte {self._begin(row)}", why) from None
+
+    def _begin(self, row: int) -> int:
+        behind = sum(map(len, self._lines[:row])) + row if self._begins is None else self._begins[row]
+        return self._block.start + behind
 
 
-class _Lines:
+class _Lines(OpenRanges):
     """What both kinds of text files have in common."""
 
     kind: str
-    unit = "byte"
-    alike = False
+    decode: Decode
 
     def scan(self, file: ShardFile) -> LineScan:
         """Find the blocks of a text file."""
         return LineScan(file, self)
 
-    def read(self, file: ShardFile, block: Block) -> bytes:
-        """The bytes of a block."""
-        return file.read(block.start, block.length)
-
-    def open(
-        self,
-        content: Content,
-        block: Block,
-        fields: Mapping[str, str],  # noqa: ARG002 (each line says itself what is in it)
-        tail: Callable[[], bytes],  # noqa: ARG002
-        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
-    ) -> LineRecords:
-        """The records of a block."""
+    def records(self, content: Content, block: Block) -> LineRecords:
+        """The lines of a block."""
         return LineRecords(content, block, self)
 
-    def lines(self, content: bytes) -> numpy.ndarray:
-        """Where each record begins and ends, without its newline."""
-        ends = numpy.flatnonzero(numpy.frombuffer(content, numpy.uint8) == _NEWLINE)
-        if content and not content.endswith(b"\n"):
-            ends = numpy.append(ends, len(content))
-        begins = numpy.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-        return numpy.stack([begins, ends], axis=1).astype(numpy.int64)
-
-    def decode(self, line: bytes) -> Any:
-        """The record that a line is."""
+    def is_record(self, line: bytes) -> bool:
+        """Whether a line is one."""
         raise NotImplementedError
 
-    def fields(self, records: LineRecords) -> dict[str, str]:
-        """What the first records consist of."""
+    def decode_exactly(self, line: bytes) -> Any:
+        """What a line says where `decode` does not know it; that may take long."""
+        raise NotImplementedError
+
+    def long_numbers(self, content: Content) -> Array:
+        """Where digits are that `decode` may not take for what they are."""
+        raise NotImplementedError
+
+    def fields(self, records: LineRecords) -> dict[str, str] | None:
+        """What the records consist of, as far as the first that can be decoded tells; None if there is none."""
         raise NotImplementedError
 
 
@@ -138,9 +160,21 @@ class TextLines(_Lines):
 
     kind = "text"
 
+    def is_record(self, line: bytes) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
     def decode(self, line: bytes) -> str:
         """The text of a line."""
-        return line.decode()
+        return line.removesuffix(b"\r").decode()
+
+    def decode_exactly(self, line: bytes) -> str:
+        """The same."""
+        return self.decode(line)
+
+    def long_numbers(self, content: Content) -> Array:  # noqa: ARG002
+        """A text has no numbers."""
+        return _NOWHERE
 
     def fields(self, records: LineRecords) -> dict[str, str]:  # noqa: ARG002
         """A text is no more than a text."""
@@ -151,32 +185,51 @@ class JsonLines(_Lines):
     """JSON: every line that is not empty is a record."""
 
     kind = "jsonl"
+    decode = staticmethod(orjson.loads)
 
-    def lines(self, content: bytes) -> numpy.ndarray:
-        """Where each record begins and ends; empty lines are left out."""
-        lines = super().lines(content)
-        # Only a line that begins with white space can be empty, and most files have none.
-        first = numpy.frombuffer(content + b"\n", numpy.uint8)[lines[:, 0]] if len(lines) else lines[:, 0]
-        for number in numpy.flatnonzero(first < len(_BLANK)):
-            begin, end = lines[number].tolist()
-            if not content[begin:end].strip(_BLANK):
-                lines[number] = -1
-        return lines[lines[:, 0] >= 0]
+    def is_record(self, line: bytes) -> bool:
+        """Whether there is more than white space."""
+        return bool(line.strip(_BLANK))
 
-    def decode(self, line: bytes) -> Any:
-        """The value of a line."""
-        try:
-            return orjson.loads(line)
-        except ValueError:
-            # It does not know NaN and Infinity, which Python's own writes for them.
-            return json.loads(line.decode())
+    def decode_exactly(self, line: bytes) -> Any:
+        """What orjson does not know: NaN and Infinity, as Python writes them, and integers of more than 64 bits."""
+        return json.loads(line.decode())
 
-    def fields(self, records: LineRecords) -> dict[str, str]:
-        """The names and types of the first record's fields."""
-        record = records[0]
-        if not isinstance(record, dict):
-            return {"": _type(record)}
-        return {name: _type(value) for name, value in record.items()}
+    def long_numbers(self, content: Content) -> Array:
+        """Integers of so many digits that orjson might make floating-point numbers of them."""
+        codes = numpy.frombuffer(content, numpy.uint8)
+        # So many digits in a row lie on three that are looked at: most blocks are done with a sixth of their bytes.
+        if not _runs(codes[::_STRIDE] - _ZERO < 10, 3).any():
+            return _NOWHERE
+        found = numpy.flatnonzero(_runs(codes - _ZERO < 10, _LONG)).tolist()
+        return numpy.array([begin for begin in found if _INTEGER.match(content, begin)], numpy.int64)
+
+    def fields(self, records: LineRecords) -> dict[str, str] | None:
+        """The names and types of a record's fields."""
+        for row in range(len(records)):
+            with contextlib.suppress(BadRecord):
+                record = records[row]
+                if not isinstance(record, dict):
+                    return {"": _type(record)}
+                return {name: _type(value) for name, value in record.items()}
+        return None
+
+
+def _split(content: Content) -> list[bytes]:
+    lines = bytes(content).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _runs(values: Array, length: int) -> Array:
+    """Where so many begin that are all true."""
+    done = 1
+    while done < length:
+        more = min(done, length - done)
+        values = values[:-more] & values[more:]
+        done += more
+    return values
 
 
 def _type(value: Any) -> str:

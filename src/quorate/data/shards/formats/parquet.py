@@ -14,7 +14,8 @@ import numpy
 
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import Block, Content, Scanned, ShardFile, refuse_unknown
+from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.formats.format import Block, ByteRanges, Content, Scanned, ShardFile, check_columns
 
 MAGIC = b"PAR1"
 FOOTERS = 64_000_000
@@ -30,11 +31,6 @@ class Footer:
 
     metadata: Any
     groups: tuple[tuple[int, int], ...]
-
-    @property
-    def tail(self) -> int:
-        """Where the last row group ends."""
-        return max((end for _, end in self.groups), default=0)
 
     def group(self, start: int) -> int:
         """The number of the row group whose block begins there."""
@@ -75,85 +71,166 @@ class ParquetScan:
         start = file.size - _END - int.from_bytes(end[:4], "little")
         if start < len(MAGIC):
             raise BadRecord(file.name, f"byte {file.size - _END}", "its footer is longer than the file")
-        return parse_footer(file.read(start, file.size - start), file.name, start)
+        return parse_footer(file.read(start, file.size - start), file.name, f"byte {start}")
 
 
 class ParquetRecords:
-    """The rows of a row group, decoded."""
+    """The rows of a row group, decoded. Nothing that it gives can be changed to change the block."""
 
     def __init__(self, table: Any, block: Block) -> None:
-        self._table = table
         self._block = block
-        self._arrays: dict[str, _Values] = {}
+        self._columns = {name: _column(table.column(name)) for name in table.column_names}
 
     @property
     def nbytes(self) -> int:
         """What they take of the memory."""
-        return int(self._table.nbytes)
+        return sum(column.nbytes for column in self._columns.values())
 
     def __len__(self) -> int:
         return self._block.records
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return {name: self._values(name).record(row) for name in self._table.column_names}
+        try:
+            return {name: column.record(row) for name, column in self._columns.items()}
+        except (ValueError, OverflowError):
+            return {name: self._value(name, column, row) for name, column in self._columns.items()}
 
     def columns(self, rows: Sequence[int] | Array) -> dict[str, Array]:
         """Some rows, by column."""
         wanted = numpy.asarray(rows, dtype=numpy.int64)
-        return {name: self._column(name, wanted) for name in self._table.column_names}
+        return {name: self._rows(name, wanted) for name in self._columns}
 
-    def _column(self, name: str, wanted: Array) -> Array:
-        values = self._values(name)
-        if values.missing is not None and values.missing[wanted].any():
-            row = self._block.row + int(wanted[int(numpy.argmax(values.missing[wanted]))])
-            why = f"column {name} has no value there, and its values are numbers: fill it in, or use decode="
-            raise BadRecord(self._block.file, f"row {row}", why)
-        return values.array[wanted]
+    def _rows(self, name: str, wanted: Array) -> Array:
+        column = self._columns[name]
+        if isinstance(column, _Numbers):
+            if column.missing is not None and column.missing[wanted].any():
+                row = int(wanted[int(numpy.argmax(column.missing[wanted]))])
+                why = "has no value there, and its values are numbers: fill it in, or use decode="
+                raise self._bad(name, row, why)
+            return column.array[wanted]
+        try:
+            values = column.rows(wanted)
+        except (ValueError, OverflowError):
+            values = [self._value(name, column, row) for row in wanted.tolist()]
+        # Not array(): that would make one array of lists that are equally long.
+        return numpy.fromiter(values, dtype=object, count=len(wanted))
 
-    def _values(self, name: str) -> "_Values":
-        if name not in self._arrays:
-            self._arrays[name] = _Values(self._table.column(name))
-        return self._arrays[name]
+    def _value(self, name: str, column: "_Column", row: int) -> Any:
+        try:
+            return column.record(row)
+        except UnicodeDecodeError as error:
+            raise self._bad(name, row, f"has the byte {error.object[error.start]:#04x}, which is not UTF-8") from None
+        except (ValueError, OverflowError) as error:
+            raise self._bad(name, row, f"has no value that can be read: {error}") from None
+
+    def _bad(self, name: str, row: int, why: str) -> BadRecord:
+        return BadRecord(self._block.file, f"row {self._block.row + row}", f"column {name} {why}")
 
 
-class _Values:
-    """A column as an array, and which rows have no value where the array cannot say so."""
+@dataclass(frozen=True)
+class _Numbers:
+    """A column as an array. Rows that are `missing` lack a value, or a part of it; those are still in the `chunk`."""
 
-    def __init__(self, column: Any) -> None:
-        pa, _ = _pyarrow()
-        chunk = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-        shape: tuple[int, ...] | None = None
-        if isinstance(chunk.type, pa.FixedShapeTensorType):
-            shape, chunk = tuple(chunk.type.shape), chunk.storage
-        if pa.types.is_dictionary(chunk.type):
-            chunk = chunk.dictionary_decode()
-        self._chunk = chunk
-        self.missing: Array | None = None
-        sizes, inner = [len(chunk)], chunk
-        missing = numpy.zeros(len(chunk), bool)
-        while True:
-            if inner.null_count:
-                nulls = inner.is_null().to_numpy(zero_copy_only=False)
-                missing |= nulls.reshape((sizes[0], prod(sizes[1:]))).any(axis=1)
-            if not pa.types.is_fixed_size_list(inner.type):
-                break
-            size = inner.type.list_size
-            sizes.append(size)
-            inner = inner.values.slice(inner.offset * size, len(inner) * size)
-        if _is_number(inner.type):
-            self.array = _numbers(inner).reshape((sizes[0], *(shape or sizes[1:])))
-            self.missing = missing if missing.any() else None
-        else:
-            self.array = _objects(chunk)
+    array: Array
+    missing: Array | None
+    chunk: Any
+
+    @property
+    def nbytes(self) -> int:
+        kept = 0 if self.missing is None else self.missing.nbytes + self.chunk.get_total_buffer_size()
+        return self.array.nbytes + kept
 
     def record(self, row: int) -> Any:
         if self.missing is not None and self.missing[row]:
-            return self._chunk[row].as_py()
+            return self.chunk[row].as_py()
         value = self.array[row]
         if self.array.ndim > 1:
-            # A copy: it may be changed in place, and the block is read again.
             return value.copy()
-        return value if self.array.dtype.kind in "OmM" else value.item()
+        return value if self.array.dtype.kind in "mM" else value.item()
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """A column of lists of numbers, whose values lie one behind the other, as arrays; what is `missing` as above."""
+
+    values: Array
+    begins: Array
+    missing: Array | None
+    chunk: Any
+
+    @property
+    def nbytes(self) -> int:
+        kept = 0 if self.missing is None else self.missing.nbytes + self.chunk.get_total_buffer_size()
+        return self.values.nbytes + self.begins.nbytes + kept
+
+    def record(self, row: int) -> Any:
+        if self.missing is not None and self.missing[row]:
+            return self.chunk[row].as_py()
+        return self.values[self.begins[row] : self.begins[row + 1]].copy()
+
+    def rows(self, wanted: Array) -> list[Any]:
+        return [self.record(row) for row in wanted.tolist()]
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """A column that only Arrow has: each value is made when it is asked for."""
+
+    chunk: Any
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.chunk.get_total_buffer_size())
+
+    def record(self, row: int) -> Any:
+        return self.chunk[row].as_py()
+
+    def rows(self, wanted: Array) -> list[Any]:
+        # Many at once take a tenth of the time.
+        return list(self.chunk.take(_pyarrow()[0].array(wanted)).to_pylist())
+
+
+_Column = _Numbers | _Lists | _Objects
+
+
+def _column(column: Any) -> _Column:
+    pa, _ = _pyarrow()
+    chunk = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    shape: tuple[int, ...] | None = None
+    order: Sequence[int] | None = None
+    if isinstance(chunk.type, pa.FixedShapeTensorType):
+        shape, order, chunk = tuple(chunk.type.shape), chunk.type.permutation, chunk.storage
+    if pa.types.is_dictionary(chunk.type) and _is_number(chunk.type.value_type):
+        chunk = chunk.dictionary_decode()
+    sizes, inner = [len(chunk)], chunk
+    missing = numpy.zeros(len(chunk), bool)
+    while True:
+        if inner.null_count:
+            nulls = inner.is_null().to_numpy(zero_copy_only=False)
+            missing |= nulls.reshape((sizes[0], prod(sizes[1:]))).any(axis=1)
+        if not pa.types.is_fixed_size_list(inner.type):
+            break
+        size = inner.type.list_size
+        sizes.append(size)
+        inner = inner.values.slice(inner.offset * size, len(inner) * size)
+    if not _is_number(inner.type):
+        is_list = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+        return _lists(chunk) if is_list and _is_number(chunk.type.value_type) else _Objects(chunk)
+    array = _numbers(inner).reshape((sizes[0], *(shape or sizes[1:])))
+    if order is not None:
+        array = array.transpose(0, *(dimension + 1 for dimension in order))
+    return _Numbers(array, missing, chunk) if missing.any() else _Numbers(array, None, None)
+
+
+def _lists(chunk: Any) -> _Lists:
+    begins = chunk.offsets.to_numpy()
+    # What stands below a list that is missing is nothing of the others: the offsets say so.
+    missing = chunk.is_null().to_numpy(zero_copy_only=False)
+    if chunk.values.null_count:
+        before = numpy.append(0, numpy.cumsum(chunk.values.is_null().to_numpy(zero_copy_only=False)))
+        missing |= before[begins[1:]] > before[begins[:-1]]
+    is_missing = bool(missing.any())
+    return _Lists(_numbers(chunk.values), begins, missing if is_missing else None, chunk if is_missing else None)
 
 
 def _numbers(chunk: Any) -> Array:
@@ -167,32 +244,16 @@ def _numbers(chunk: Any) -> Array:
     return array
 
 
-def _objects(chunk: Any) -> Array:
-    """Values one by one: a list of numbers as an array, and all else as Python has it."""
-    pa, _ = _pyarrow()
-    kind = chunk.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    array = numpy.empty(len(chunk), dtype=object)
-    if is_list and _is_number(kind.value_type):
-        for row, value in enumerate(chunk):
-            plain = value.is_valid and not value.values.null_count
-            array[row] = value.values.to_numpy(zero_copy_only=False).copy() if plain else value.as_py()
-    else:
-        array[:] = chunk.to_pylist()
-    return array
-
-
 def _is_number(kind: Any) -> bool:
     types = _pyarrow()[0].types
     is_time = types.is_timestamp(kind) or types.is_date(kind) or types.is_duration(kind)
     return bool(is_time or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-class Parquet:
+class Parquet(ByteRanges):
     """Parquet files. The footers of the shards that were read last are kept."""
 
     kind = "parquet"
-    unit = "byte"
     alike = True
 
     def __init__(self) -> None:
@@ -204,10 +265,6 @@ class Parquet:
         """Find the row groups of a file."""
         return ParquetScan(file)
 
-    def read(self, file: ShardFile, block: Block) -> bytes:
-        """The bytes of a row group."""
-        return file.read(block.start, block.length)
-
     def open(
         self,
         content: Content,
@@ -217,7 +274,7 @@ class Parquet:
         columns: Sequence[str] | None = None,
     ) -> ParquetRecords:
         """Decode a row group, all columns or some."""
-        refuse_unknown(columns, fields)
+        check_columns(columns, fields)
         pa, parquet = _pyarrow()
         footer = self._footer(block.file, tail)
         try:
@@ -228,7 +285,10 @@ class Parquet:
             if table.num_rows != block.records:
                 raise ValueError(f"{table.num_rows} rows, and the index says {block.records}")
             return ParquetRecords(table if columns is None else table.select(chosen), block)
+        except MemoryError:
+            raise
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
+            _refuse_lacking(block.file, footer, error)
             text = " ".join(str(error).split())[:200].rstrip(".")
             raise BadRecord(block.file, f"byte {block.start}", f"the row group cannot be decoded: {text}") from None
 
@@ -238,7 +298,7 @@ class Parquet:
                 self._footers.move_to_end(file)
                 return self._footers[file][0]
         content = tail()
-        footer = parse_footer(content, file, 0)
+        footer = parse_footer(content, file, f"the last {len(content):,} bytes")
         with self._lock:
             if file not in self._footers:
                 self._footers[file] = footer, len(content)
@@ -249,16 +309,43 @@ class Parquet:
         return footer
 
 
-def parse_footer(content: bytes, file: str, start: int) -> Footer:
-    """The footer at the end of some bytes, which begin at `start` of the file."""
+def parse_footer(content: bytes, file: str, place: str) -> Footer:
+    """The footer at the end of some bytes, which lie at that place in the file."""
     pa, parquet = _pyarrow()
     try:
         metadata = parquet.read_metadata(pa.BufferReader(content))
         groups = tuple(_groups(metadata))
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         text = " ".join(str(error).split())[:200].rstrip(".")
-        raise BadRecord(file, f"byte {start}", f"its footer cannot be read: {text}") from None
+        raise BadRecord(file, place, f"its footer cannot be read: {text}") from None
     return Footer(metadata, groups)
+
+
+def _refuse_lacking(file: str, footer: Footer, error: Exception) -> None:
+    """Say so if pyarrow cannot decode it here: with another one it might."""
+    pa, _ = _pyarrow()
+    codecs = {
+        footer.metadata.row_group(group).column(column).compression
+        for group in range(footer.metadata.num_row_groups)
+        for column in range(footer.metadata.num_columns)
+    }
+    lacking = next((codec for codec in sorted(codecs) if not _is_available(codec)), None)
+    if lacking is None and not isinstance(error, pa.ArrowNotImplementedError):
+        return
+    why = f"it is compressed with {lacking}, which pyarrow does not have" if lacking else f"{error}".rstrip(".")
+    raise Unreachable(
+        f"{file} cannot be decoded with pyarrow {pa.__version__} of this machine: {why}. Install the same pyarrow "
+        "on every machine, one that can read it, or write the shards in another way, such as with zstd."
+    ) from None
+
+
+def _is_available(codec: str) -> bool:
+    try:
+        return codec == "UNCOMPRESSED" or bool(_pyarrow()[0].Codec.is_available(codec.lower()))
+    except ValueError:
+        return False
 
 
 def _groups(metadata: Any) -> Iterator[tuple[int, int]]:

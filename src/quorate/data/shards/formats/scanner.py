@@ -25,6 +25,19 @@ class Scanner:
         self.buffer += more
         return bool(more)
 
+    def rest(self) -> int:
+        """How many bytes the file has from the beginning of the block on."""
+        return self._file.size - self.start
+
+    def first_byte(self, begin: int) -> int | None:
+        """The first from there, counted from the beginning of the block, that is not zero; nothing is kept of it."""
+        piece = bytes(memoryview(self.buffer)[begin:])
+        while not (behind := piece.lstrip(b"\0")):
+            begin += len(piece)
+            if not (piece := self._file.read(self.start + begin, BLOCK)):
+                return None
+        return begin + len(piece) - len(behind)
+
     def cut(self, count: int) -> bytes:
         """End the block after so many bytes, and begin the next."""
         content = bytes(memoryview(self.buffer)[:count])

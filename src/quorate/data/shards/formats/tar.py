@@ -6,22 +6,25 @@ no part of any record. A record never spans two blocks.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
 from quorate.data.shards.formats.scanner import Scanner
 
 UNIT = 512
 KEY = "__key__"
 _ZEROS = bytes(UNIT)
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
-_FILE, _FOLDER, _EXTENDED, _GLOBAL, _LONG_NAME, _LONG_LINK = b"0\x007", b"5", b"x", b"g", b"L", b"K"
+_FILE, _FOLDER, _SPARSE = b"0\x007", b"5", b"S"
+_EXTENDED, _GLOBAL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
+_MEMBER = 300
+"""Bytes of the memory for where a file lies, and what it is called."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A file in a tar: its record and field, where its headers begin, where its content does, and where it ends."""
 
@@ -43,10 +46,14 @@ class _Bad(Exception):  # noqa: N818
 
 
 class Walk:
-    """The members of a run of bytes, one header after the other. `has` gets bytes that are not there yet."""
+    """The members of a run of bytes, one header after the other.
 
-    def __init__(self, has: Callable[[int], bool], buffer: Content) -> None:
+    `has` gets bytes that are not there yet, and `rest` tells how many there could be in all.
+    """
+
+    def __init__(self, has: Callable[[int], bool], rest: Callable[[], int], buffer: Content) -> None:
         self._has = has
+        self._rest = rest
         self._buffer = buffer
         self._long_name: str | None = None
         self._long_size: int | None = None
@@ -61,17 +68,17 @@ class Walk:
             name, size, kind = self._header(header, position)
             self._head = position if self._head is None else self._head
             begin = position + UNIT
-            end = begin + -(-size // UNIT) * UNIT
             if kind in (_EXTENDED, _LONG_NAME):
                 self._extend(kind, self._content(begin, size, position), position)
-                position = end
-                continue
-            if kind not in (_GLOBAL, _LONG_LINK):
+            elif kind not in (_GLOBAL, _LONG_LINK):
                 member = self._member(name, size, kind, position)
                 if member is not None:
                     return member, member.end
-            position = end
-        if self._has(position + 1):
+                size = 0  # a folder, behind which there is nothing whatever its header says
+            elif begin + size > self._rest():
+                raise _Bad(position, "the file ends in the middle of a name: it was cut off")
+            position = begin + -(-size // UNIT) * UNIT
+        if bytes(self._buffer[position:]).strip(b"\0"):
             raise _Bad(position, "the file ends in the middle of a header: it was cut off")
         return None, position
 
@@ -80,11 +87,14 @@ class Walk:
         size = size if self._long_size is None else self._long_size
         head = position if self._head is None else self._head
         self._long_name = self._long_size = self._head = None
+        if kind == _SPARSE:
+            raise _Bad(position, _sparse(name))
         if kind not in _FILE:
             if kind == _FOLDER:
                 return None
             raise _Bad(position, f"{name} is a link or a special file, which a shard cannot have: tar it with -h")
-        if not self._has(position + UNIT + size):
+        # Asked before it is read: a size may be anything, and all up to there would be kept.
+        if position + UNIT + size > self._rest() or not self._has(position + UNIT + size):
             raise _Bad(position, f"the file ends before the {size:,} bytes of {name}: it was cut off")
         parts = _NAME.fullmatch(name)
         if parts is None:
@@ -93,22 +103,27 @@ class Walk:
         return Member(parts[1], parts[2].lower(), head, position + UNIT, size)
 
     def _content(self, begin: int, size: int, position: int) -> bytes:
-        if not self._has(begin + size):
+        if begin + size > self._rest() or not self._has(begin + size):
             raise _Bad(position, "the file ends in the middle of a name: it was cut off")
         return bytes(self._buffer[begin : begin + size])
 
     def _extend(self, kind: bytes, content: bytes, position: int) -> None:
+        if kind == _LONG_NAME:
+            self._long_name = _name(content.rstrip(b"\0"), position)
+            return
         try:
-            if kind == _LONG_NAME:
-                self._long_name = content.rstrip(b"\0").decode()
-                return
-            for word, value in _extended(content):
-                if word == "path":
-                    self._long_name = value
-                elif word == "size":
-                    self._long_size = int(value)
+            words = dict(_extended(content))
+            size = int(words[b"size"]) if b"size" in words else self._long_size
+            if size is not None and size < 0:
+                raise ValueError
         except ValueError:
-            raise _Bad(position, "an extended header cannot be read") from None
+            raise _Bad(position, "an extended header cannot be read: the file was damaged") from None
+        if b"path" in words:
+            self._long_name = _name(words[b"path"], position)
+        self._long_size = size
+        if any(word.startswith(b"GNU.sparse.") for word in words):
+            name = words.get(b"GNU.sparse.name", words.get(b"path", b"a file"))
+            raise _Bad(position, _sparse(name.decode(errors="backslashreplace")))
 
     @staticmethod
     def _header(header: bytes, position: int) -> tuple[str, int, bytes]:
@@ -116,12 +131,24 @@ class Walk:
             told = int(header[148:156].split(b"\0")[0].strip() or b"0", 8)
             if told != sum(header) - sum(header[148:156]) + 8 * 32:
                 raise ValueError
-            name = header[:100].split(b"\0")[0].decode()
-            prefix = header[345:500].split(b"\0")[0].decode() if header[257:263] == b"ustar\0" else ""
             size = _number(header[124:136])
         except ValueError:
             raise _Bad(position, "there is no header of a tar file: it was damaged, or is no tar file") from None
-        return f"{prefix}/{name}" if prefix else name, size, header[156:157]
+        name = _name(header[:100].split(b"\0")[0], position)
+        prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+        return f"{_name(prefix, position)}/{name}" if prefix else name, size, header[156:157]
+
+
+def _name(text: bytes, position: int) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        shown = text.decode(errors="backslashreplace")
+        raise _Bad(position, f"the name {shown} is not in UTF-8: rename the file, and tar it again") from None
+
+
+def _sparse(name: str) -> str:
+    return f"{name} was written without its holes, and only tar itself can fill them in: tar it without --sparse (-S)"
 
 
 def _number(text: bytes) -> int:
@@ -132,16 +159,15 @@ def _number(text: bytes) -> int:
     return value
 
 
-def _extended(content: bytes) -> Iterator[tuple[str, str]]:
+def _extended(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The records of an extended header: ``length word=value`` and a newline each."""
     while content.strip(b"\0"):
         length = int(content.split(b" ", 1)[0])
         line, content = content[:length], content[length:]
         word, equals, value = line.partition(b" ")[2].removesuffix(b"\n").partition(b"=")
-        if not equals or length < 5:
+        if not equals or length < 5 or len(line) != length:
             raise ValueError
-        if word in (b"path", b"size"):
-            yield word.decode(), value.decode()
+        yield word, value
 
 
 @dataclass
@@ -163,7 +189,7 @@ class TarScan:
         position = end = records = row = 0
         key: str | None = None
         members: set[str] = set()
-        walk = Walk(scanner.has, scanner.buffer)
+        walk = Walk(scanner.has, scanner.rest, scanner.buffer)
         while True:
             member, position = walk.next(position)
             if member is None:
@@ -185,6 +211,12 @@ class TarScan:
             members.add(member.field)
             self.fields.setdefault(member.field, "bytes")
             end = member.end
+        if (more := scanner.first_byte(position)) is not None:
+            why = (
+                "there is more behind the end of the archive, such as a second tar file: make a shard of each, or "
+                "join them with tar --concatenate"
+            )
+            raise _Bad(more, why)
         if records:
             # The last file need not be filled up to a whole unit.
             end = min(end, len(scanner.buffer))
@@ -197,7 +229,8 @@ class TarRecords:
     def __init__(self, content: Content, block: Block) -> None:
         self._content = memoryview(content)
         self._records: list[list[Member]] = []
-        walk = Walk(lambda count: count <= len(self._content), self._content)
+        size = len(self._content)
+        walk = Walk(lambda count: count <= size, lambda: size, self._content)
         position = 0
         try:
             while True:
@@ -217,7 +250,7 @@ class TarRecords:
     @property
     def nbytes(self) -> int:
         """What they take of the memory."""
-        return len(self._content)
+        return len(self._content) + _MEMBER * sum(map(len, self._records))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -230,28 +263,15 @@ class TarRecords:
         return record
 
 
-class Tar:
+class Tar(OpenRanges):
     """Tar files in the convention of WebDataset."""
 
     kind = "tar"
-    unit = "byte"
-    alike = False
 
     def scan(self, file: ShardFile) -> TarScan:
         """Find the blocks of a tar file."""
         return TarScan(file)
 
-    def read(self, file: ShardFile, block: Block) -> bytes:
-        """The bytes of a block."""
-        return file.read(block.start, block.length)
-
-    def open(
-        self,
-        content: Content,
-        block: Block,
-        fields: Mapping[str, str],  # noqa: ARG002 (a tar says itself what is in it)
-        tail: Callable[[], bytes],  # noqa: ARG002
-        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
-    ) -> TarRecords:
+    def records(self, content: Content, block: Block) -> TarRecords:
         """The records of a block."""
         return TarRecords(content, block)

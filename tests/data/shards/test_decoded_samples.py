@@ -1,0 +1,358 @@
+"""Decoded samples on the disk are exactly what would be decoded, take no more room than they may, and end no job."""
+
+import logging
+import os
+import resource
+import signal
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from data.shards.shard_files import small_blocks, write_shards
+from quorate.data.collate import collate
+from quorate.data.reading import Request, Source
+from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.shards import decoded
+from quorate.data.shards.cache import DiskCache
+from quorate.data.shards.dataset import Shards
+from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.indexing import build_index
+from quorate.data.shards.sample_file import SampleFile, Spool
+
+__all__ = ["small_blocks"]
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+def to_sample(record: str) -> dict[str, Any]:
+    return {"x": torch.tensor([len(record), 1.5]), "text": record[:5], "pair": (1, numpy.float32(2))}
+
+
+def to_large_sample(record: str) -> torch.Tensor:
+    return torch.full((1000,), len(record))
+
+
+def draws(record: str) -> Any:
+    return torch.rand(2) + len(record)
+
+
+def gives_a_set(record: str) -> Any:
+    return {record}
+
+
+def refuses_third(record: str) -> int:
+    if record.startswith("3 "):
+        raise ValueError("no such word")
+    return len(record)
+
+
+before: dict[str, int] = {}
+
+
+def remembers(record: str) -> int:
+    before[record] = len(before)
+    return before[record]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    write_shards("text", tmp_path / "data", sizes=(8, 5))
+    save_index(build_index(str(tmp_path / "data")), tmp_path / "data" / NAME)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
+    """The rows that were decoded. Not counted by decode() itself: then it would depend on what it counts."""
+    found: deque[int] = deque()
+    plain = Shards._sample
+
+    def counted(shards: Shards, record: Any, block: int, row: int) -> Any:
+        found.append(row)
+        return plain(shards, record, block, row)
+
+    monkeypatch.setattr(Shards, "_sample", counted)
+    yield found
+
+
+def epoch(texts: Path, decode_with: Any, collate_with: Any = list, number: int = 0, **options: Any) -> list[Any]:
+    cache = {"folder": texts.parent / "cache", "gb": options.pop("gb", 0.1)}
+    shards = Shards(texts, decode=decode_with, cache=cache)
+    samples = Samples({Source.TRAINING: shards}, collate_with, 1, **options)
+    batches: list[Any] = []
+    for first in range(0, 13, 2):
+        indices = tuple(range(12 - first, max(-1, 10 - first), -1))
+        answer = samples[Request(Source.TRAINING, number, indices)]
+        assert isinstance(answer, Fetched), answer
+        batches += answer.batch or []
+    shards.close()
+    return batches
+
+
+def files(texts: Path, pattern: str = "samples-*") -> list[Path]:
+    return sorted((texts.parent / "cache").rglob(pattern))
+
+
+def test_decoded_samples_are_decoded_once(texts: Path, calls: deque[int]) -> None:
+    first = epoch(texts, to_sample)
+    assert len(calls) == 13
+    second = epoch(texts, to_sample)
+    assert len(calls) == 13
+    assert len(first) == len(second) == 13
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one["x"], other["x"])
+        assert (one["text"], one["pair"]) == (other["text"], other["pair"])
+        assert type(other["pair"][1]) is numpy.float32
+    assert not files(texts, "*.partial")
+
+
+def test_a_damaged_sample_is_decoded_again(texts: Path, calls: deque[int]) -> None:
+    first = epoch(texts, to_sample)
+    assert files(texts)
+    for path in files(texts):
+        content = bytearray(path.read_bytes())
+        content[30] ^= 0xFF
+        path.write_bytes(content)
+    again = epoch(texts, to_sample)
+    assert len(calls) > 13
+    assert all(torch.equal(one["x"], other["x"]) for one, other in zip(first, again, strict=True))
+    for path in files(texts):
+        path.write_bytes(path.read_bytes()[:-20])
+    assert all(torch.equal(one["x"], other["x"]) for one, other in zip(first, epoch(texts, to_sample), strict=True))
+
+
+def test_samples_that_draw_random_numbers_are_not_cached(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = epoch(texts, draws)
+    assert not files(texts)
+    assert caplog.text.count("draws random numbers") == 1
+    assert all(torch.equal(one, other) for one, other in zip(first, epoch(texts, draws), strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(first, epoch(texts, draws, number=1), strict=True))
+
+
+def test_what_cannot_be_written_down_is_not_cached(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert epoch(texts, gives_a_set) == epoch(texts, gives_a_set)
+    assert "they hold a set" in caplog.text
+    assert not files(texts)
+
+
+def test_a_decode_that_changes_what_it_depends_on_is_found_out(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before.clear()
+    assert sorted(epoch(texts, remembers)) == list(range(13))
+    assert "the variable before, which changes as it runs" in caplog.text
+    assert not files(texts)
+    assert not files(texts, "*.partial")
+
+
+def test_a_collate_that_changes_samples_does_not_change_what_is_cached(texts: Path, calls: deque[int]) -> None:
+    def spoil(samples: Any) -> Any:
+        for sample in samples:
+            sample["x"].zero_()
+        return samples
+
+    epoch(texts, to_sample, spoil)
+    assert all(sample["x"][1] == 1.5 for sample in epoch(texts, to_sample))
+    assert len(calls) == 13
+
+
+def test_batches_of_cached_samples_are_collated_alike(texts: Path) -> None:
+    plain = Samples({Source.TRAINING: Shards(texts, decode=to_large_sample)}, collate, 1)
+    shards = Shards(texts, decode=to_large_sample, cache={"folder": texts.parent / "cache"})
+    cached = Samples({Source.TRAINING: shards}, collate, 1)
+    for _ in range(2):
+        for index in range(13):
+            request = Request(Source.TRAINING, 0, (index,))
+            one, other = plain[request], cached[request]
+            assert isinstance(one, Fetched)
+            assert isinstance(other, Fetched)
+            assert torch.equal(one.batch, other.batch)
+    assert shards._decoded is not None
+    assert shards._decoded.has(0)
+
+
+# --- bad samples
+
+
+def test_a_bad_sample_is_bad_again_and_the_others_of_its_block_are_cached(texts: Path, calls: deque[int]) -> None:
+    first = epoch(texts, refuses_third, skips=True)
+    assert len(first) == 12
+    assert not files(texts, "*.partial")
+    calls.clear()
+    assert epoch(texts, refuses_third, skips=True) == first
+    assert list(calls) == [3]
+    cache = {"folder": texts.parent / "cache", "gb": 0.1}
+    strict = Samples({Source.TRAINING: Shards(texts, decode=refuses_third, cache=cache)}, list, 1)
+    told = strict[Request(Source.TRAINING, 0, (2, 3))]
+    assert isinstance(told, FetchTrouble)
+    assert told.message == "ValueError: no such word (in decode() of record 3 of shard-000.txt)"
+
+
+def test_what_is_bad_no_longer_is_cached(texts: Path, calls: deque[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch(texts, refuses_third, skips=True)
+    assert len(files(texts)) > 1
+    # As if its record had been read from a disk that fails: the code is the same.
+    monkeypatch.setattr(Shards, "_sample", lambda _, record, *__: len(record))
+    first = epoch(texts, refuses_third)
+    assert len(first) == 13
+    assert epoch(texts, refuses_third) == first, "the rest of the block, which was read before"
+    monkeypatch.setattr(Shards, "_sample", None)
+    assert epoch(texts, refuses_third) == first, "nothing is decoded any more"
+
+
+# --- room
+
+
+def test_files_that_are_not_finished_take_a_share_and_the_oldest_goes(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 80_000)
+    found = decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(10, 3))
+    assert found is not None
+    sample = bytes(2500)
+    for block in range(6):
+        found.stage(block, 0, sample)
+        found.settle(drew=False)
+    partials = sorted(cache.folder.rglob(".samples-*"))
+    assert [path.name[:10] for path in partials] == [".samples-3", ".samples-4", ".samples-5"], "an eighth"
+    for row in (1, 2):
+        found.stage(0, row, sample)
+        found.settle(drew=False)
+    assert len(list(cache.folder.rglob(".samples-*"))) == 3, "no file is begun that would lack its first row"
+    for row in range(3):
+        found.stage(0, row, sample)
+        found.settle(drew=False)
+    assert found.has(0), "and the next time it is made"
+    found.close()
+    assert not list(cache.folder.rglob(".samples-*"))
+
+
+def test_a_file_that_was_swept_is_not_begun_in_its_middle(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1_000_000)
+    found = decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2))
+    assert found is not None
+    for _ in range(2):
+        for row in range(2):
+            found.stage(0, row, row)
+            found.settle(drew=False)
+            if not found.has(0) and row == 0:
+                for path in cache.folder.rglob(".samples-*"):
+                    path.unlink()
+        assert not found.has(0)
+    found.stage(0, 0, 0)
+    found.stage(0, 1, 1)
+    found.settle(drew=False)
+    assert found.get(0, 1) == (True, 1)
+    assert not cache.has_failed
+
+
+@pytest.mark.parametrize("broken", ["add", "finish"])
+def test_trouble_of_the_disk_leaves_no_file_behind(
+    broken: str, texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    first = epoch(texts, to_sample)
+    for path in files(texts):
+        path.unlink()
+    monkeypatch.setattr(Spool, broken, fail)
+    assert [sample["text"] for sample in epoch(texts, to_sample)] == [sample["text"] for sample in first]
+    assert "No space left on device" in caplog.text
+    assert not files(texts)
+    assert not files(texts, "*.partial")
+
+
+def test_a_disk_that_takes_no_more_in_the_middle_of_a_sample_leaves_the_job_right(texts: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            found = epoch(texts, to_large_sample)
+            code = 0 if len(found) == 13 and all(len(sample) == 1000 for sample in found) else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not files(texts, "*.partial")
+    assert len(epoch(texts, to_large_sample)) == 13
+    assert files(texts), "another process writes again"
+
+
+def test_a_process_that_is_killed_as_it_places_samples_leaves_nothing_that_counts(
+    texts: Path, calls: deque[int]
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(DiskCache, "place", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+                epoch(texts, to_sample)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert files(texts, "*.partial"), "it was in the middle"
+    assert not files(texts)
+    epoch(texts, to_sample)
+    assert len(calls) == 13
+    assert not files(texts, "*.partial"), "what it left was swept"
+
+
+def test_two_jobs_and_their_loaders_share_a_folder(texts: Path) -> None:
+    expected = [len(sample) for sample in epoch(texts, to_large_sample)]
+    for path in files(texts):
+        path.unlink()
+    pids = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            code = 2
+            try:
+                # So small that they sweep what the others have made or are making.
+                rounds = [epoch(texts, to_large_sample, gb=0.00015) for _ in range(6)]
+                code = 0 if all([len(sample) for sample in each] == expected for each in rounds) else 1
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0, 0]
+
+
+def test_what_another_process_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1_000_000)
+    one, other = (decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2)) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    assert not other.has(0), "it has looked"
+    one.stage(0, 0, "a")
+    one.stage(0, 1, "b")
+    one.settle(drew=False)
+    other.stage(0, 0, "a")
+    other.settle(drew=False)
+    assert not list(cache.folder.rglob(".samples-*"))
+    assert other.get(0, 1) == (True, "b")
+
+
+def test_a_file_of_other_samples_is_none(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "a", 2)
+    spool.add(0, b"x")
+    spool.add(1, None)
+    spool.finish()
+    found = SampleFile.at(tmp_path / "a", 2)
+    assert found is not None
+    assert found.read(0) == b"x"
+    assert found.is_bad(1)
+    assert SampleFile.at(tmp_path / "a", 3) is None
+    found.close()
+
+
+def test_functions_that_cannot_be_identified_are_told_with_the_remedy(
+    texts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle: Any = object.__new__(type("Handle", (), {"__reduce_ex__": None}))
+    with caplog.at_level(logging.WARNING):
+        epoch(texts, lambda record: (handle, len(record))[1])
+    assert "decoded samples are not cached: decode() depends on the variable handle (a Handle)" in caplog.text
+    assert "Hand over plain values instead" in caplog.text
+    assert not files(texts)
