@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import posix
 import runpy
 import signal
 import socket
@@ -34,6 +35,7 @@ SCRIPT = "a script"
 PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.nursery", "quorate.coordinator")
 # A nursery and a coordinator, and what takes the place of one that is killed.
 SPARES = {"train": 3, "resume": 3, "eval": 2, "chaos": 5, "diff": 8, PART: 3, KERNEL: 4, SCRIPT: 4}
+MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_PRELOADED = ("__main__", "quorate.bench", "quorate.engines.nursery", PART, "_pb2")
 # What an interpreter or a library looks at once, when it starts.
@@ -105,6 +107,8 @@ class Warmth:
     """Stands in for the innermost function of `subprocess`."""
 
     def __init__(self) -> None:
+        # Kept, since the first test that needs a process may be one whose processes are not measured.
+        self._measuring = {name: value for name, value in os.environ.items() if name == MEASURING}
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._connection: socket.socket | None = None
@@ -126,8 +130,7 @@ class Warmth:
         from quorate.engines.nursery_process import ENVIRONMENT
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-        self._environment = inherited | ENVIRONMENT
+        self._environment = os.environ | self._measuring | ENVIRONMENT
         with theirs:
             room = " " * _ROOM  # for the command lines of what it forks
             self._process = subprocess.Popen(
@@ -208,8 +211,8 @@ def _be_spare(connection: socket.socket, environment: dict[str, str]) -> NoRetur
 
 def serve(connection: socket.socket) -> None:
     """Fork what is asked for, until whoever asks is gone."""
-    _preload()
     environment = dict(os.environ)
+    _preload_measured() if MEASURING in os.environ else _preload()
     gc.collect()
     gc.freeze()
     while (received := _receive(connection)) is not None:
@@ -233,6 +236,19 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
     except ConnectionError:
         return None
     return (json.loads(message), list(descriptors)) if message else None
+
+
+def _preload_measured() -> None:
+    """Which is the only time that most lines outside of functions run; what is forked is measured anew."""
+    import coverage
+
+    _preload()
+    measurement = coverage.process_startup.coverage  # type: ignore[attr-defined] # begun with the interpreter
+    del coverage.process_startup.coverage  # type: ignore[attr-defined]
+    measurement.stop()
+    measurement.save()
+    atexit.unregister(measurement._atexit)
+    os._exit = posix._exit
 
 
 def _preload() -> None:
@@ -277,7 +293,7 @@ def _become(
     sys.orig_argv = arguments
     needed = SPARES.get(rest[1] if program == COMMAND and rest[1:] else program, 0)
     subprocess._fork_exec = Spares(warm, needed)  # type: ignore[attr-defined]
-    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+    if MEASURING in os.environ:
         import coverage
 
         coverage.process_startup()

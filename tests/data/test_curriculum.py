@@ -56,6 +56,10 @@ def test_each_epoch_reads_every_sample_once_over_steps_lanes_and_micro_batches(
         assert [given.ends_epoch(step) for step in steps] == [False] * (per_epoch - 1) + [True]
 
 
+def plainly(given: Curriculum, step: int, lane: int) -> list[list[int]]:
+    return [part.tolist() for part in given.micro_batches(step, lane)]
+
+
 @given(jobs())
 def test_lanes_and_micro_batches_are_even_and_in_the_order_of_the_batch(
     case: tuple[int, dict[str, Any]],
@@ -70,7 +74,7 @@ def test_lanes_and_micro_batches_are_even_and_in_the_order_of_the_batch(
         assert shares == sorted(shares, reverse=True)
         for parts, share in zip(lanes, shares, strict=True):
             assert len(parts) == min(share, keys["accumulate"])
-            assert all(parts)
+            assert all(len(part) for part in parts)
 
 
 @given(jobs())
@@ -80,8 +84,8 @@ def test_reading_in_any_order_gives_the_same(case: tuple[int, dict[str, Any]]) -
     given = curriculum(samples, **keys)
     again = curriculum(samples, **keys)
     places = [(step, lane) for step in range(1, given.total_steps + 1) for lane in range(keys["lanes"])]
-    forwards = {place: given.micro_batches(*place) for place in places}
-    assert {place: again.micro_batches(*place) for place in reversed(places)} == forwards
+    forwards = {place: plainly(given, *place) for place in places}
+    assert {place: plainly(again, *place) for place in reversed(places)} == forwards
 
 
 def test_totals_of_steps_and_epochs() -> None:
@@ -134,8 +138,7 @@ class TestOrderOfOnesOwn:
     @pytest.mark.parametrize("kind", [torch.tensor, tuple, list])
     def test_tensors_and_tuples_will_do(self, kind: Any) -> None:
         given = curriculum(4, lambda epoch, generator: kind([3, 1, 2, 0]), **self.keys)
-        assert given.micro_batches(1, 0) == ((3,),)
-        assert type(given.micro_batches(1, 0)[0][0]) is int
+        assert plainly(given, 1, 0) == [[3]]
 
     def test_its_generator_is_a_fact_of_seed_and_epoch(self) -> None:
         def order(epoch: int, generator: torch.Generator) -> Sequence[int]:

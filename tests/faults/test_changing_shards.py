@@ -180,7 +180,6 @@ def test_a_newcomer_that_finds_another_index_does_not_take_part(place: Workplace
     finally:
         extra.unlink()
     place.assert_nobody_left()
-    print(done.code, done.stderr)
     assert done.code == 1, f"{done.stdout}\n{done.stderr}"
     message = done.document["failure"]["message"]
     assert "dataset" in message, message

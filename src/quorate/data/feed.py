@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy
 import torch
 
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.user_code import describe, with_hint
 from quorate.data.assembler import Assembler, Assembly
 from quorate.data.dealer import Dealer
+from quorate.data.indices import Indices
 from quorate.data.loader import Loader
 from quorate.data.lookahead import Expected, Lookahead
 from quorate.data.reading import Request, Source
@@ -25,9 +27,14 @@ class Batch:
     is wrong; without samples it has no content."""
 
     content: Any
-    samples: tuple[int, ...]
+    samples: Indices
     bad: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of its samples are bad."""
+        return not len(self.samples)
 
 
 class Feed:
@@ -93,12 +100,10 @@ class Feed:
         if self._looking is None:
             return self._fetch(request)
         planned, assembly = self._next_planned(self._looking)
-        if planned != request:
-            raise AssertionError(f"The plan has {planned} where the loop expected {request}.")
         if assembly is not None:
             return self._assembler.take(assembly, self._check)
         with hearing(self._check):
-            return self._fetch(request)
+            return self._fetch(planned)
 
     def _fetch(self, request: Request) -> Fetched | FetchTrouble:
         if self._threads is None:
@@ -153,10 +158,9 @@ class _Told:
 def batch_of(answer: Fetched | FetchTrouble) -> Batch:
     """The batch; what was in the way of it is raised here."""
     if isinstance(answer, Fetched):
-        samples = answer.request.indices
+        samples = answer.request.numbers
         if answer.bad:
-            bad = set(answer.bad)
-            samples = tuple(index for index in samples if index not in bad)
+            samples = samples[~numpy.isin(samples, answer.bad)]
         return Batch(answer.batch, samples, answer.bad, answer.why)
     source = answer.request.source.value
     where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"

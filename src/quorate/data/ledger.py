@@ -1,13 +1,12 @@
 """Which samples went into a step, as a digest that adds up: over lanes, steps and epochs, in any order."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy
 
-from quorate.data.indices import Indices
+from quorate.data.indices import Indices, indices_of
 
 _WORD = (1 << 64) - 1
 _WORDS = numpy.dtype(numpy.uint64)
@@ -32,7 +31,7 @@ class Tally:
     @classmethod
     def of(cls, epoch: int, samples: Sequence[int] | Indices) -> "Tally":
         """The tally of samples that were read in an epoch."""
-        indices = samples if isinstance(samples, numpy.ndarray) else array("q", samples)
+        indices = indices_of(samples)
         # Seven small operations: a step of a small model can spare a few microseconds a lane. What is added up are
         # products of a word with another part of itself, since sums of anything linear see only the sum of indices.
         spread = numpy.frombuffer(indices, _WORDS) * _SPREAD

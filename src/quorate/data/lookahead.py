@@ -77,7 +77,7 @@ class Lookahead:
                     self._has_changed = True
                     self._bytes[place[0]] += self._size(place)
                 self._users[place] += 1
-            self._samples += len(request.indices)
+            self._samples += len(request.numbers)
             self._ahead.append(seen)
             self._count_turn(seen)
 
@@ -89,7 +89,7 @@ class Lookahead:
             self._short -= self._turns[lane] == _TURNS
 
     def _forget(self, seen: "_Seen") -> None:
-        self._samples -= len(seen.request.indices)
+        self._samples -= len(seen.request.numbers)
         for place in seen.places:
             self._users[place] -= 1
             if not self._users[place]:
@@ -109,7 +109,7 @@ class Lookahead:
         shards = self._shards.get(request.source)
         if shards is None:
             return ()
-        return tuple((request.source, block) for block in shards.blocks_of(request.indices))
+        return tuple((request.source, block) for block in shards.blocks_of(request.numbers))
 
     def _size(self, place: Place) -> int:
         return self._shards[place[0]].block_bytes(place[1])

@@ -1,10 +1,13 @@
 """What one worker will read, in the order in which it will: known in advance, so it can be fetched in advance."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
+import numpy
+
 from quorate.core.cursor import Cursor, Phase
+from quorate.data.indices import Indices, indices_of
 from quorate.data.sample_order import SampleOrder
 
 
@@ -15,14 +18,35 @@ class Source(Enum):
     VALIDATION = "validation"
 
 
-@dataclass(frozen=True)
 class Request:
     """Samples that are fetched and collated together, and the lane that they are for."""
 
-    source: Source
-    epoch: int
-    indices: tuple[int, ...]
-    lane: int = field(default=0, compare=False)
+    __slots__ = ("epoch", "lane", "numbers", "source")
+
+    def __init__(self, source: Source, epoch: int, samples: Sequence[int] | Indices, lane: int = 0) -> None:
+        self.source = source
+        self.epoch = epoch
+        # An array as long as nobody needs the samples one by one: thousands of Python's numbers take longer than the
+        # rest of a small batch.
+        self.numbers = indices_of(samples)
+        self.lane = lane
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The samples one by one, as a dataset is asked for them."""
+        return tuple(self.numbers.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Request):
+            return NotImplemented
+        is_alike = self.source is other.source and self.epoch == other.epoch
+        return is_alike and (self.numbers is other.numbers or self.numbers.tobytes() == other.numbers.tobytes())
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.epoch, self.numbers.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Request({self.source.value}, epoch {self.epoch}, samples {self.indices}, lane {self.lane})"
 
 
 @dataclass(frozen=True)
@@ -42,8 +66,8 @@ class EvaluationPlan:
     def request(self, batch: int) -> Request:
         """What one batch reads."""
         start = batch * self.batch_size
-        indices = tuple(range(start, min(start + self.batch_size, self.samples)))
-        return Request(Source.VALIDATION, 0, indices, batch % self.lanes)
+        samples = numpy.arange(start, min(start + self.batch_size, self.samples), dtype=numpy.int64)
+        return Request(Source.VALIDATION, 0, samples, batch % self.lanes)
 
     def hosted_batches(self, hosted: range) -> Iterator[int]:
         """The batches that the host of these lanes evaluates."""
@@ -73,7 +97,7 @@ def reading_plan(
         yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     for step in range(cursor.step + 1, curriculum.total_steps + 1):
         for lane in hosted:
-            for indices in curriculum.micro_batches(step, lane):
-                yield Request(Source.TRAINING, curriculum.epoch_of(step), indices, lane)
+            for samples in curriculum.micro_batches(step, lane):
+                yield Request(Source.TRAINING, curriculum.epoch_of(step), samples, lane)
         if evaluation.is_due(step, curriculum):
             yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

@@ -61,11 +61,11 @@ class SampleOrder(Protocol):
         """Indices of the whole batch of a step, lane after lane."""
         return numpy.concatenate([self.share(step, lane) for lane in range(self.spec.lanes)])
 
-    def micro_batches(self, step: int, lane: int) -> tuple[tuple[int, ...], ...]:
+    def micro_batches(self, step: int, lane: int) -> tuple[Indices, ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
         share = self.share(step, lane)
-        parts = (tuple(share[part].tolist()) for part in cut(len(share), self.spec.accumulate))
-        return tuple(part for part in parts if part)
+        parts = [share[part] for part in cut(len(share), self.spec.accumulate)] if self.spec.accumulate > 1 else [share]
+        return tuple(part for part in parts if len(part))
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""

@@ -12,6 +12,7 @@ from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.columns import Columns, columns_of
 from quorate.data.dataset_check import Dataset
+from quorate.data.indices import indices_of
 from quorate.data.reading import Request, Source
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.fetching import Unreachable
@@ -141,17 +142,18 @@ class Samples:
         left_out = LeftOut()
         try:
             with contextlib.suppress(BadSample):
-                return Fetched(request, columns.batch(request.indices))
+                return Fetched(request, columns.batch(request.numbers))
             # One by one, to find out which of them it is.
             for index in request.indices:
                 try:
-                    columns.batch((index,))
+                    columns.batch(indices_of((index,)))
                 except BadSample as error:
                     if not self.skips:
                         return FetchTrouble(request, index, error.message, "", _MEND, "sample")
                     left_out.add(index, error)
             good = left_out.others(request.indices)
-            return Fetched(request, columns.batch(good) if good else None, left_out.indices, left_out.why)
+            batch = columns.batch(indices_of(good)) if good else None
+            return Fetched(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
             return FetchTrouble(request, None, self._named(error, request, left_out), "", _ALIKE)
         except Unreachable as error:

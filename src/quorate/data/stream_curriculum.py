@@ -10,13 +10,12 @@ import numpy
 from quorate.core.seeds import derive_seed
 from quorate.data.block_order import BlockOrder, shuffle
 from quorate.data.blocked import Blocked, Described, Indexed, records_of
-from quorate.data.indices import Indices
+from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.sample_order import SampleOrder
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 from quorate.storage.objects import has_secret, shown
 
-_NO_SAMPLES: Indices = numpy.zeros(0, dtype=numpy.int64)
 # A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
 _WINDOWS_KEPT = 3
 
@@ -130,7 +129,7 @@ class StreamCurriculum(SampleOrder):
     def _read(self, epoch: int, lane: int, start: int, stop: int) -> Indices:
         """What stands from start to before stop in a lane's part, its windows shuffled."""
         if start >= stop:
-            return _NO_SAMPLES
+            return NO_INDICES
         if self.window == 1:
             begin = self.part(lane).start
             return self._order(epoch).samples(begin + start, begin + stop)

@@ -32,7 +32,7 @@ class LaneNote:
 def note_of(result: LaneResult) -> LaneNote:
     """What to tell about a lane."""
     buffers = {name: tensor_digest(named_bytes(name, value)) for name, value in result.buffers.items()}
-    suspects = () if not_finite(result.losses) is None else result.read
+    suspects = () if not_finite(result.losses) is None else tuple(result.read.tolist())
     return LaneNote(
         result.lane,
         result.samples,

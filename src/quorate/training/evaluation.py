@@ -60,7 +60,7 @@ class Evaluator:
     def _evaluate(self, step: int, batch: int, left_out: "_LeftOut") -> Measured:
         read = self._feed.next(self._plan.request(batch))
         left_out.add(read.bad, read.why)
-        if not read.samples:
+        if read.is_empty:
             return {}
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))

@@ -11,6 +11,7 @@ from quorate.core.errors import LossError
 from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
+from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.data.streams import seed_generators
 from quorate.training.gradients import Gradients
@@ -57,7 +58,7 @@ class LaneResult:
     log: dict[str, float] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     tally: Tally = NOTHING
-    read: tuple[int, ...] = ()
+    read: Indices = field(default_factory=lambda: NO_INDICES)
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0

@@ -1,13 +1,14 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
-from quorate.data.feed import Feed
+from quorate.data.feed import Batch, Feed
+from quorate.data.indices import joined
 from quorate.data.ledger import Tally
 from quorate.data.reading import EvaluationPlan, Request, Source
 from quorate.data.sample_order import SampleOrder
@@ -17,7 +18,7 @@ from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATI
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.left_out import Why, nothing_to_train_on, warnings_of, worth_telling
+from quorate.training.left_out import nothing_to_train_on, warnings_of, worth_telling
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
@@ -166,27 +167,26 @@ class Loop:
         waited = self.activity.seconds[DATA]
         self.check_lease()
         with self.activity.during(DATA, lane):
-            batches: list[tuple[int, Any]] = []
-            read: tuple[int, ...] = ()
-            bad: tuple[int, ...] = ()
-            why: tuple[Why, ...] = ()
+            planned = self.curriculum.micro_batches(step, lane)
             # Before the first is read: if that kills the worker, somebody can tell which they were.
-            self.activity.reads(epoch, self.curriculum.share(step, lane))
-            for indices in self.curriculum.micro_batches(step, lane):
-                batch = self.feed.next(Request(Source.TRAINING, epoch, indices, lane))
-                if batch.samples:  # all of them may be bad
-                    batches.append((len(batch.samples), batch.content))
-                # What the feed has answered with; a ledger of what was planned proves nothing.
-                read += batch.samples
-                bad += batch.bad
-                why += tuple(zip(batch.bad, batch.why, strict=False))  # there is a reason for the first ones only
-            tally = Tally.of(epoch, read)
+            self.activity.reads(epoch, joined(planned))
+            answers = [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
         waited = self.activity.seconds[DATA] - waited
         with self.activity.during(COMPUTE, lane):
+            batches = [(len(batch.samples), batch.content) for batch in answers if not batch.is_empty]
             result = self.lanes.run(step, lane, batches, batch_samples)
-        result.tally, result.read, result.bad, result.data_s = tally, read, bad, waited
-        result.why = worth_telling(why, self.progress.bad, has_samples=bool(read))
+            # What the feed has answered with; a ledger of what was planned proves nothing.
+            result.read = joined([batch.samples for batch in answers])
+            result.tally, result.data_s = Tally.of(epoch, result.read), waited
+        if any(batch.bad for batch in answers):
+            self._tell_bad(result, answers)
         return result
+
+    def _tell_bad(self, result: LaneResult, answers: Sequence[Batch]) -> None:
+        result.bad = tuple(index for batch in answers for index in batch.bad)
+        # There is a reason for the first ones of each batch only.
+        why = tuple(each for batch in answers for each in zip(batch.bad, batch.why, strict=False))
+        result.why = worth_telling(why, self.progress.bad, has_samples=len(result.read) > 0)
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor

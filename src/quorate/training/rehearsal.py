@@ -93,7 +93,7 @@ def _told(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) 
 
 def _measure(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> Measured | None:
     batch = batch_of(samples[plan.request(0)])
-    if not batch.samples:
+    if batch.is_empty:
         return None
     seed_generators(derive_seed(replica.spec.seed, "evaluation", 0, 0))
     with evaluation_mode(replica.model):

@@ -102,7 +102,7 @@ def assert_right(batches: list[Batch], plan: list[Request], bad: frozenset[int],
     for request, batch in zip(plan, batches, strict=False):
         good = tuple(index for index in request.indices if index not in bad)
         assert batch.bad == tuple(index for index in request.indices if index in bad)
-        assert batch.samples == good
+        assert tuple(batch.samples.tolist()) == good
         if not good:
             assert batch.content is None
             continue

@@ -88,9 +88,11 @@ def test_a_text_that_is_not_utf_8_is_told_by_column_and_row_and_others_stay_good
     records = table_block(tmp_path, pa.table({"id": [1, 2, 3], "text": texts}))
     assert records[2] == {"id": 3, "text": "fine"}
     assert records.columns([2, 0])["text"].tolist() == ["fine", "good"]
-    for read in (lambda: records[1], lambda: records.columns([0, 1])):
-        with pytest.raises(BadRecord, match=r"a.parquet, row 1: column text has the byte 0xff, which is not UTF-8"):
-            read()
+    told = r"a.parquet, row 1: column text has the byte 0xff, which is not UTF-8"
+    with pytest.raises(BadRecord, match=told):
+        records[1]
+    with pytest.raises(BadRecord, match=told):
+        records.columns([0, 1])
 
 
 @pytest.mark.parametrize("kind", ["parquet", "hdf5"])

@@ -9,7 +9,7 @@ from quorate.data.shards.cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Fetcher
 from quorate.data.shards.files import LocalShard, OpenShard, StoredShard
-from quorate.data.shards.formats.format import ColumnRecords, Records
+from quorate.data.shards.formats.format import Records
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
 from quorate.storage.objects import ObjectStore, StoreError, is_url, shown
@@ -29,12 +29,10 @@ class ShardBlocks:
         indexed_at: float | None = None,
         columns: Sequence[str] | None = None,
         cache: DiskCache | None = None,
-        is_columns: bool = False,
     ) -> None:
         self._index = index
         self._indexed_at = indexed_at
         self._columns = columns
-        self._is_columns = is_columns
         self._format = format_of(index.kind)
         self.is_remote = is_url(index.place)
         self._cache = cache if self.is_remote else None
@@ -52,16 +50,9 @@ class ShardBlocks:
         """The records of a block, or what is wrong with it: `DamagedBlock`, `BadRecord`."""
         content = self._checked(block)
         shard = int(self._index.shard_of_block[block])
-        records = self._format.open(
-            content,
-            self._index.block(block),
-            self._index.schema,
-            lambda: self._tail(shard),
-            self._columns,
+        return self._format.open(
+            content, self._index.block(block), self._index.schema, lambda: self._tail(shard), self._columns
         )
-        if self._is_columns and isinstance(records, ColumnRecords):
-            records.columns([])  # what is converted when first asked for is converted by this thread
-        return records
 
     def close(self) -> None:
         """End what waits for another try."""

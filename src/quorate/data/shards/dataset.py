@@ -11,7 +11,7 @@ import numpy
 
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample
-from quorate.data.indices import Indices
+from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
     COLUMNAR,
     checked_cache,
@@ -137,9 +137,9 @@ class Shards:
             self._decoded.stage(block, row, sample)
         return sample
 
-    def batch(self, indices: Sequence[int]) -> dict[str, Any]:
+    def batch(self, indices: Sequence[int] | Indices) -> dict[str, Any]:
         """What collating these samples would give, made of whole columns."""
-        numbers = numpy.array(indices, dtype=numpy.int64)
+        numbers = indices_of(indices)
         of_block = numpy.searchsorted(self.index.first, numbers, side="right") - 1
         parts: list[tuple[Indices, dict[str, Any]]] = []
         for block in dict.fromkeys(of_block.tolist()):
@@ -183,11 +183,11 @@ class Shards:
         self._limit = limit
         self._reader.limit(limit)
 
-    def blocks_of(self, indices: Sequence[int]) -> list[int]:
+    def blocks_of(self, indices: Sequence[int] | Indices) -> list[int]:
         """The blocks that these samples are in, each once."""
-        numbers = numpy.array(indices, dtype=numpy.int64)
-        found = numpy.searchsorted(self.index.first, numbers, side="right") - 1
-        return sorted(set(found.tolist()))
+        found = numpy.searchsorted(self.index.first, indices_of(indices), side="right") - 1
+        blocks: list[int] = numpy.unique(found).tolist()
+        return blocks
 
     def block_bytes(self, block: int) -> int:
         """Bytes of a block, about."""
@@ -211,7 +211,7 @@ class Shards:
     # --- building
 
     def _blocks(self) -> ShardBlocks:
-        return ShardBlocks(self.index, self._indexed_at, self._columns, self._cache, self.is_columns)
+        return ShardBlocks(self.index, self._indexed_at, self._columns, self._cache)
 
     @property
     def _indexed_at(self) -> float | None:

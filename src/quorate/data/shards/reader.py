@@ -18,7 +18,7 @@ from quorate.data.shards.waits import LOOK, look
 
 log = logging.getLogger(__name__)
 
-LIMIT = 192_000_000
+LIMIT = 160_000_000
 """Bytes of blocks that a process keeps, unless what it reads at the same time is more."""
 _LOCAL_THREADS, _REMOTE_THREADS = 2, 8
 _JOIN = 5.0

@@ -107,7 +107,7 @@ class ParquetRecords:
                 row = int(wanted[int(numpy.argmax(column.missing[wanted]))])
                 why = "has no value there, and its values are numbers: fill it in, or use decode="
                 raise self._bad(name, row, why)
-            return column.array[wanted]
+            return column.array.take(wanted, axis=0)  # rows one by one, which indexing looks at more closely
         try:
             values = column.rows(wanted)
         except (ValueError, OverflowError):
