@@ -17,7 +17,6 @@ demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several w
 setup: .venv/.stamp-examples  ## install Quorate and what the examples need
 
 test: .venv/.stamp-dev        ## run the tests
-	@$(BIN)/python scripts/proto.py --check
 	@rm -f .coverage .coverage.*
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" --cov --cov-report=term --cov-fail-under=90
 

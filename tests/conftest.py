@@ -1,7 +1,9 @@
 import gc
 import os
 import posix
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a process that was killed, or a task, has left among the temporary files goes when the tests are over."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

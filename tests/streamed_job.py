@@ -116,6 +116,8 @@ class Played:
     def __init__(self, place: Workplace, **environment: str) -> None:
         self._place = place
         self._environment = environment
+        self._script = place.temporary / "play.py"
+        self._script.write_text(PLAY)
         # All of them, in every part: a fault is known by its place in the script, and those that came stay away.
         self._faults: list[str] = []
         self._run: str | None = None
@@ -125,7 +127,7 @@ class Played:
         self._faults += faults
         given = json.dumps([self._run, [f"workers={workers}", *settings], self._faults])
         process = subprocess.run(
-            [sys.executable, "-c", PLAY, given],
+            [sys.executable, str(self._script), given],
             cwd=self._place.folder,
             env=os.environ | {"TMPDIR": str(self._place.temporary)} | self._environment,
             stdin=subprocess.DEVNULL,

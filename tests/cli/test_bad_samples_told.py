@@ -49,7 +49,7 @@ def test_bad_samples_are_named_counted_and_listed(workplace: Workplace) -> None:
     told = [line for line in done.stderr.splitlines() if "of the training set is left out: ValueError" in line]
     assert len(told) == 10
     assert all("record" in line and "a.jsonl" in line for line in told)
-    assert done.stderr.count("more samples are left out; `quorate show RUN --ledger` lists them all") == 2
+    assert done.stderr.count("more samples are left out; `quorate show RUN --ledger` lists them") == 2
 
     result = json.loads((workplace.runs()[-1] / "result.json").read_text())
     validate("train", result)
@@ -57,5 +57,6 @@ def test_bad_samples_are_named_counted_and_listed(workplace: Workplace) -> None:
     shown = workplace.run("show", "last", "--ledger", "--json")
     assert shown.code == 0, shown.stderr
     validate("show", shown.document)
-    assert shown.document["ledger"]["validation_bad"] == list(BAD)
-    assert sorted(shown.document["ledger"]["epochs"][0]["bad"]) == list(BAD)
+    ledger, ranges = shown.document["ledger"], [[number, number] for number in BAD]
+    assert (ledger["validation_bad_samples"], ledger["validation_bad"]) == (count, ranges)
+    assert (ledger["epochs"][0]["bad_samples"], ledger["epochs"][0]["bad"]) == (count, ranges)

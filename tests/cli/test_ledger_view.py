@@ -51,11 +51,11 @@ def test_of_many_epochs_the_last_and_the_broken_ones_are_shown() -> None:
 
 def test_bad_samples_have_a_column_where_there_are_any() -> None:
     assert "bad" not in page(WHOLE)
-    lines = page(Ledger((entry(0), replace(entry(1), bad=(17, 4))), 30)).splitlines()
+    lines = page(Ledger((entry(0), replace(entry(1), bad=((4, 4), (17, 19)))), 30)).splitlines()
     assert lines[1].split()[-2:] == ["bad", "samples"]
     assert lines[2].split()[-2:] == ["-", "-"]
-    assert lines[3].split()[-3:] == ["-", "17,", "4"]
-    assert "Left out, since the data do not give them: samples 4, 17." in lines[-1]
+    assert lines[3].split()[-3:] == ["-", "4,", "17-19"]
+    assert "Left out, since the data do not give them: samples 4, 17, 18, 19." in lines[-1]
 
 
 def test_skipped_steps_have_a_column_where_there_are_any() -> None:

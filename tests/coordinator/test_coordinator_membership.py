@@ -101,6 +101,11 @@ def test_a_stranger_is_refused_without_ending_the_job(newcomer: Registered, word
             " (hosts b and a).",
         ),
         (
+            registered(1, facts={"canary": "bad", "dataset layout": "aa"}, host="b"),
+            "worker 1 reads other data than worker 0 (dataset layout aa, not (not given)): all workers of a job need"
+            " the same (hosts b and a). Give all of them the same files, the same index of shards",
+        ),
+        (
             registered(1, tensors={"w": "2"}),
             "worker 1 built other initial weights than worker 0: they first differ in 'w'."
             " The model is built without a fixed seed:",
@@ -117,6 +122,14 @@ def test_a_worker_that_cannot_compute_the_same_bits_ends_the_job(newcomer: Regis
     assert end.failure is not None
     assert (end.failure.kind, end.failure.worker) == ("DivergedError", 1)
     assert words in end.failure.message
+
+
+def test_a_library_that_decodes_samples_is_compared_where_both_have_loaded_it() -> None:
+    facts = {"canary": "c0ffee", "library Pillow": "12"}
+    for theirs, ends in (({}, False), ({"library Pillow": "12"}, False), ({"library Pillow": "13"}, True)):
+        first = registered(0, facts={"canary": "c0ffee", "library h5py": "3", **theirs})
+        decision = last_of(start(TERMS, 0.0), (1.0, first), (2.0, registered(1, facts=facts)))
+        assert any(isinstance(action, EndJob) for action in decision.actions) is ends
 
 
 def test_a_replacement_is_compared_with_the_first_worker_though_that_is_gone() -> None:

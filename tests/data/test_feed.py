@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+from command import await_condition
 from quorate.core.errors import JobError, UserCodeError
 from quorate.data.collate import collate
 from quorate.data.feed import Feed, batch_of
@@ -228,6 +230,29 @@ def test_closing_does_not_wait_for_loaders_that_are_busy() -> None:
     assert 0 not in pids
     os.close(told)
     os.close(tell)
+
+
+def test_the_next_feed_does_not_take_loaders_that_were_ended_for_dead_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is slow to die does so when the next feed looks whether its own are alive."""
+    with feeding(Lingering(), 2) as ended:
+        pids = {int(ended.next(request).content[0]) for request in REQUESTS[:3]}
+        kept = [loader._answers[0] for loader in ended._loaders]  # as for as long as letting go of one takes
+        with monkeypatch.context() as patch:
+            patch.setattr(BaseProcess, "kill", lambda _: None)
+            patch.setattr(BaseProcess, "join", lambda *_: None)
+            ended.close()
+    with feeding(Noisy(), 2) as feed:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        await_condition("dead children", lambda: all(map(is_dead_child, pids)))
+        assert feed.next(REQUESTS[0]).content["i"].tolist() == [3, 1]
+        assert all(map(is_dead_child, pids)), "they were there to be seen"
+    kept.clear()
+    assert all(wait_until_gone(pid) for pid in pids)
+
+
+def is_dead_child(pid: int) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_whoever_waits_for_a_loader_hears_of_the_end_of_the_generation() -> None:

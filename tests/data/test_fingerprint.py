@@ -1,4 +1,7 @@
+import sys
 from dataclasses import dataclass
+from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -165,3 +168,25 @@ def test_in_a_process_of_its_own_it_is_the_same_and_refuses_the_same() -> None:
 
     with pytest.raises(TaskError, match="Sample 0 of the training set is another one each time it is read"):
         fingerprint_in_child(samples_of(Counting([1])))
+
+
+class Pictures:
+    """Decoded by a library that is loaded when the first of them is read, and so not by whoever builds the dataset."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        from PIL import Image
+
+        return torch.tensor(Image.new("L", (1, 1), index).getpixel((0, 0)))
+
+
+def test_the_libraries_that_decode_samples_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "PIL", raising=False)
+    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(__version__="4.9"))
+    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace())
+    libraries = fingerprint_in_child(samples_of(Pictures())).libraries
+    assert libraries["Pillow"] == version("pillow")
+    assert libraries["OpenCV"] == "4.9"
+    assert "h5py" not in libraries, "a module that does not say which it is"

@@ -56,6 +56,17 @@ def test_what_is_left_is_in_order_also_where_a_sample_comes_twice() -> None:
     assert left_out.indices == (4, 4)
 
 
+def test_of_several_batches_the_first_say_what_is_wrong() -> None:
+    left_out, why = LeftOut(), [f"torn {number}" for number in range(MOST_TOLD)]
+    left_out.extend((7, 3), why[:2])
+    left_out.extend((), ())
+    left_out.extend(tuple(range(20, 40)), why)
+    left_out.extend((50,), why[:1])
+    assert left_out.indices == (7, 3, *range(20, 40), 50)
+    assert left_out.reasons[:3] == ((7, "torn 0"), (3, "torn 1"), (20, "torn 0"))
+    assert len(left_out.reasons) == MOST_TOLD
+
+
 @pytest.mark.parametrize("error", [TypeError("no such type"), ValueError("torn"), RuntimeError("broken"), OSError("?")])
 def test_trouble_in_columns_names_the_set(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(columns: Columns, indices: Any) -> Any:

@@ -13,6 +13,7 @@ from history.run_builder import JOB, Story, build_run
 from quorate.core.errors import RunError
 from quorate.data.curriculum import Curriculum
 from quorate.data.ledger import Tally
+from quorate.data.ranges import ranges_of
 from quorate.history.ledger import EpochStatus, Ledger, read_ledger
 from quorate.storage.run_folder import RunFolder
 
@@ -89,11 +90,11 @@ def test_a_skipped_step_with_other_samples_breaks_the_ledger_like_any(judged: Ju
 
 def test_bad_samples_are_listed_and_count_as_neither_used_nor_lost(judged: Judged) -> None:
     story, used = tell(begin(Story()), [1, 2, 3]), PLAN.batch(4).tolist()
-    tell(story, [4], **read(used[2:], bad=used[:2]))
+    tell(story, [4], **read(used[2:], bad=ranges_of(used[:2])))
     ledger = judged(tell(story, [5, 6, 7]), 7)
     assert statuses(ledger) == [WHOLE, WHOLE, INCOMPLETE]
     assert [entry.samples for entry in ledger.epochs] == [24, 22, 8]
-    assert ledger.epochs[1].bad == tuple(used[:2])
+    assert ledger.epochs[1].bad == ranges_of(used[:2])
     assert "but for those listed as dropped and 2 bad." in ledger.verdict
     named = ", ".join(map(str, sorted(used[:2])))
     assert f"Left out, since the data do not give them: samples {named}." in ledger.verdict
@@ -102,7 +103,7 @@ def test_bad_samples_are_listed_and_count_as_neither_used_nor_lost(judged: Judge
 def test_a_bad_sample_that_was_used_all_the_same_or_is_of_another_step_breaks_the_ledger(judged: Judged) -> None:
     used, other = PLAN.batch(4).tolist(), PLAN.batch(5).tolist()
     for bad, left in ((used[:1], used), (other[:1], used[1:])):
-        story = tell(tell(begin(Story()), [1, 2, 3]), [4], **read(left, bad=bad))
+        story = tell(tell(begin(Story()), [1, 2, 3]), [4], **read(left, bad=ranges_of(bad)))
         ledger = judged(tell(story, [5, 6]), 6)
         assert statuses(ledger) == [WHOLE, BROKEN]
         assert "step 4 did not use the samples" in ledger.verdict
@@ -195,7 +196,7 @@ def test_something_else_than_what_was_dropped_is_listed_though_every_step_agrees
 
 def test_a_step_without_a_good_sample_is_whole(judged: Judged) -> None:
     story, used = tell(begin(Story()), [1, 2, 3]), PLAN.batch(4).tolist()
-    tell(story, [4], **read([], bad=used, loss=None))
+    tell(story, [4], **read([], bad=ranges_of(used), loss=None))
     ledger = judged(tell(story, [5, 6]), 6)
     assert statuses(ledger) == [WHOLE, WHOLE]
     assert ledger.epochs[1].samples == 16
@@ -203,11 +204,30 @@ def test_a_step_without_a_good_sample_is_whole(judged: Judged) -> None:
 
 
 def test_bad_samples_of_evaluations_are_listed_and_count_for_nothing(judged: Judged) -> None:
-    story = tell(begin(Story()), [1, 2, 3]).tell("evaluation", 3, metrics={}, bad=[9, 2])
-    ledger = judged(tell(story, [4, 5, 6]).tell("evaluation", 6, metrics={}, bad=[2, "x"]), 6)
+    story = tell(begin(Story()), [1, 2, 3]).tell("evaluation", 3, metrics={}, bad_samples=2, bad=[[2, 2], [9, 9]])
+    story.tell("evaluation", 3, metrics={}, bad_samples=2)
+    ledger = judged(tell(story, [4, 5, 6]).tell("evaluation", 6, metrics={}, bad=[[2, "x"]]), 6)
     assert ledger.is_whole
-    assert ledger.evaluated_bad == (2, 9)
+    assert (ledger.evaluated_bad, ledger.evaluated_bad_samples) == (((2, 2), (9, 9)), 2)
     assert "Left out of evaluations: samples 2, 9 of the validation set." in ledger.verdict
+
+
+def test_a_sample_that_is_bad_twice_in_a_step_counts_twice(judged: Judged) -> None:
+    """A task's own order may give it twice."""
+    story, used = begin(Story()), [3, 4, 3, 8, 9, 10, 11, 12]
+    for step in (1, 2, 3):
+        last = {"planned": str(Tally.of(0, used * 3))} if step == 3 else {}
+        told: dict[str, Any] = {"samples": 5, "ledger": str(Tally.of(0, used[3:])), "bad": ranges_of(used[:3]), **last}
+        tell(story, [step], own_order=True, dropped=[], **told)
+    ledger = judged(story, 3)
+    assert ledger.is_whole, ledger.verdict
+    assert ledger.epochs[0].bad_samples == 9
+
+
+@pytest.mark.parametrize("bad", [[3], [[3]], [[4, 3]], [[-1, 3]], [[0, 2**62]], "3", [["0", "1"]]])
+def test_a_step_with_bad_samples_that_are_none_has_told_nothing(judged: Judged, bad: Any) -> None:
+    ledger = judged(tell(tell(begin(Story()), [1, 2]), [3], bad=bad), 3)
+    assert "step 3 did not tell which samples were used" in ledger.verdict
 
 
 class TestBySumsAlone:

@@ -402,7 +402,7 @@ class TestTheScreen:
         careful = Event("log", None, {"message": "careful"})
         gone = Event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
         torn = Event("step", 1, {"samples": 7, "warnings": ["sample 3 is left out", "sample 5 is left out"]})
-        left_out = Event("evaluation", 1, {"metrics": {}, "bad": [8], "warnings": ["sample 8 is left out"]})
+        left_out = Event("evaluation", 1, {"metrics": {}, "bad_samples": 1, "warnings": ["sample 8 is left out"]})
         for event in (begin(), torn, step(2), EVALUATION, left_out, CHECKPOINT, careful, gone, STOP, FINISHED):
             screen.handle(event)
         screen.close()

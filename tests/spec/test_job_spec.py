@@ -234,7 +234,10 @@ def test_ways_to_keep_checkpoints(checkpoint: dict[str, Any]) -> None:
         ({"to": ["checkpoints", ""]}, "checkpoint.to", '"" is neither the absolute path'),
         ({"to": ["checkpoints", "checkpoints"]}, "checkpoint.to", '"checkpoints" stands there twice'),
         ({"to": ["checkpoints", "/a/", "/a"]}, "checkpoint.to", '"/a" stands there twice'),
-        ({"to": ["checkpoints", "ftp://me:word@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password in it'),
+        ({"to": ["checkpoints", "ftp://me:word@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password or'),
+        ({"to": ["checkpoints", "ftp://me:wo@rd@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password or'),
+        ({"to": ["checkpoints", "ftp://me:wo/rd@host/a"]}, "checkpoint.to", '"ftp://…@host/a" has a password or'),
+        ({"to": ["checkpoints", "s3://b/a folder?k=word"]}, "checkpoint.to", '"s3://b/a folder?…" has a password or'),
         ({"encrypt": {}}, "checkpoint.encrypt", "neither key_file nor key_env is given"),
         (
             {"encrypt": {"key_file": "/k", "key_env": "K"}},

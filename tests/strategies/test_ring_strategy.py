@@ -43,13 +43,13 @@ RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
 class Alone:
     """A strategy on a ring of one worker that hosts three lanes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skips: bool = False) -> None:
         model = Tables()
         generation = Generation(GenerationId(1, 1), (Member(0, "here", range(3)),))
         self.ring = Ring(generation, 0, None, None, lambda: 10.0)
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         self.buffers = Buffers(model, RULES)
-        self.strategy = RingStrategy(self.ring, generation, 0, self.gradients, self.buffers)
+        self.strategy = RingStrategy(self.ring, generation, 0, self.gradients, self.buffers, skips=skips)
         self.exchange_of_buffers = BufferExchange(self.ring, generation, self.buffers, 1)
 
     def exchange(self, *results: LaneResult, stop: str | None = None) -> Agreement:
@@ -114,6 +114,14 @@ def test_a_step_without_a_sample_in_any_lane_is_void() -> None:
     assert (agreed.samples, agreed.losses, agreed.buffers, agreed.stop) == (0, {}, {}, "terminated")
     assert agreed.bad == (0, 1, 2)
     assert agreed.why == ((0, "torn"), (1, "torn"), (2, "torn"))
+
+
+@pytest.mark.parametrize("total", [1.0, math.nan])
+def test_a_step_tells_how_long_it_has_waited_for_data_also_if_it_is_void(total: float) -> None:
+    alone = Alone(skips=True)
+    agreed = alone.exchange(*(lane(i, loss=LossSum(total, 1), data_s=0.25) for i in range(3)))
+    assert agreed.is_void is math.isnan(total)
+    assert agreed.data_s == 0.75
 
 
 class TestBuffers:

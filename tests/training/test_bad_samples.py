@@ -12,12 +12,14 @@ import gang
 from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.bad_sample import MOST_TOLD, BadSample
+from quorate.data.ranges import numbers_in
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
+from quorate.training.loop import MOST_RANGES
 from quorate.worker.assembly import curriculum_of
 from training.recorded import Run, on_one_and_on_three, run
 
@@ -52,6 +54,14 @@ def write(folder: Path, name: str, records: int, files: int) -> Path:
         (folder / f"part-{number}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     save_index(build_index(str(folder)), folder / NAME)
     return folder
+
+
+def bad_of(ran: Run) -> dict[int | None, list[int]]:
+    """Of each step, the samples that it has left out."""
+    told = ran.fields("step", "bad")
+    bad = {step: numbers_in(ranges or ()).tolist() for step, ranges in told.items()}
+    assert [len(each) for each in bad.values()] == [count or 0 for count in ran.fields("step", "bad_samples").values()]
+    return bad
 
 
 def order() -> Any:
@@ -95,9 +105,9 @@ def test_the_same_buffers_after_a_step_in_which_lane_0_had_no_sample(tmp_path: P
 
 
 def test_every_bad_sample_is_told_once_an_epoch_and_the_rest_is_used(alone: Run, tmp_path: Path) -> None:
-    told = alone.fields("step", "bad")
+    told = bad_of(alone)
     for epoch in (0, 1):
-        found = [index for step in range(epoch * STEPS + 1, (epoch + 1) * STEPS + 1) for index in told[step] or ()]
+        found = [index for step in range(epoch * STEPS + 1, (epoch + 1) * STEPS + 1) for index in told[step]]
         assert sorted(found) == sorted(TORN["training"])
     for step, lane in ((2 * STEPS, 2), (LANE_0_EMPTY, 0)):
         assert set(order().share(step, lane).tolist()) <= set(told[step]), "the lane had not one sample"
@@ -105,7 +115,7 @@ def test_every_bad_sample_is_told_once_an_epoch_and_the_rest_is_used(alone: Run,
     ledger = judged(tmp_path, alone.events)
     assert [entry.status.value for entry in ledger.epochs] == ["whole", "whole"]
     assert [entry.samples for entry in ledger.epochs] == [RECORDS - len(TORN["training"])] * 2
-    assert ledger.evaluated_bad == (4, 20)
+    assert ledger.evaluated_bad == ((4, 4), (20, 20))
     assert "Left out of evaluations: samples 4, 20 of the validation set" in ledger.verdict
 
 
@@ -121,7 +131,8 @@ def test_only_the_first_of_a_run_are_told_with_their_file_and_place(alone: Run) 
 
 
 def test_an_evaluation_lists_its_own_and_tells_of_them_once(alone: Run) -> None:
-    assert list(alone.fields("evaluation", "bad").values()) == [[4, 20], [4, 20]]
+    assert list(alone.fields("evaluation", "bad").values()) == [[[4, 4], [20, 20]], None], "the same as before"
+    assert list(alone.fields("evaluation", "bad_samples").values()) == [2, 2]
     first, second = alone.fields("evaluation", "warnings").values()
     assert [line.partition(":")[0] for line in first] == [
         f"sample {index} of the validation set is left out" for index in (4, 20)
@@ -192,7 +203,7 @@ def test_a_step_without_a_sample_changes_nothing(
     assert ran.ended.ending == "complete"
     assert [step for step, loss in ran.fields("step", "loss").items() if loss is None] == [EMPTY]
     assert list(ran.fields("step", "samples").values()) == [10, 0, 10, 10, 10]
-    assert set(ran.fields("step", "bad")[EMPTY]) == batch
+    assert set(bad_of(ran)[EMPTY]) == batch
     assert ran.ended.progress["samples"] == 40
     before = run(EmptyBatch, tmp_path / "before", 1, stop_at=EMPTY - 1, **FEW | keys)
     after = run(EmptyBatch, tmp_path / "after", 1, stop_at=EMPTY, **FEW | keys)
@@ -216,7 +227,7 @@ def test_a_micro_batch_without_a_sample_is_left_out_of_its_lane(
     for part in (micro[0], micro[-1]):  # the last one is the one whose gradients may be sent at once
         monkeypatch.setattr(TornPoints, "torn", frozenset(part))
         ran = on_one_and_on_three(EmptyBatch, tmp_path / str(part[0]), **keys)
-        assert ran.fields("step", "bad")[1] == list(part)
+        assert bad_of(ran)[1] == sorted(part)
 
 
 class NothingGood(Regression):
@@ -256,3 +267,26 @@ def test_an_evaluation_without_a_sample_ends_the_job_with_the_reason(workers: in
         "Every sample of the validation set is bad and was left out (on_bad_sample: skip)"
     }
     assert "Sample 0: points.bin, byte 0: torn." in ran.ended.failure.message
+
+
+class EveryOther(TornPoints):
+    torn = frozenset(range(0, 3000, 2))
+
+
+class HalfToEvaluate(Regression):
+    def datasets(self) -> Any:
+        return Points(), EveryOther(3000)
+
+
+def test_an_evaluation_with_any_number_of_bad_samples_is_told(tmp_path: Path) -> None:
+    """An event that is too large would not arrive, and its metrics with it."""
+    keys = {"steps": 2, "on_bad_sample": "skip", "evaluate": {"every": 1}}
+    ran = on_one_and_on_three(HalfToEvaluate, tmp_path, **keys)
+    assert list(ran.fields("evaluation", "bad_samples").values()) == [1500, 1500]
+    listed, again = ran.fields("evaluation", "bad").values()
+    assert listed == [[number, number] for number in range(0, 2 * MOST_RANGES, 2)]
+    assert again is None
+    file = tmp_path / "told.jsonl"
+    file.write_text("".join(f"{event.to_json()}\n" for event in ran.events))
+    ledger = judge(Account.read(file), 2, None)
+    assert "Left out of evaluations: samples 0, 2, 4, 6, 8, 10, 12, 14 … (1500 in all)" in ledger.verdict

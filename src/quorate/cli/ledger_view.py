@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.page import Page
+from quorate.data.ranges import Ranges, count_in
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
 
 EPOCHS_SHOWN = 20
@@ -23,13 +24,15 @@ def ledger_document(ledger: Ledger) -> dict[str, Any]:
         "samples": ledger.samples,
         "steps_told_again": ledger.told_again,
         "not_compared": ledger.unplanned or None,
-        "validation_bad": list(ledger.evaluated_bad),
+        "validation_bad_samples": ledger.evaluated_bad_samples,
+        "validation_bad": [list(each) for each in ledger.evaluated_bad],
         "epochs": [
             {
                 **asdict(entry),
                 "dropped": list(entry.dropped),
                 "skipped_steps": list(entry.skipped_steps),
-                "bad": list(entry.bad),
+                "bad_samples": entry.bad_samples,
+                "bad": [list(each) for each in entry.bad],
                 "status": entry.status.value,
                 "reason": entry.reason or None,
             }
@@ -78,9 +81,15 @@ def _table(entries: list[EpochEntry]) -> Table:
             Text(entry.status.value, style=_STYLES[entry.status]),
             _listed(entry.dropped),
             *([_listed(entry.skipped_steps)] if skips else []),
-            *([_listed(entry.bad)] if has_bad else []),
+            *([_listed_ranges(entry.bad)] if has_bad else []),
         )
     return table
+
+
+def _listed_ranges(ranges: Ranges) -> str:
+    listed = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:LISTED]) or NONE
+    more = count_in(ranges[LISTED:])
+    return f"{listed} and {more:,} more" if more else listed
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

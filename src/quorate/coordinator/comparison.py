@@ -8,6 +8,8 @@ from quorate.core.errors import DivergedError, RequestError
 from quorate.core.failure import Failure
 
 CANARY = "canary"
+_DATA = ("dataset", "dataset layout")
+_LIBRARY = "library "
 _NOT_GIVEN = "(not given)"
 
 
@@ -37,22 +39,29 @@ def completion_difference(completed: Sequence[Completed]) -> Failure | None:
 
 def _fact_difference(newcomer: Registered, first: Registered) -> str | None:
     names = {*newcomer.facts, *first.facts}
-    # The canary last: other libraries sing otherwise, and the library is what a person can change.
-    for name in sorted(names, key=lambda name: (name == CANARY, name)):
+    # The canary last, and data before it: other libraries sing and decode otherwise, and the library is what a person
+    # can change.
+    for name in sorted(names, key=lambda name: (name == CANARY, name in _DATA, name)):
         mine, theirs = newcomer.facts.get(name, _NOT_GIVEN), first.facts.get(name, _NOT_GIVEN)
-        if mine != theirs:
-            return (
-                f"worker {newcomer.worker}'s {name} {mine} differs from worker {first.worker}'s {theirs}:"
-                f" {_meaning(name, newcomer, first)}."
-            )
+        # A library that decodes samples is given where it is loaded, and need not be used.
+        if mine != theirs and not (name.startswith(_LIBRARY) and _NOT_GIVEN in (mine, theirs)):
+            return _described(name, mine, theirs, newcomer, first)
     return None
 
 
-def _meaning(fact: str, newcomer: Registered, first: Registered) -> str:
-    if fact == CANARY:
-        return "the machines do not compute alike"
+def _described(fact: str, mine: str, theirs: str, newcomer: Registered, first: Registered) -> str:
     where = f" (hosts {newcomer.host} and {first.host})" if newcomer.host != first.host else ""
-    return f"all workers of a job need the same{where}"
+    if fact in _DATA:
+        # One that was started again is compared with what it was before.
+        whose = "it did before" if newcomer.worker == first.worker else f"worker {first.worker}"
+        return (
+            f"worker {newcomer.worker} reads other data than {whose} ({fact} {mine}, not {theirs}): all "
+            f"workers of a job need the same{where}. Give all of them the same files, the same index of shards and the "
+            "same datasets() (its length, columns=, window=); what was changed while the job ran has to be restored "
+            "before it is resumed."
+        )
+    meaning = "the machines do not compute alike" if fact == CANARY else f"all workers of a job need the same{where}"
+    return f"worker {newcomer.worker}'s {fact} {mine} differs from worker {first.worker}'s {theirs}: {meaning}."
 
 
 def _tensor_difference(newcomer: Registered, first: Registered) -> str | None:

@@ -24,7 +24,8 @@ class BadSample(Exception):  # noqa: N818 (it is about the sample)
 
 
 class LeftOut:
-    """The bad samples of a batch, and what is wrong with the first of them: all of it may travel with every step."""
+    """The bad samples of a batch or of several, and what is wrong with the first of them: all of it may travel with
+    every step."""
 
     def __init__(self) -> None:
         self._indices: list[int] = []
@@ -36,6 +37,12 @@ class LeftOut:
         if len(self._why) < MOST_TOLD:
             self._why.append(error.message if len(error.message) <= _LONGEST else f"{error.message[:_LONGEST]} …")
 
+    def extend(self, indices: Sequence[int], why: Sequence[str]) -> None:
+        """Those of another batch, which says of its first ones what is wrong."""
+        # Where it does not say so of all, it has as many reasons as are told: none can be missing in between.
+        self._why += why[: MOST_TOLD - len(self._why)]
+        self._indices += indices
+
     @property
     def indices(self) -> tuple[int, ...]:
         """All of them, in order."""
@@ -45,6 +52,11 @@ class LeftOut:
     def why(self) -> tuple[str, ...]:
         """What is wrong with the first of them."""
         return tuple(self._why)
+
+    @property
+    def reasons(self) -> tuple[tuple[int, str], ...]:
+        """The first of them, each with what is wrong."""
+        return tuple(zip(self._indices, self._why, strict=False))
 
     def others(self, indices: Sequence[int]) -> Sequence[int]:
         """Those that are not among them."""

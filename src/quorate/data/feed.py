@@ -57,9 +57,11 @@ class Feed:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._samples = samples
-        # Loaders are for the code of the task. Batches of columns need none of it, and are made faster by a thread than
-        # they come from another process.
+        # Loaders are for the code of the task. Batches of columns need none of it, and are made faster here, or by a
+        # thread, than they come from another process.
         self._loader_workers = 0 if all(map(samples.is_columns, samples.datasets)) else loader_workers
+        # Of tensors in memory there is nothing to read ahead, nothing to wait for, and nothing that may go wrong.
+        self._in_memory = {} if self._loader_workers or samples.shards else samples.in_memory
         self._prefetch = prefetch
         self._check = check
         self._dealer: Dealer | None = None
@@ -91,6 +93,8 @@ class Feed:
 
     def next(self, expected: Request) -> Batch:
         """The batch that answers `expected`, which must be the next request of the plan."""
+        if (columns := self._in_memory.get(expected.source)) is not None:
+            return Batch(columns.batch(expected.numbers), expected.numbers)
         answer = self._read(expected) if not self._loader_workers else self._take()
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
@@ -119,7 +123,7 @@ class Feed:
         for request, blocks in islice(looking, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
                 self._samples.expect(blocks)
-            ahead = self._samples.is_columns(request.source)
+            ahead = request.source in self._samples.shards and self._samples.is_columns(request.source)
             self._planned.append((request, self._assembler.begin(request) if ahead else None))
         return self._planned.popleft()
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,24 @@ from quorate.data.feed import batch_of
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 
+# What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
+_DECODERS = {
+    "PIL": "Pillow",
+    "av": "PyAV",
+    "cv2": "OpenCV",
+    "h5py": "h5py",
+    "imageio": "imageio",
+    "librosa": "librosa",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "scipy": "SciPy",
+    "skimage": "scikit-image",
+    "soundfile": "soundfile",
+    "tokenizers": "tokenizers",
+    "torchaudio": "torchaudio",
+    "torchvision": "torchvision",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
@@ -24,11 +43,13 @@ class Fingerprint:
 
     `layout`: how many samples each has, how those of shards lie in blocks and in which windows they are shuffled; the
     index of shards has a digest of every byte. `samples`: what the first and the last sample of each are. Where one
-    of them cannot be read it says which, and compares with nothing but the same.
+    of them cannot be read it says which, and compares with nothing but the same. `libraries`: the versions of those
+    that decode samples, as far as they are loaded once these are read.
     """
 
     layout: str
     samples: str
+    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def fingerprint_in_child(samples: Samples) -> Fingerprint:
@@ -48,7 +69,7 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     return Fingerprint(**told)
 
 
-def _told(samples: Samples) -> dict[str, str]:
+def _told(samples: Samples) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         return dataclasses.asdict(fingerprint(samples))
@@ -81,7 +102,13 @@ def fingerprint(samples: Samples) -> Fingerprint:
                 unread.append(f"sample {index} of the {source.value} set")
             content.update(_content(answer))
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
-    return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}")
+    return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries())
+
+
+def _libraries() -> dict[str, str]:
+    # By what is loaded, which knows its version whatever package it came in: that of OpenCV has four names.
+    loaded = {name: getattr(sys.modules.get(module), "__version__", None) for module, name in _DECODERS.items()}
+    return {name: str(version) for name, version in loaded.items() if version is not None}
 
 
 def _arrangement(samples: Samples, source: Source, length: int) -> Iterator[bytes]:

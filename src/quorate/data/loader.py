@@ -71,6 +71,8 @@ class Loader:
     def end(loaders: Sequence["Loader"]) -> None:
         """End the processes of all these loaders, whatever they are doing: they have nothing to lose."""
         processes = [process for loader in loaders for process in loader._processes]
+        for loader in loaders:
+            _forget_processes(loader._answers[0])
         for process in processes:
             process.kill()
         over = monotonic() + _GRACE
@@ -80,6 +82,13 @@ class Loader:
         answers = [loader._answers for loader in loaders]
         if answers:
             start_helper(partial(_let_go, answers), "loader-end")
+
+
+def _forget_processes(iterator: Any) -> None:
+    # torch knows the processes of all DataLoaders that there are, and each tells of any that was killed.
+    if iterator._worker_pids_set:
+        torch._C._remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False  # or it would do so once more when it is let go
 
 
 def _let_go(answers: list[list[Iterator[bytes]]]) -> None:

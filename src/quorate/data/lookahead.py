@@ -40,7 +40,9 @@ class Lookahead:
         self._behind: deque[_Seen] = deque()
         self._ahead: deque[_Seen] = deque()
         self._users: Counter[Place] = Counter()
-        self._bytes = dict.fromkeys(shards, 0)
+        # One set may be that of several sources: its memory is for all of them together.
+        self._sets = {id(each): each for each in shards.values()}
+        self._bytes = dict.fromkeys(self._sets, 0)
         self._samples = 0
         # How many turns of each lane begin ahead, and how many lanes have fewer than are looked at.
         self._turns: Counter[int] = Counter()
@@ -75,7 +77,7 @@ class Lookahead:
             for place in places:
                 if not self._users[place]:
                     self._has_changed = True
-                    self._bytes[place[0]] += self._size(place)
+                    self._count_bytes(place, 1)
                 self._users[place] += 1
             self._samples += len(request.numbers)
             self._ahead.append(seen)
@@ -95,14 +97,14 @@ class Lookahead:
             if not self._users[place]:
                 del self._users[place]
                 self._has_changed = True
-                self._bytes[place[0]] -= self._size(place)
+                self._count_bytes(place, -1)
 
     def _wants_more(self) -> bool:
         count = len(self._ahead)
         # A lane that is alone has one turn without an end.
         if count <= _TURNS or (self._short and len(self._turns) > 1):
             return True
-        has_room = all(used < self._shards[source].limit for source, used in self._bytes.items())
+        has_room = all(self._bytes[each] < shards.limit for each, shards in self._sets.items())
         return has_room and count < MOST_REQUESTS and self._samples < MOST_SAMPLES
 
     def _places(self, request: Request) -> tuple[Place, ...]:
@@ -111,8 +113,9 @@ class Lookahead:
             return ()
         return tuple((request.source, block) for block in shards.blocks_of(request.numbers))
 
-    def _size(self, place: Place) -> int:
-        return self._shards[place[0]].block_bytes(place[1])
+    def _count_bytes(self, place: Place, sign: int) -> None:
+        shards = self._shards[place[0]]
+        self._bytes[id(shards)] += sign * shards.block_bytes(place[1])
 
     def _blocks(self) -> Expected:
         found: dict[Source, dict[int, None]] = {source: {} for source in self._shards}

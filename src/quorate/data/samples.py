@@ -1,7 +1,7 @@
 """The task's datasets, addressed by request: each sample has a random stream of its own."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -81,14 +81,19 @@ class Samples:
         columns = self._columns.get(request.source)
         if columns is not None:
             return self._read_columns(request, columns)
+        shards = self.shards.get(request.source)
         if request.source not in self.drawing:
-            rest_generators()
-            answer = self._read(request, seeded=False)
-            if not have_drawn():
-                self._settle(request.source, drew=False)
-                return answer
+            # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
+            with nullcontext() if shards is None else shards.keeping():
+                rest_generators()
+                answer = self._read(request, seeded=False)
+                if not have_drawn():
+                    if shards is not None:
+                        shards.settle(drew=False)
+                    return answer
             self.drawing.add(request.source)
-        self._settle(request.source, drew=True)
+        if shards is not None:
+            shards.settle(drew=True)
         return self._read(request, seeded=True)
 
     @cached_property
@@ -97,8 +102,13 @@ class Samples:
         return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, Shards)}
 
     def is_columns(self, source: Source) -> bool:
-        """Whether batches of a set in shards come from columns, without any code of the task."""
-        return source in self.shards and source in self._columns
+        """Whether batches of a set come from columns, without any code of the task."""
+        return source in self._columns
+
+    @cached_property
+    def in_memory(self) -> dict[Source, Columns]:
+        """The sets that are columns of tensors in memory."""
+        return {source: columns for source, columns in self._columns.items() if isinstance(columns, Columns)}
 
     def divide_memory(self, processes: int) -> None:
         """So many processes read from now on: blocks may take no more memory in all of them than in one."""
@@ -122,11 +132,6 @@ class Samples:
             found.setdefault(id(dataset), []).append(source)
         return list(found.values())
 
-    def _settle(self, source: Source, drew: bool) -> None:
-        # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
-        if source in self.shards:
-            self.shards[source].settle(drew)
-
     @cached_property
     def _columns(self) -> dict[Source, Columns | Shards]:
         """Of the sets for which neither reading nor collating runs code of the task."""
@@ -141,7 +146,7 @@ class Samples:
     def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchTrouble:
         left_out = LeftOut()
         try:
-            with contextlib.suppress(BadSample):
+            with suppress(BadSample):
                 return Fetched(request, columns.batch(request.numbers))
             # One by one, to find out which of them it is.
             for index in request.indices:

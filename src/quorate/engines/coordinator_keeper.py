@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 MOST_DEATHS = 5
 """So many coordinators in a row may die without a step in between."""
+LEAST_START = 10.0
+"""Seconds that one may take to begin, however short failure_timeout is: a loaded machine starts no program faster."""
 
 
 class CoordinatorKeeper:
@@ -88,7 +90,7 @@ class CoordinatorKeeper:
         self._began = time.monotonic()
         self._process = CoordinatorProcess(self._log_file, self._appointment | {"port": port, **changes})
         try:
-            self._process.address(self._timing.failure_timeout)
+            self._process.address(max(self._timing.failure_timeout, LEAST_START))
             log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
         except QuorateError as error:
             # The port may not be free yet, say. It is dead, which the next round sees and counts.

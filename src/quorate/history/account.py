@@ -1,16 +1,20 @@
 """What a run has told about the samples of its steps, read back from its `events.jsonl`."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.data.ledger import Tally
+from quorate.data.ranges import Ranges, count_in, union
 from quorate.history.streaming import Streaming
 from quorate.observe.event import Event
 
 _LARGEST = 2**63
+# They are written out to be added up, and a file may say anything.
+_LARGEST_BATCH = 2**24
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,17 @@ class StepEntry:
     dropped: tuple[int, ...] = ()
     planned: Tally | None = None
     is_skipped: bool = False
-    bad: tuple[int, ...] = ()
+    bad: Ranges = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> "StepEntry":
         """From the fields of a step event. Raises what shows that they are none."""
         planned = fields.get("planned")
-        dropped, bad = (tuple(int(index) for index in fields.get(name, ())) for name in ("dropped", "bad"))
-        if not all(0 <= index < _LARGEST for index in (*dropped, *bad)):
+        dropped, bad = tuple(int(index) for index in fields.get("dropped", ())), _ranges(fields.get("bad", []))
+        if not all(0 <= index < _LARGEST for index in dropped):
             raise ValueError("a sample has a number that none can have")
+        if count_in(bad) > _LARGEST_BATCH:
+            raise ValueError("a step has more bad samples than any can have")
         return cls(
             tally=Tally.from_hex(fields["ledger"]),
             samples=int(fields["samples"]),
@@ -58,14 +64,16 @@ class Course:
 @dataclass
 class Account:
     """All of it, by step. `other` are steps that were told twice with other samples, `without` counts the tellings that
-    say nothing about samples. `evaluated_bad` are samples of the validation set that evaluations left out as bad."""
+    say nothing about samples. `evaluated_bad` are samples of the validation set that evaluations left out as bad; those
+    that left out most of them left out `evaluated_bad_samples`, and need not have listed all."""
 
     courses: list[Course] = field(default_factory=list)
     steps: dict[int, StepEntry] = field(default_factory=dict)
     other: set[int] = field(default_factory=set)
     told_again: int = 0
     without: int = 0
-    evaluated_bad: set[int] = field(default_factory=set)
+    evaluated_bad: Ranges = ()
+    evaluated_bad_samples: int = 0
 
     @classmethod
     def read(cls, path: Path) -> "Account":
@@ -99,9 +107,23 @@ class Account:
                 self.other.add(step)
 
     def _take_evaluation(self, fields: dict[str, Any]) -> None:
-        bad = fields.get("bad")
-        if isinstance(bad, list):
-            self.evaluated_bad.update(index for index in bad if type(index) is int)
+        with suppress(ValueError):
+            self.evaluated_bad = union((*self.evaluated_bad, *_ranges(fields.get("bad", []))))
+        told = fields.get("bad_samples")
+        most = max(self.evaluated_bad_samples, told if type(told) is int else 0)
+        self.evaluated_bad_samples = max(most, count_in(self.evaluated_bad))
+
+
+def _ranges(told: object) -> Ranges:
+    """Ranges of samples as an event lists them. Raises what shows that they are none."""
+    if not isinstance(told, list):
+        raise ValueError("these are no ranges")
+    for each in told:
+        if not (isinstance(each, list) and len(each) == 2 and all(type(number) is int for number in each)):
+            raise ValueError("a range has a first and a last sample")
+        if not 0 <= each[0] <= each[1] < _LARGEST:
+            raise ValueError("a sample has a number that none can have")
+    return tuple((first, last) for first, last in told)
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
+from itertools import chain, islice
 
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.sample_names import name_samples
+from quorate.data.indices import joined
 from quorate.data.ledger import Tally, total
+from quorate.data.ranges import Ranges, count_in, numbers_in, ranges_of, union
 from quorate.data.sample_order import SampleOrder
 from quorate.history.account import Account, Course
 from quorate.history.streaming import Streaming
@@ -16,6 +19,8 @@ from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
 _NAMED = 3
+# A sentence names fewer samples; there may be any number.
+_MORE_THAN_NAMED = 100
 
 
 @dataclass(frozen=True)
@@ -62,21 +67,27 @@ class EpochEntry:
     reason: str
     skipped_steps: tuple[int, ...] = ()
     skipped_samples: int = 0
-    bad: tuple[int, ...] = ()
+    bad: Ranges = ()
+
+    @property
+    def bad_samples(self) -> int:
+        """How many of them there are."""
+        return count_in(self.bad)
 
 
 @dataclass(frozen=True)
 class Ledger:
     """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
     with the order of the job one by one; each is usually empty. `evaluated_bad` are samples of the validation set that
-    could not be read: they are listed, and count for nothing here."""
+    could not be read: they are listed, and count for nothing here; not all of `evaluated_bad_samples` need be."""
 
     epochs: tuple[EpochEntry, ...] = ()
     samples: int = 0
     told_again: int = 0
     trouble: str = ""
     unplanned: str = ""
-    evaluated_bad: tuple[int, ...] = ()
+    evaluated_bad: Ranges = ()
+    evaluated_bad_samples: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -107,7 +118,7 @@ class Ledger:
             but = ["those listed as dropped"] if any(entry.dropped for entry in usual) else []
             skipped = sum(entry.skipped_samples for entry in usual)
             but += [f"{skipped:,} skipped"] if skipped else []
-            count = sum(len(entry.bad) for entry in usual)
+            count = sum(entry.bad_samples for entry in usual)
             but += [f"{count:,} bad"] if count else []
             but_for = f", but for {' and '.join(but)}" if but else ""
             yield f"Whole: each of {_count(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
@@ -118,10 +129,11 @@ class Ledger:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
         if any(entry.skipped_steps for entry in self.epochs):
             yield self._skipped()
-        if bad := [sample for entry in self.epochs for sample in entry.bad]:
-            yield f"Left out, since the data do not give them: {name_samples(sorted(set(bad)))}"
+        if bad := union(chain.from_iterable(entry.bad for entry in self.epochs)):
+            yield f"Left out, since the data do not give them: {_named(bad, count_in(bad))}"
         if self.evaluated_bad:
-            yield f"Left out of evaluations: {name_samples(self.evaluated_bad)} of the validation set"
+            named = _named(self.evaluated_bad, self.evaluated_bad_samples)
+            yield f"Left out of evaluations: {named} of the validation set"
         if all(entry.is_own for entry in self.epochs):
             return
         if self.unplanned:
@@ -187,8 +199,14 @@ def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -
         return Ledger(samples=begin.samples, unplanned=unplanned)
     epochs = range((first - 1) // begin.steps_per_epoch, (last - 1) // begin.steps_per_epoch + 1)
     entries = tuple(_Epoch(account, begin, epoch, first, last).judged(plan) for epoch in epochs)
-    evaluated_bad = tuple(sorted(account.evaluated_bad))
-    return Ledger(entries, begin.samples, account.told_again, unplanned=unplanned, evaluated_bad=evaluated_bad)
+    return Ledger(
+        entries,
+        begin.samples,
+        account.told_again,
+        unplanned=unplanned,
+        evaluated_bad=account.evaluated_bad,
+        evaluated_bad_samples=account.evaluated_bad_samples,
+    )
 
 
 class _Epoch:
@@ -205,7 +223,7 @@ class _Epoch:
         self._other = account.other
         self._is_own = any(entry.is_own for entry in self._told.values())
         self._dropped = tuple(index for entry in self._told.values() for index in entry.dropped)
-        self._bad = tuple(index for entry in self._told.values() for index in entry.bad)
+        self._bad = joined([numbers_in(entry.bad) for entry in self._told.values() if entry.bad])
 
     def judged(self, plan: Plan | None) -> EpochEntry:
         problem = self._problem(None if self._is_own else plan)
@@ -224,7 +242,7 @@ class _Epoch:
             reason=problem,
             skipped_steps=tuple(step for step, entry in self._told.items() if entry.is_skipped),
             skipped_samples=sum(entry.samples for entry in self._told.values() if entry.is_skipped),
-            bad=self._bad,
+            bad=ranges_of(self._bad),
         )
 
     def _where(self) -> str:
@@ -240,7 +258,7 @@ class _Epoch:
         for step, entry in self._told.items():
             if step in self._other:
                 return f"step {step:,} was told twice, with other samples the second time"
-            if plan is not None and entry.tally + Tally.of(self._epoch, entry.bad) != plan.used(step):
+            if plan is not None and entry.tally + Tally.of(self._epoch, numbers_in(entry.bad)) != plan.used(step):
                 return f"step {step:,} did not use the samples that the order of the job gives it"
         return "" if self._begins_late or self._ends_early else self._sum_problem(plan)
 
@@ -251,7 +269,7 @@ class _Epoch:
         used, dropped = sum(entry.samples for entry in self._told.values()), len(self._dropped)
         if not self._is_own and used + dropped + len(self._bad) != self._set:
             left_out = f" and dropped {dropped:,}" if dropped else ""
-            left_out += f" and left out {len(self._bad):,} bad ones" if self._bad else ""
+            left_out += f" and left out {len(self._bad):,} bad ones" if len(self._bad) else ""
             return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
         dropped_tally = Tally.of(self._epoch, self._dropped)
         # Each step has used what the plan gives it, and so has the epoch: to add all samples up takes long.
@@ -297,6 +315,11 @@ def _planned_in_blocks(spec: JobSpec, streaming: Streaming) -> tuple[Plan | None
         return Plan.of(streaming.curriculum(spec, streaming.load_index())), ""
     except QuorateError as error:
         return None, error.message.rstrip(".")
+
+
+def _named(ranges: Ranges, count: int) -> str:
+    numbers = chain.from_iterable(range(first, last + 1) for first, last in ranges)
+    return name_samples(list(islice(numbers, _MORE_THAN_NAMED)), count)
 
 
 def _steps(steps: list[int]) -> str:

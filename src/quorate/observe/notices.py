@@ -10,7 +10,7 @@ from quorate.observe.quantities import duration, measure, size
 from quorate.observe.recoveries import brief, workers_of
 
 EARLY_STOP = "early stop"
-WORTH_TELLING = 0.05
+LONGEST_SILENT_WAIT = 0.05
 """Seconds for which training waits for a checkpoint without a word."""
 
 
@@ -68,7 +68,7 @@ def _step(event: Event, _: Progress) -> Notice | None:
 def _evaluation(event: Event, _: Progress) -> Notice:
     metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
     best = f"{GAP}best so far" if event.fields.get("best") else ""
-    bad = len(event.fields.get("bad") or ())
+    bad = event.fields.get("bad_samples", 0)
     left_out = f"{GAP}{plural(bad, 'bad sample')} left out" if bad else ""
     warnings = "".join(f"\n{warning}" for warning in event.fields.get("warnings") or ())
     return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
@@ -78,7 +78,7 @@ def _checkpoint(event: Event, _: Progress) -> Notice:
     name = PurePath(event.fields.get("path", "")).name
     cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
     added = event.fields.get("added_s", 0.0)
-    waited = f", training waited {duration(added)}" if added >= WORTH_TELLING else ""
+    waited = f", training waited {duration(added)}" if added >= LONGEST_SILENT_WAIT else ""
     return Notice(f"checkpoint {name}: {cost}{waited}", "dim")
 
 

@@ -8,7 +8,7 @@ from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 
 PHASES = ("data", "compute", "exchange", "apply")
-WORTH_TELLING = 0.05
+LARGEST_SILENT_SHARE = 0.05
 """Of the time of a step: what is below is no reason to change anything, ..."""
 SHORTEST = 1.0
 """... nor is a job that has waited less than so many seconds in all."""
@@ -29,7 +29,7 @@ class DataWait:
     @property
     def is_worth_telling(self) -> bool:
         """Whether there is something to gain."""
-        return self.share > WORTH_TELLING and self.waited_s >= SHORTEST
+        return self.share > LARGEST_SILENT_SHARE and self.waited_s >= SHORTEST
 
 
 NO_WAIT = DataWait(0.0, 0.0)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlsplit
 
+from quorate.core.addresses import has_secret, shown_place
 from quorate.core.errors import Problem
 
 OWN_PLACE = "checkpoints"
@@ -111,10 +111,11 @@ def _own_place_comes_first(job: Mapping[str, Any], told: Told) -> Problem | None
 
 def _places_can_be_reached(job: Mapping[str, Any], told: Told) -> Problem | None:
     for place in [other for other in _places(job)[1:] if other != OWN_PLACE]:
-        if _has_password(place):
+        if has_secret(place):
             return Problem(
                 "checkpoint.to",
-                f"{_shown(place)}{told('checkpoint.to')} has a password in it, and the job is written down in the run",
+                f"{_shown(place)}{told('checkpoint.to')} has a password or a query in it, and the job is written down "
+                "in the run",
                 "Leave it out, and give it to the store's own library, in the environment or in its settings file.",
             )
         if not _URL.fullmatch(place) and not PurePath(place).is_absolute():
@@ -155,13 +156,9 @@ def _places(job: Mapping[str, Any]) -> list[str]:
     return list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
 
 
-def _has_password(place: str) -> bool:
-    return bool(_URL.fullmatch(place)) and "@" in place and ":" in urlsplit(place).netloc.rpartition("@")[0]
-
-
 def _shown(place: str) -> str:
     # What a person has typed in the wrong place must not stand in a log.
-    return f'"{re.sub(r"//[^@/]*@", "//…@", place)}"'
+    return f'"{shown_place(place)}"'
 
 
 RULES = (

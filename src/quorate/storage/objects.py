@@ -13,7 +13,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from quorate.core.addresses import has_secret, is_url, shown
 from quorate.core.errors import JobError, RequestError
+
+__all__ = [
+    "PATIENCE", "SLOWEST", "ObjectMissing", "ObjectStore", "StoreError", "Stored", "has_secret", "is_url",
+    "refuse_secret", "refuse_unknown_store", "shown",
+]  # fmt: skip
 
 PATIENCE = 30.0
 """Seconds after which a store that has not answered counts as away, ..."""
@@ -26,11 +32,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}}
 }
 _TRIES = 2
-# In a text: what follows the protocol of a URL; what stands before an @ like a name and a password; a query.
-_ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]+")
+# In a text: what stands before an @ like a name and a password; a query.
 _LOGIN = re.compile(r"[^\s\"'<>/@:=(]+:[^\s\"'<>]*@")
 _QUERY = re.compile(r"\?[^\s\"'<>=]+=[^\s\"'<>]*")
-_HOST = re.compile(r"(\[[^\]]*\]|[^:@]*)(:\d*)?")
 _BEYOND = ("InvalidRange", "416")
 _UNREACHABLE = ("Connect", "Connection", "ClientOSError", "ServerDisconnected", "HTTPClientError", "gaierror")
 
@@ -56,37 +60,6 @@ class Stored:
 
     bytes: int
     modified: float | None
-
-
-def is_url(text: str) -> bool:
-    """Whether a place is a URL, and not a folder."""
-    return "://" in text
-
-
-def shown(text: str) -> str:
-    """A URL, or a text with URLs, without what might be a secret in it."""
-    return _ADDRESS.sub(lambda found: _harmless(found[0]), text)
-
-
-def _harmless(address: str) -> str:
-    address, query, _ = address.partition("?")
-    host, slash, path = address.partition("/")
-    before, at, _ = host.rpartition("@")
-    if not at and _HOST.fullmatch(host) is None:
-        before, at, _ = address.rpartition("@")  # some secrets have a slash in them
-        if not at:
-            return "…"
-    kept = f"…{address[len(before) :]}" if at else f"{host}{slash}{path}"
-    return f"{kept}?…" if query else kept
-
-
-def has_secret(place: str) -> bool:
-    """Whether a place is a URL with a password or a query in it; a user alone is none."""
-    if not is_url(place):
-        return False
-    address = place.partition("://")[2]
-    user, _, host = address.partition("/")[0].rpartition("@")
-    return "?" in address or ":" in user or _HOST.fullmatch(host) is None
 
 
 def refuse_secret(url: str) -> None:

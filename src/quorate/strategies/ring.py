@@ -78,9 +78,11 @@ class RingStrategy:
         everyone = [(own, stop)] if self._is_alone else self._tell_everyone(step, own, stop)
         notes = [note for told, _ in everyone for note in told]
         losses = _total_losses(notes)
+        wish = strongest_wish([wish for _, wish in everyone])
+        data_s = max(sum(note.data_s for note in told) for told, _ in everyone)
         poisoned = [note for note in notes if not_finite(note.losses) is not None]
         if poisoned:
-            return self._void(step, notes, poisoned, losses, strongest_wish([wish for _, wish in everyone]))
+            return self._void(step, notes, poisoned, losses, wish, data_s)
         _check_counts(step, losses)
         return Agreement(
             samples=sum(note.samples for note in notes),
@@ -89,10 +91,10 @@ class RingStrategy:
             losses=losses,
             log=_mean_log(notes),
             buffers=self._buffer_exchange.agree(step, results, notes),
-            stop=strongest_wish([wish for _, wish in everyone]),
+            stop=wish,
             bad=_bad(notes),
             why=_why(notes),
-            data_s=max(sum(note.data_s for note in told) for told, _ in everyone),
+            data_s=data_s,
         )
 
     def _void(
@@ -102,6 +104,7 @@ class RingStrategy:
         poisoned: Sequence[LaneNote],
         losses: dict[str, LossSum],
         stop: str | None,
+        data_s: float,
     ) -> Agreement:
         """A step with a loss that is not finite: skipped if the job wants that and the samples are to blame."""
         samples = tuple(index for note in poisoned for index in note.suspects)
@@ -121,6 +124,7 @@ class RingStrategy:
             skipped=Skipped(tuple(note.lane for note in poisoned), samples),
             bad=_bad(notes),
             why=_why(notes),
+            data_s=data_s,
         )
 
     def _state_is_finite(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from quorate.core.errors import JobError
 from quorate.core.seeds import derive_seed
-from quorate.data.bad_sample import MOST_TOLD
+from quorate.data.bad_sample import MOST_TOLD, LeftOut
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan
 from quorate.data.streams import seed_generators
@@ -42,14 +42,14 @@ class Evaluator:
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
         versions = self._replica.versions()
-        left_out = _LeftOut()
+        left_out = LeftOut()
         with evaluation_mode(self._replica.model):
             hosted = self._plan.hosted_batches(strategy.hosted)
             own = {batch: self._evaluate(step, batch, left_out) for batch in hosted}
         self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
-        payload = json.dumps([own, left_out.bad, left_out.why]).encode()
+        payload = json.dumps([own, left_out.indices, left_out.reasons]).encode()
         everyone = [json.loads(told) for told in strategy.share(step, payload)]
         bad = sorted(index for _, indices, _ in everyone for index in indices)
         why = sorted((index, text) for _, _, texts in everyone for index, text in texts)[:MOST_TOLD]
@@ -57,27 +57,14 @@ class Evaluator:
             raise _nothing_to_evaluate(why)
         return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why))
 
-    def _evaluate(self, step: int, batch: int, left_out: "_LeftOut") -> Measured:
+    def _evaluate(self, step: int, batch: int, left_out: LeftOut) -> Measured:
         read = self._feed.next(self._plan.request(batch))
-        left_out.add(read.bad, read.why)
+        left_out.extend(read.bad, read.why)
         if read.is_empty:
             return {}
         self._replica.buffers.restore()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
         return measured(self._task, self._replica.model, read.content, len(read.samples))
-
-
-class _LeftOut:
-    """The bad samples of the batches that a worker evaluates; only of the first it says what is wrong."""
-
-    def __init__(self) -> None:
-        self.bad: list[int] = []
-        self.why: list[tuple[int, str]] = []
-
-    def add(self, bad: Sequence[int], why: Sequence[str]) -> None:
-        self.bad += bad
-        # There is a reason for the first few of a batch only.
-        self.why = [*self.why, *zip(bad, why, strict=False)][:MOST_TOLD]
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from quorate.data.reading import Source
 Why = tuple[int, str]
 """A sample, and what is wrong with it."""
 
-_MORE = "more samples are left out; `quorate show RUN --ledger` lists them all"
+_MORE = "more samples are left out; `quorate show RUN --ledger` lists them"
 
 
 def worth_telling(why: Sequence[Why], before: int, has_samples: bool) -> tuple[Why, ...]:

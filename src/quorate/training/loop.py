@@ -7,9 +7,11 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
+from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Batch, Feed
 from quorate.data.indices import joined
 from quorate.data.ledger import Tally
+from quorate.data.ranges import ranges_of
 from quorate.data.reading import EvaluationPlan, Request, Source
 from quorate.data.sample_order import SampleOrder
 from quorate.observe.event import Event
@@ -35,6 +37,9 @@ from quorate.training.strategy import (
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
+
+MOST_RANGES = 1_000
+"""So many ranges of bad samples are listed of an evaluation: an event that is too large would not arrive at all."""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class Loop:
     errand: Errand = field(default_factory=Errand)
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
+    _bad_listed: tuple[int, ...] = ()
 
     def run(self) -> str:
         """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
@@ -183,10 +189,11 @@ class Loop:
         return result
 
     def _tell_bad(self, result: LaneResult, answers: Sequence[Batch]) -> None:
-        result.bad = tuple(index for batch in answers for index in batch.bad)
-        # There is a reason for the first ones of each batch only.
-        why = tuple(each for batch in answers for each in zip(batch.bad, batch.why, strict=False))
-        result.why = worth_telling(why, self.progress.bad, has_samples=len(result.read) > 0)
+        left_out = LeftOut()
+        for batch in answers:
+            left_out.extend(batch.bad, batch.why)
+        result.bad = left_out.indices
+        result.why = worth_telling(left_out.reasons, self.progress.bad, has_samples=len(result.read) > 0)
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
@@ -245,10 +252,13 @@ class Loop:
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
         fields: dict[str, Any] = {"metrics": evaluated.metrics, "best": self.progress.best is not before.best}
         if evaluated.bad:
-            fields["bad"] = list(evaluated.bad)
+            fields["bad_samples"] = len(evaluated.bad)
             # An evaluation leaves out the same ones as the last.
+            if evaluated.bad != self._bad_listed:
+                fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
             if not before.bad_evaluated:
                 fields["warnings"] = self._warned(Source.VALIDATION, 0, evaluated)
+        self._bad_listed = evaluated.bad
         self.publish(Event("evaluation", self.progress.cursor.step, fields))
 
     def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float], warnings: list[str]) -> None:
@@ -274,7 +284,8 @@ class Loop:
         if agreement.log:
             fields["log"] = agreement.log
         if agreement.bad:
-            fields["bad"] = list(agreement.bad)
+            # All of them, however many: the ledger adds up what was left out with what was used.
+            fields |= {"bad_samples": len(agreement.bad), "bad": ranges_of(agreement.bad)}
         if warnings:
             fields["warnings"] = warnings
         if agreement.skipped is not None:

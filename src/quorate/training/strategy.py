@@ -57,6 +57,11 @@ class Agreement:
     data_s: float = 0.0
 
     @property
+    def planned(self) -> int:
+        """How many samples the step was to have, by which each lane has weighted its gradient."""
+        return self.samples + len(self.bad)
+
+    @property
     def is_void(self) -> bool:
         """Whether the step changes nothing: a loss is not finite, or no lane has a single sample."""
         return self.skipped is not None or not self.samples

@@ -29,10 +29,11 @@ class Update:
         if optimizers.may_draw:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
-        divides = any(loss.per_item for loss in agreement.losses.values())
-        self._gradients.install(agreement.present, to_be_written=divides or self._spec.clip_norm is not None)
-        self._divide(agreement)
-        norms = self._norms(optimizers.by_name, divides)
+        scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
+        self._gradients.install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
+        if scales:
+            self._scale(agreement)
+        norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
         optimizers.step()
         self._replica.buffers.commit(agreement.buffers)
@@ -51,14 +52,17 @@ class Update:
             return list(self._gradients.parameters)
         return self._replica.optimizers.parameters(name)
 
-    def _divide(self, agreement: Agreement) -> None:
+    def _scale(self, agreement: Agreement) -> None:
+        """Make each gradient that of the mean over what was read: only now it is known how much that is."""
         for name, loss in agreement.losses.items():
             gradients = [p.grad for p in self._parameters(name) if p.grad is not None]
             if loss.per_item and gradients:
                 torch._foreach_div_(gradients, loss.count)
+            elif agreement.bad and gradients:
+                torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
-    def _norms(self, names: Iterable[str], divides: bool) -> dict[str, float]:
-        if self._spec.clip_norm is None and not divides and list(names) == [SOLE]:
+    def _norms(self, names: Iterable[str], scales: bool) -> dict[str, float]:
+        if self._spec.clip_norm is None and not scales and list(names) == [SOLE]:
             # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
             return {SOLE: self._gradients.total_norm()}
         return {name: self._clip(self._parameters(name)) for name in names}

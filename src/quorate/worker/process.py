@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from quorate.checkpoint.key import read_key
+from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, LinkError, QuorateError
@@ -19,6 +20,7 @@ from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
+from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -218,11 +220,25 @@ class Worker:
             )
         if self._assignment.errand.is_training:
             # Only now: no fact of the launcher tells what datasets() gives.
-            is_branch = info.path.parent != self._run.checkpoints
-            check_same_data(self._run.name, info.manifest.environment, ground.environment, is_branch=is_branch)
+            self._check_data(ground, info)
         loaded = folder.load(info)
         ground.replica.load(loaded.state["replica"])
         return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
+
+    def _check_data(self, ground: Ground, info: CheckpointInfo) -> None:
+        warning = check_same_data(
+            self._run.name,
+            info.manifest.environment,
+            ground.environment,
+            of_shards=bool(ground.samples.shards),
+            is_branch=info.path.parent != self._run.checkpoints,
+        )
+        if warning is None:
+            return
+        log.warning("%s", warning)
+        # All workers find the same, so one tells it.
+        if self._assignment.slot == 0 and not self._assignment.is_replacement:
+            self._membership.publish(Event("log", fields={"level": "warning", "message": warning}))
 
     def _registration(self, ground: Ground, progress: Progress, listeners: Listeners) -> Registration:
         return Registration(

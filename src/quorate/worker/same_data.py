@@ -1,6 +1,5 @@
 """Whether a run that goes on reads the data that it has read until then."""
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +7,7 @@ from typing import Any
 from quorate.core.errors import RunError
 from quorate.data.fingerprint import Fingerprint
 
-log = logging.getLogger(__name__)
-
-LAYOUT, SAMPLES = "dataset layout", "dataset"
+LAYOUT, SAMPLES, LIBRARY = "dataset layout", "dataset", "library"
 # A fingerprint of which a sample is missing says which, and cannot be compared with a whole one.
 _WHOLE = re.compile(r"[0-9a-f]+")
 # What else a worker tells that says nothing about the machine and its libraries.
@@ -19,33 +16,46 @@ _OF_THE_TASK = ("task source", "layout")
 
 def data_facts(fingerprint: Fingerprint) -> dict[str, str]:
     """The facts by which the data of two workers, and of two parts of a run, are compared."""
-    return {LAYOUT: fingerprint.layout, SAMPLES: fingerprint.samples}
+    libraries = {f"{LIBRARY} {name}": version for name, version in fingerprint.libraries.items()}
+    return {LAYOUT: fingerprint.layout, SAMPLES: fingerprint.samples, **libraries}
 
 
-def check_same_data(run: str, recorded: Mapping[str, Any], present: Mapping[str, str], *, is_branch: bool) -> None:
-    """Refuse to go on with other data than those that a checkpoint was trained on. A branch may have others.
+def check_same_data(
+    run: str, recorded: Mapping[str, Any], present: Mapping[str, str], *, of_shards: bool, is_branch: bool
+) -> str | None:
+    """Refuse to go on with other data than those that a checkpoint was trained on. Where it may go on with others, what
+    is to be told of them; a branch always may.
 
     What an earlier version has not recorded is not compared. Samples may be other numbers for another library or
     processor alone, which a run may go on with; how many there are and how shards lie in blocks may not.
     """
     has_other_layout = _differ(recorded, present, LAYOUT)
-    if not has_other_layout and not _differ(recorded, present, SAMPLES):
-        return
+    # Before there was a layout, the index of shards was in the digest of their samples.
+    is_comparable = LAYOUT in recorded or not of_shards
+    if not has_other_layout and not (is_comparable and _differ(recorded, present, SAMPLES)):
+        return None
     fact = LAYOUT if has_other_layout else SAMPLES
     values = f"{fact} {recorded[fact]} then, {present[fact]} now"
-    machine = [name for name in present if name not in (LAYOUT, SAMPLES, *_OF_THE_TASK)]
-    other = next((name for name in machine if recorded.get(name, present[name]) != present[name]), None)
     if is_branch:
-        log.warning("the data are others than those that the checkpoint was trained on (%s)", values)
-    elif not has_other_layout and other is not None:
-        then, now = recorded[other], present[other]
-        log.warning("samples are others than before (%s), maybe for %s: %s then, %s now", values, other, then, now)
-    else:
-        raise RunError(
-            f"the data have changed since run {run} was saved ({values}), so it would not produce what it promised. "
-            "Restore them (the files, the index of shards, and what datasets() gives: its length, columns=, window=), "
-            "or start a new run from its checkpoint with --branch."
+        return f"the data are others than those that the checkpoint was trained on ({values})"
+    if not has_other_layout and (others := _other_machine(recorded, present)):
+        return (
+            f"samples are other numbers than when run {run} was saved ({values}), maybe for {others}. It goes on; with "
+            "the versions of then it would produce what it promised."
         )
+    raise RunError(
+        f"the data have changed since run {run} was saved ({values}), so it would not produce what it promised. "
+        "Restore them (the files, the index of shards, and what datasets() gives: its length, columns=, window=), "
+        "or start a new run from its checkpoint with --branch, which takes the data as they are: also where only "
+        "their place is another, and samples hold it, such as the path of a file."
+    )
+
+
+def _other_machine(recorded: Mapping[str, Any], present: Mapping[str, str]) -> str:
+    """The libraries and properties of the machine that are others than they were."""
+    machine = [name for name in present if name not in (LAYOUT, SAMPLES, *_OF_THE_TASK)]
+    others = [name for name in machine if recorded.get(name, present[name]) != present[name]]
+    return "; ".join(f"{name}: {recorded[name]} then, {present[name]} now" for name in others)
 
 
 def _differ(recorded: Mapping[str, Any], present: Mapping[str, str], fact: str) -> bool:

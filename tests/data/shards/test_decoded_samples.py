@@ -1,15 +1,21 @@
 """Decoded samples on the disk are exactly what would be decoded, take no more room than they may, and end no job."""
 
+import functools
+import io
+import linecache
 import logging
 import os
 import resource
 import signal
+import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
+import PIL.Image
 import pytest
 import torch
 
@@ -19,10 +25,13 @@ from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
 from quorate.data.shards import decoded
 from quorate.data.shards.cache import DiskCache
+from quorate.data.shards.code_identity import identity
 from quorate.data.shards.dataset import Shards
+from quorate.data.shards.decoded import DecodedCache
 from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.data.shards.sample_file import SampleFile, Spool
+from quorate.data.shards.waits import Unwanted
 
 __all__ = ["small_blocks"]
 
@@ -94,6 +103,14 @@ def epoch(texts: Path, decode_with: Any, collate_with: Any = list, number: int =
     return batches
 
 
+def keep(cache: DecodedCache, *made: tuple[int, int, Any]) -> None:
+    """A batch of samples, each with its block and row."""
+    with cache.keeping():
+        for each in made:
+            cache.stage(*each)
+        cache.settle(drew=False)
+
+
 def files(texts: Path, pattern: str = "samples-*") -> list[Path]:
     return sorted((texts.parent / "cache").rglob(pattern))
 
@@ -146,6 +163,168 @@ def test_a_decode_that_changes_what_it_depends_on_is_found_out(texts: Path, capl
     assert "the variable before, which changes as it runs" in caplog.text
     assert not files(texts)
     assert not files(texts, "*.partial")
+
+
+def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(texts, decode=draws, cache={"folder": texts.parent / "cache"})
+    samples = Samples({Source.TRAINING: shards}, list, 1)
+    plain = Shards._record
+    read: list[int] = []
+
+    def raises(shards: Shards, block: int, row: int) -> Any:
+        if len(read) == 12:
+            raise Unwanted(RuntimeError("the generation ended"))
+        read.append(row)
+        return plain(shards, block, row)
+
+    monkeypatch.setattr(Shards, "_record", raises)
+    with pytest.raises(Unwanted):
+        samples[Request(Source.TRAINING, 0, tuple(range(13)))]
+    assert len(read) == 12, "so many were drawn"
+    shards.settle(drew=False)  # as a batch does that finds all of its samples in the cache
+    shards.close()
+    assert not files(texts)
+
+
+def test_what_is_read_outside_of_a_batch_is_not_gathered(texts: Path) -> None:
+    shards = Shards(texts, decode=to_sample, cache={"folder": texts.parent / "cache"})
+    assert len([shards[index] for index in range(13)]) == 13
+    shards.settle(drew=False)
+    shards.close()
+    assert not files(texts)
+
+
+class Clock:
+    """Stands still, but for looking at what decode() depends on, which takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.looks = 100.0, 0
+        monkeypatch.setattr(decoded, "monotonic", lambda: self.now)
+        monkeypatch.setattr(decoded, "identity", self.look)
+
+    def look(self, function: Any) -> Any:
+        self.now += 1.0
+        self.looks += 1
+        return identity(function)
+
+
+def test_what_decode_depends_on_is_looked_at_once_for_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    found = DecodedCache.of(DiskCache(tmp_path, 1_000_000), "data", to_sample, numpy.full(100, 1))
+    assert found is not None
+    for block in range(50):
+        keep(found, (block, 0, "a"))
+    assert clock.looks == 2, "at the beginning, and for the first block"
+    assert [block for block in range(50) if found.has(block)] == [0]
+    clock.now += 30
+    keep(found, (3, 0, "a"))
+    assert clock.looks == 3
+    assert all(found.has(block) for block in range(50))
+    keep(found, (60, 0, "a"))
+    found.close()
+    assert found.has(60), "nothing is lost in the end"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_what_is_finished_waits_until_decode_is_known_to_be_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before.clear()
+    Clock(monkeypatch)
+    found = DecodedCache.of(DiskCache(tmp_path, 1_000_000), "data", remembers, numpy.full(100, 1))
+    assert found is not None
+    for block in range(5):
+        keep(found, (block, 0, "a"))
+    before["a"] = 1
+    keep(found, (5, 0, "b"))
+    found.place_finished()
+    before.clear()
+    assert "the variable before, which changes as it runs" in caplog.text
+    assert [block for block in range(6) if found.has(block)] == [0]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+# --- what decode() reads beside its record
+
+SIDE: dict[str, str] = {}
+
+
+def reads_numpy(record: str) -> Any:
+    return numpy.load(f"{record.split()[1]}.npy") if len(record) > 1e6 else numpy.load(SIDE["npy"])
+
+
+def reads_torch(_: str) -> Any:
+    return torch.load(SIDE["pt"])
+
+
+def reads_picture(_: str) -> Any:
+    return numpy.asarray(PIL.Image.open(SIDE["png"]))
+
+
+def decodes_in_memory(record: str) -> Any:
+    import colorsys
+
+    file = io.BytesIO()
+    PIL.Image.new("L", (4, len(record) % 7 + 1)).save(file, "png")
+    warnings.warn(f"shows this line, with {colorsys.__name__}", stacklevel=1)
+    return numpy.asarray(PIL.Image.open(file))
+
+
+@pytest.mark.parametrize("decode", [reads_numpy, reads_torch, reads_picture], ids=lambda decode: decode.__name__)
+def test_samples_of_files_beside_the_record_are_not_cached(
+    decode: Any, texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    SIDE.update({ending: str(tmp_path / f"side.{ending}") for ending in ("npy", "pt", "png")})
+    numpy.save(SIDE["npy"], numpy.zeros(2))
+    torch.save(torch.zeros(2), SIDE["pt"])
+    PIL.Image.new("L", (4, 4)).save(SIDE["png"])
+    assert len(epoch(texts, decode)) == 13
+    assert f"decode() opens {tmp_path}/side." in caplog.text
+    assert caplog.text.count("Make the sample of its record alone") == 1
+    assert not files(texts)
+    assert not files(texts, "*.partial")
+
+
+def test_a_child_of_one_that_has_read_a_file_does_not_cache_either(texts: Path, tmp_path: Path) -> None:
+    SIDE["npy"] = str(tmp_path / "side.npy")
+    numpy.save(SIDE["npy"], numpy.zeros(2))
+    shards = Shards(texts, decode=loads_once, cache={"folder": texts.parent / "cache"})
+    samples = Samples({Source.TRAINING: shards}, list, 1)
+    loaded.cache_clear()
+    assert isinstance(samples[Request(Source.TRAINING, 0, (0,))], Fetched)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            samples[Request(Source.TRAINING, 0, tuple(range(13)))]
+            shards.close()
+        finally:
+            os._exit(0 if loaded.cache_info().misses == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not files(texts)
+
+
+@functools.lru_cache
+def loaded(path: str) -> Any:
+    return numpy.load(path)
+
+
+def loads_once(_: str) -> Any:
+    return loaded(SIDE["npy"])
+
+
+@pytest.mark.filterwarnings("ignore:shows this line")
+def test_modules_and_lines_of_code_are_no_files_beside_the_record(texts: Path, calls: deque[int]) -> None:
+    sys.modules.pop("colorsys", None)
+    linecache.clearcache()
+    epoch(texts, decodes_in_memory)
+    assert "colorsys" in sys.modules
+    assert len(files(texts)) > 1
+    epoch(texts, decodes_in_memory)
+    assert len(calls) == 13
 
 
 def test_a_collate_that_changes_samples_does_not_change_what_is_cached(texts: Path, calls: deque[int]) -> None:
@@ -208,21 +387,18 @@ def test_what_is_bad_no_longer_is_cached(texts: Path, calls: deque[int], monkeyp
 
 def test_files_that_are_not_finished_take_a_share_and_the_oldest_goes(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 80_000)
-    found = decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(10, 3))
+    found = DecodedCache.of(cache, "data", to_sample, numpy.full(10, 3))
     assert found is not None
     sample = bytes(2500)
     for block in range(6):
-        found.stage(block, 0, sample)
-        found.settle(drew=False)
+        keep(found, (block, 0, sample))
     partials = sorted(cache.folder.rglob(".samples-*"))
     assert [path.name[:10] for path in partials] == [".samples-3", ".samples-4", ".samples-5"], "an eighth"
     for row in (1, 2):
-        found.stage(0, row, sample)
-        found.settle(drew=False)
+        keep(found, (0, row, sample))
     assert len(list(cache.folder.rglob(".samples-*"))) == 3, "no file is begun that would lack its first row"
     for row in range(3):
-        found.stage(0, row, sample)
-        found.settle(drew=False)
+        keep(found, (0, row, sample))
     assert found.has(0), "and the next time it is made"
     found.close()
     assert not list(cache.folder.rglob(".samples-*"))
@@ -230,19 +406,16 @@ def test_files_that_are_not_finished_take_a_share_and_the_oldest_goes(tmp_path: 
 
 def test_a_file_that_was_swept_is_not_begun_in_its_middle(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 1_000_000)
-    found = decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2))
+    found = DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2))
     assert found is not None
     for _ in range(2):
         for row in range(2):
-            found.stage(0, row, row)
-            found.settle(drew=False)
+            keep(found, (0, row, row))
             if not found.has(0) and row == 0:
                 for path in cache.folder.rglob(".samples-*"):
                     path.unlink()
         assert not found.has(0)
-    found.stage(0, 0, 0)
-    found.stage(0, 1, 1)
-    found.settle(drew=False)
+    keep(found, (0, 0, 0), (0, 1, 1))
     assert found.get(0, 1) == (True, 1)
     assert not cache.has_failed
 
@@ -321,15 +494,12 @@ def test_two_jobs_and_their_loaders_share_a_folder(texts: Path) -> None:
 
 def test_what_another_process_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 1_000_000)
-    one, other = (decoded.DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2)) for _ in range(2))
+    one, other = (DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2)) for _ in range(2))
     assert one is not None
     assert other is not None
     assert not other.has(0), "it has looked"
-    one.stage(0, 0, "a")
-    one.stage(0, 1, "b")
-    one.settle(drew=False)
-    other.stage(0, 0, "a")
-    other.settle(drew=False)
+    keep(one, (0, 0, "a"), (0, 1, "b"))
+    keep(other, (0, 0, "a"))
     assert not list(cache.folder.rglob(".samples-*"))
     assert other.get(0, 1) == (True, "b")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from quorate.data.shards import fetching
-from quorate.data.shards.fetching import TRIES, Fetcher, Unreachable
+from quorate.data.shards.fetching import TRIES, Fetcher, StoreAway, Unreachable
 from quorate.data.shards.waits import hearing
 from quorate.storage.objects import ObjectMissing, StoreError
 
@@ -68,6 +68,55 @@ def test_trouble_that_does_not_pass_ends_with_how_often_it_was_tried() -> None:
     with pytest.raises(Unreachable, match=rf"a\.tar cannot be read \(tried {TRIES} times in .* i/o"):
         Fetcher(False).fetch("a.tar", store.read)
     assert store.asked == TRIES
+
+
+def test_a_store_is_tried_for_seconds_however_often_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "GIVE_UP", 0.5)
+    trouble = [StoreError("the store cannot be reached.") for _ in range(5000)]
+    store, fetcher = Store(*trouble[: 2 * TRIES]), Fetcher(True)
+    assert fetcher.fetch("a.tar", store.read) == b"content", "it was away for more tries than a file gets"
+    store = Store(*trouble)
+    with pytest.raises(StoreAway, match=r"a\.tar cannot be read \(tried \d+ times in .* the store cannot be reached"):
+        fetcher.fetch("a.tar", store.read)
+    assert store.asked > TRIES
+    fetcher.close()
+
+
+def test_one_object_that_cannot_be_read_does_not_make_the_store_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "GIVE_UP", 0.2)
+    fetcher, sound = Fetcher(True), Store()
+
+    def fail() -> bytes:
+        fetcher.fetch("b.tar", sound.read)
+        raise StoreError("the store cannot do it: InternalError.")
+
+    with pytest.raises(Unreachable, match="InternalError") as raised:
+        fetcher.fetch("a.tar", fail)
+    assert not isinstance(raised.value, StoreAway)
+    fetcher.close()
+
+
+def test_what_waits_for_long_says_so_once_until_the_store_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fetching, "_QUIET", 0.0)
+    fetcher = Fetcher(True)
+    for _ in range(2):
+        caplog.clear()
+        fetcher.fetch("a.tar", Store(*[StoreError("away.") for _ in range(5)]).read)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"a.tar cannot be read: away. It is tried for {fetching.GIVE_UP:.0f} s in all"
+        ]
+    fetcher.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_is_explained_already_is_told_as_it_is(remote: bool) -> None:
+    fetcher = Fetcher(remote)
+    with pytest.raises(Unreachable) as raised:
+        fetcher.fetch("a.h5", Store(Unreachable("a.h5 cannot be read here: a filter is missing.")).read)
+    assert raised.value.message == "a.h5 cannot be read here: a filter is missing."
+    fetcher.close()
 
 
 def test_closing_ends_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +196,7 @@ def test_an_answer_that_never_comes_is_a_timeout_that_is_tried_again(
     uneven: Uneven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "PATIENCE", 0.05)
+    monkeypatch.setattr(fetching, "GIVE_UP", 0.3)
     uneven.held_up.add(1)
     fetcher = Fetcher(True)
     assert fetcher.fetch("a.tar", uneven.read) == b"answer 2"

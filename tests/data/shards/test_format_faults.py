@@ -18,6 +18,7 @@ from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.files import LocalShard
+from quorate.data.shards.formats import lines as lines_module
 from quorate.data.shards.formats.format import Block
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
@@ -47,6 +48,24 @@ def table_block(folder: Path, table: pa.Table) -> Any:
 
 
 # --- parquet
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_texts_are_made_once_and_counted(kind: pa.DataType, tmp_path: Path) -> None:
+    values = ["one", None, "ä" * 50, "ж" * 50, "🙂" * 50]
+    records = table_block(tmp_path, pa.table({"t": pa.array(values, kind)}))
+    first, again = (records.columns([4, 0, 1])["t"] for _ in range(2))
+    assert first.tolist() == [values[4], "one", None]
+    assert all(one is other for one, other in zip(first, again, strict=True)), "not made anew for each batch"
+    assert records[3]["t"] == values[3]
+    assert records.nbytes >= sum(map(sys.getsizeof, records.columns(range(5))["t"]))
+
+
+def test_few_objects_are_those_that_many_are(tmp_path: Path) -> None:
+    values = [{"a": number, "b": [str(number)]} for number in range(50)]
+    records = table_block(tmp_path, pa.table({"s": values}))
+    for count in (1, 15, 16, 50):
+        assert records.columns(range(count))["s"].tolist() == values[:count]
 
 
 def test_objects_of_a_row_may_be_changed_and_the_block_stays(tmp_path: Path) -> None:
@@ -305,6 +324,22 @@ def test_integers_of_any_length_are_exact(before: int, tmp_path: Path) -> None:
     found = [records[row]["v"] for row in range(len(records))]
     assert found == [*values, 0.1234567890123456789012]
     assert [type(value) for value in found] == [*map(type, values), float]
+
+
+def test_integers_of_64_bits_and_digits_in_a_text_are_left_to_the_fast_decoder(tmp_path: Path) -> None:
+    """Which is ten times as fast: many data have a number of 19 digits, or a fraction of as many, in every line."""
+    lines = [{"a": 1234567890123456789, "b": "12345678901234567890", "c": 0.0012345678901234567} for _ in range(9)]
+    records = opened(indexed(tmp_path / "a.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()))
+    assert [records[row] for row in range(len(records))] == lines
+    assert not records._exact
+
+
+@pytest.mark.parametrize("piece", [4, 20, 50])
+def test_long_integers_are_found_wherever_pieces_meet(piece: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lines_module, "_PIECE", piece)
+    values = [sign * 10 ** (19 + number % 4) + number for number in range(40) for sign in (1, -1)]
+    records = opened(indexed(tmp_path / "a.jsonl", "".join(f"[{value}]\n" for value in values).encode()))
+    assert [records[row][0] for row in range(len(records))] == values
 
 
 def test_a_line_of_nul_bytes_is_a_bad_record(tmp_path: Path) -> None:

@@ -211,6 +211,15 @@ def test_the_blocks_are_those_of_the_request_and_of_what_follows_as_far_as_the_m
     assert sum(blocks is not None for _, blocks in taken) < 70, "told only where it changes"
 
 
+def test_two_sources_of_one_set_share_its_memory() -> None:
+    shards: Any = FewBlocks(limit=1000)
+    sources = (Source.TRAINING, Source.VALIDATION)
+    requests = [Request(sources[number % 2], 0, (10 * number,), 0) for number in range(100)]
+    _, blocks = next(iter(Lookahead(iter(requests), dict.fromkeys(sources, shards))))
+    assert blocks is not None
+    assert [len(blocks[source]) for source in sources] == [5, 5]
+
+
 def test_at_least_the_next_requests_of_every_lane_are_looked_at() -> None:
     by_lane = [lane_requests(30, lane, 10_000 * lane) for lane in range(4)]
     requests = [request for step in zip(*by_lane, strict=True) for request in step]

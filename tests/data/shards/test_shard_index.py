@@ -15,8 +15,8 @@ from safetensors import safe_open
 from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
 from quorate.api.data import index_data
 from quorate.core.errors import RequestError
-from quorate.data.shards import fetching
-from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards import fetching, verification
+from quorate.data.shards.fetching import StoreAway, Unreachable
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.index_file import NAME, encode, load_index, save_index
 from quorate.data.shards.indexing import build_index
@@ -302,6 +302,7 @@ class TestPassingTrouble:
         assert len({store for store, _ in readers}) == len(readers), "no two threads share a store"
 
     def test_that_does_not_pass_names_the_shard(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fetching, "GIVE_UP", 1.0)
         sound = build_index(url)
         self.failing(monkeypatch, always="shard-003.jsonl")
         with pytest.raises(Unreachable, match=r"^shard-003.jsonl cannot be read \(tried \d+ times .* be reached"):
@@ -309,6 +310,23 @@ class TestPassingTrouble:
         [flaw] = verify_shards(sound)
         assert (flaw.file, flaw.records) == ("shard-003.jsonl", 5)
         assert re.match(r"cannot be read \(tried \d+ times in .* s\): the store cannot be reached$", flaw.problem)
+
+    def test_a_store_that_stays_away_ends_the_verifying_of_all_shards(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sound = build_index(url)
+        asked = set()
+
+        def fail(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+            asked.add(key)
+            raise StoreError("the store cannot be reached")
+
+        monkeypatch.setattr(ObjectStore, "read", fail)
+        monkeypatch.setattr(fetching, "GIVE_UP", 0.3)
+        monkeypatch.setattr(verification, "REMOTE_THREADS", 2)
+        with pytest.raises(StoreAway, match=r"^shard-00\d.jsonl cannot be read \(tried \d+ times .* be reached"):
+            verify_shards(sound)
+        assert len(asked) < len(sound.shards), "of the rest there is nothing to learn"
 
 
 @pytest.mark.parametrize("url", ["s3://AKIA:SECRET@bucket/a", "s3://bucket/a?token=SECRET"])

@@ -243,6 +243,7 @@ def test_shards_without_an_index_are_refused_with_the_command_to_type(tmp_path: 
         ({"window": True}, "window= takes a whole number"),
         ({"columns": "id"}, "columns= takes a list"),
         ({"columns": ["idd"]}, "no column 'idd'; they have id, "),
+        ({"columns": ["id", "name", "id"]}, "names 'id' more than once"),
         ({"decode": "identity"}, "decode= takes a function"),
         ({"cache": "/tmp"}, "cache= takes"),
         ({"cache": {"gb": 1}}, "cache= takes"),
@@ -374,12 +375,25 @@ class SlowDown(Exception):
     __module__ = "botocore.exceptions"
 
 
+class Unauthorized(Exception):
+    """As Google's libraries for the cloud have it."""
+
+    __module__ = "google.api_core.exceptions"
+
+
+class DecodeError(Exception):
+    """As protobuf has it, which is Google's too."""
+
+    __module__ = "google.protobuf.message"
+
+
 MACHINES: list[BaseException] = [
     MemoryError(), OSError(28, "no space"), SystemExit(1), TimeoutError("slow"), ConnectionError("gone"),
     torch.OutOfMemoryError("none left"), ImportError("no module"), urllib.error.URLError("no host"), SlowDown("slow"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
     RuntimeError("can't start new thread"), RuntimeError("CUDA error: an illegal memory access"),
     OSError("decoder jpeg not available"), TaskError("no index"), subprocess.TimeoutExpired("ffmpeg", 5),
+    Unauthorized("no"),
 ]  # fmt: skip
 
 
@@ -419,7 +433,13 @@ def test_shards_that_decode_reads_and_cannot_reach_end_the_job(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "error",
-    [OSError("image file is truncated"), RuntimeError("shape '[3]' is invalid"), KeyError("jpg"), UnicodeError("bad")],
+    [
+        OSError("image file is truncated"),
+        RuntimeError("shape '[3]' is invalid"),
+        KeyError("jpg"),
+        UnicodeError("bad"),
+        DecodeError("Wrong wire type in tag."),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_what_follows_from_the_record_is_a_bad_sample(error: Exception, tmp_path: Path) -> None:

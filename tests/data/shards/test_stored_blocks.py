@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data.shards.shard_files import small_blocks, write_shards
-from quorate.data.shards import blocks as blocks_module
+from quorate.data.shards import files
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index import ShardIndex
@@ -60,7 +60,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardIndex:
     monkeypatch.setattr(FolderStore, "together", threading.Barrier(1), raising=False)
     monkeypatch.setattr(FolderStore, "opened", 0)
     monkeypatch.setattr(FolderStore, "collisions", 0)
-    monkeypatch.setattr(blocks_module, "ObjectStore", FolderStore)
+    monkeypatch.setattr(files, "ObjectStore", FolderStore)
     return replace(build_index(str(tmp_path)), place="odd://someone@place")
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def checked_columns(columns: Sequence[str] | None, index: ShardIndex) -> list[st
     unknown = [name for name in columns if name not in index.schema]
     if unknown:
         raise TaskError(f"The shards have no column {unknown[0]!r}; they have {', '.join(index.schema)}.")
+    repeated = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if repeated is not None:
+        raise TaskError(f"columns= names {repeated!r} more than once. Name each column once.")
     return list(columns)
 
 

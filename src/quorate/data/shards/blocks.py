@@ -5,16 +5,17 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from quorate.core.addresses import is_url, shown
 from quorate.data.shards.cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Fetcher
-from quorate.data.shards.files import LocalShard, OpenShard, StoredShard
-from quorate.data.shards.formats.format import Records
+from quorate.data.shards.files import shard_place
+from quorate.data.shards.formats.format import Records, ShardFile
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
-from quorate.storage.objects import ObjectStore, StoreError, is_url, shown
+from quorate.storage.objects import StoreError
 
-_Read = Callable[[OpenShard], bytes]
+_Read = Callable[[ShardFile], bytes]
 
 
 class ShardBlocks:
@@ -37,10 +38,9 @@ class ShardBlocks:
         self.is_remote = is_url(index.place)
         self._cache = cache if self.is_remote else None
         self._fetcher = Fetcher(self.is_remote)
-        self._store = ObjectStore(index.place) if self.is_remote else None
+        self._place = shard_place(index.place)
         self._opening = threading.Lock()
-        self._is_open = False
-        self._own = threading.local()
+        self._is_open = not self.is_remote
 
     def size(self, block: int) -> int:
         """Bytes of a block, of those of its shard by its part of the records."""
@@ -111,30 +111,17 @@ class ShardBlocks:
         )
 
     def _read(self, shard: int, read: _Read) -> bytes:
-        if self._store is not None and not self._is_open:
-            # The first speaks alone: a store is opened when it is first used.
-            with self._opening:
-                content = self._read_open(shard, read)
-                self._is_open = True
-                return content
-        return self._read_open(shard, read)
+        if self._is_open:
+            return self._read_open(shard, read)
+        # The first speaks alone: a store is opened when it is first used.
+        with self._opening:
+            content = self._read_open(shard, read)
+            self._is_open = True
+            return content
 
     def _read_open(self, shard: int, read: _Read) -> bytes:
-        name = self._index.shards[shard]
-        if (store := self._store_here()) is not None:
-            return read(StoredShard(store, name, int(self._index.sizes[shard])))
-        with LocalShard(Path(self._index.place, name), name) as file:
+        with self._place.open(self._index.shards[shard], int(self._index.sizes[shard])) as file:
             return read(file)
-
-    def _store_here(self) -> ObjectStore | None:
-        """The store for this thread. A library that works in one event loop, such as that of S3, takes calls from any
-        thread and shares its connections; others have one connection, which two threads must not use at once."""
-        if self._store is None or self._store.serves_threads:
-            return self._store
-        if not hasattr(self._own, "store"):
-            self._own.store = ObjectStore(self._index.place)
-        own: ObjectStore = self._own.store
-        return own
 
     def _named(self, shard: int) -> str:
         return f"{shown(self._index.place)}/{self._index.shards[shard]}"
@@ -173,8 +160,9 @@ class ShardBlocks:
 
     def _now(self, shard: int) -> tuple[int, float | None]:
         name = self._index.shards[shard]
-        if (store := self._store_here()) is not None:
-            return store.size(name), None
+        if self.is_remote:
+            with self._place.open(name) as file:
+                return file.size, None
         stat = os.stat(Path(self._index.place, name))  # noqa: PTH116 (all of it at once)
         return stat.st_size, stat.st_mtime
 

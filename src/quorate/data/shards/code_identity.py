@@ -203,6 +203,7 @@ class _Followed:
         elif home_of(module) == "task":
             raise Unidentified(f"{where} ({_named(value)}), which cannot be looked into")
         else:
+            refuse_outside(module, f"{module}.{name}")
             self._library(module, name, where)
 
     # --- code

@@ -3,6 +3,7 @@
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,8 @@ class Shards:
     def _sample(self, record: Any, block: int, row: int) -> Any:
         assert self._decode is not None
         try:
-            return self._decode(record)
+            with nullcontext() if self._decoded is None else self._decoded.listening():
+                return self._decode(record)
         except Exception as error:
             if is_machines(error):
                 raise
@@ -196,9 +198,15 @@ class Shards:
     def expect(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
         self._reader.want(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
+        if self._decoded is not None and not blocks:
+            self._decoded.place_finished()
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """Samples that are read in it may be cached once they are settled; what is not by its end never is."""
+        return nullcontext() if self._decoded is None else self._decoded.keeping()
 
     def settle(self, drew: bool) -> None:
-        """Whether the samples since the last time drew random numbers; those that did not may be cached."""
+        """Whether the samples since it began drew random numbers; those that did not may be cached."""
         if self._decoded is not None:
             self._decoded.settle(drew)
 

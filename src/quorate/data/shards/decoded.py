@@ -3,7 +3,9 @@
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import xxhash
@@ -11,21 +13,26 @@ import xxhash
 from quorate.data.indices import Indices
 from quorate.data.shards.cache import DiskCache
 from quorate.data.shards.code_identity import Identity, identity
+from quorate.data.shards.overheard import Listening
 from quorate.data.shards.sample_codec import NotEncodable, decode, encode
 from quorate.data.shards.sample_file import SampleFile, Spool
-from quorate.data.shards.unidentified import Unidentified
+from quorate.data.shards.unidentified import FROM_THE_RECORD, Unidentified
 
 log = logging.getLogger(__name__)
 
 _OPEN, _SPOOLS = 128, 512
 # What a process has unfinished takes at most so much of the cache.
 _SHARE = 1 / 8
+# To look at all that decode() depends on takes up to a second where it has large tables: between two looks passes so
+# many times as long, and what is finished meanwhile waits.
+_PAUSES = 20
 
 
 class DecodedCache:
     """The samples of each block in one file, which is written as they are made and counts once all of them are in it.
 
-    All of it is of one process: a forked child begins its own files.
+    All of it is of one process: a forked child begins its own files. But what ended it has ended it for the child too,
+    which may have inherited what decode() has read once and for all.
     """
 
     def __init__(
@@ -36,6 +43,7 @@ class DecodedCache:
         self._function = function
         self._depends = depends
         self._records = records
+        self._is_on = True
         self._begin(os.getpid())
 
     @classmethod
@@ -49,10 +57,13 @@ class DecodedCache:
 
     def _begin(self, process: int) -> None:
         self._process = process
-        self._is_on = True
-        self._staged: list[tuple[int, int, bytes | None]] = []
+        # Of the batch that is being read; None between two of them.
+        self._staged: list[tuple[int, int, bytes | None]] | None = None
         self._spools: OrderedDict[int, Spool] = OrderedDict()
+        # Those that wait for a look at what decode() depends on.
+        self._finished: dict[int, Spool] = {}
         self._spooled = 0
+        self._next_look = 0.0
         # Blocks that were given up, and how many of their rows are still to come: a file begun now would lack the rest.
         self._passing: dict[int, int] = {}
         self._open: OrderedDict[int, SampleFile | None] = OrderedDict()
@@ -106,10 +117,35 @@ class DecodedCache:
 
     # --- writing
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Around the reading of a batch: what is made in it may be kept. What is not settled by its end, as it was left
+        by an exception, is not."""
+        self._here()
+        self._staged = []
+        try:
+            yield
+        finally:
+            self._staged = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Around decode(): a sample that is made of more than its record is not kept."""
+        if self._staged is None or not self._is_on:
+            yield
+            return
+        listening = Listening()
+        try:
+            with listening:
+                yield
+        finally:
+            if listening.heard:
+                self._end(f"decode() {listening.heard[0]}, which may differ from job to job. {FROM_THE_RECORD}")
+
     def stage(self, block: int, row: int, sample: Any) -> None:
         """A sample that was made; it is kept when it is known that no random numbers were drawn for it."""
         self._here()
-        if not self._is_on:
+        if self._staged is None or not self._is_on:
             return
         try:
             self._staged.append((block, row, encode(sample)))
@@ -119,21 +155,35 @@ class DecodedCache:
     def stage_bad(self, block: int, row: int) -> None:
         """A record that no sample can be made of."""
         self._here()
-        if self._is_on:
+        if self._staged is not None and self._is_on:
             self._staged.append((block, row, None))
 
     def settle(self, drew: bool) -> None:
         """Keep what was staged, unless random numbers were drawn."""
         self._here()
-        staged, self._staged = self._staged, []
+        staged, self._staged = self._staged or [], None
         if not self._is_on:
             return
         if drew:
             self._end("decode() draws random numbers, so they differ in every epoch")
             return
-        try:
+        with self._ending_for_trouble():
             for block, row, content in staged:
                 self._keep(block, row, content)
+            if self._finished and (len(self._finished) >= _SPOOLS or monotonic() >= self._next_look):
+                self._place()
+
+    def place_finished(self) -> None:
+        """Let others have all that is finished: there may be no next batch."""
+        self._here()
+        if self._finished:
+            with self._ending_for_trouble():
+                self._place()
+
+    @contextmanager
+    def _ending_for_trouble(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self._cache.fail(error)
         except _Changed as reason:
@@ -142,6 +192,8 @@ class DecodedCache:
             self._end("the disk does not take them")
 
     def _keep(self, block: int, row: int, content: bytes | None) -> None:
+        if block in self._finished:
+            return
         entry = self._entry(block)
         if entry is not None:
             if content is None or not entry.is_bad(row):
@@ -158,7 +210,8 @@ class DecodedCache:
             self._spooled += spool.bytes - before
             self._cache.wrote(spool.bytes - before)
             if spool.is_complete:
-                self._complete(block, spool)
+                spool.finish()
+                self._finished[block] = self._spools.pop(block)
         except FileNotFoundError:  # swept, to make room
             self._give_up(block)
         self._limit_spools()
@@ -176,14 +229,17 @@ class DecodedCache:
         spool = self._spools[block] = Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
         return spool
 
-    def _complete(self, block: int, spool: Spool) -> None:
+    def _place(self) -> None:
         # Before anybody can read them: what decode() changes as it runs shows only now.
+        began = monotonic()
         self._check_dependencies()
-        spool.finish()
-        del self._spools[block]
-        self._spooled -= spool.bytes
-        self._cache.place(spool.path, self._key(block))
-        self._open.pop(block, None)
+        ended = monotonic()
+        self._next_look = ended + _PAUSES * (ended - began)
+        for block, spool in self._finished.items():
+            self._spooled -= spool.bytes
+            self._cache.place(spool.path, self._key(block))
+            self._open.pop(block, None)
+        self._finished.clear()
 
     def _check_dependencies(self) -> None:
         try:
@@ -195,6 +251,8 @@ class DecodedCache:
 
     def _limit_spools(self) -> None:
         most = self._cache.limit * _SHARE
+        if self._finished and self._spooled > most:
+            self._place()
         while self._spools and (len(self._spools) > _SPOOLS or self._spooled > most):
             self._give_up(next(iter(self._spools)))
 
@@ -208,18 +266,19 @@ class DecodedCache:
     def _end(self, why: str) -> None:
         log.warning("decoded samples are not cached any more: %s", why)
         self._is_on = False
-        self._staged = []
+        self._staged = None
         self._drop_spools()
 
     def _drop_spools(self) -> None:
-        for spool in self._spools.values():
+        for spool in (*self._spools.values(), *self._finished.values()):
             spool.abandon()
         self._spools.clear()
+        self._finished.clear()
         self._spooled = 0
 
     def close(self) -> None:
         """Let go of files; what is not complete is lost."""
-        self._here()
+        self.place_finished()
         self._drop_spools()
         self._passing.clear()
         for entry in self._open.values():

@@ -1,6 +1,8 @@
 """Getting bytes that may be slow to come: trouble that passes is tried again, and a slow store is asked twice."""
 
 import errno
+import itertools
+import logging
 import math
 import queue
 import random
@@ -16,7 +18,12 @@ from quorate.data.shards.threads import start_helper
 from quorate.data.shards.waits import LOOK, look
 from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
+log = logging.getLogger(__name__)
+
 TRIES = 6
+"""So often is a file tried, ..."""
+GIVE_UP = 120.0
+"""... and a remote store for so many seconds: longer than a restart of it or of a network takes."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 PATIENCE = 60.0
 """Seconds after which a remote store that has not answered is asked again; and more for many bytes."""
@@ -32,12 +39,18 @@ _PASSING = {
 _SLOW, _SOONEST = 3.0, 0.05
 _USUAL, _KNOWN = 64, 8
 _SHARE, _FREE = 0.1, 2
+_DOUBLINGS = 16
+_QUIET = 5.0
 
 Answers = queue.SimpleQueue[tuple[bytes | None, Exception | None]]
 
 
 class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
     """Data that cannot be read now, which says nothing about what they are: never a reason to skip a sample."""
+
+
+class StoreAway(Unreachable):
+    """A store that has answered nobody for as long as it is waited for: whatever else it has cannot be read either."""
 
 
 class Fetcher:
@@ -52,6 +65,8 @@ class Fetcher:
         self._over = threading.Event()
         self._seconds: deque[float] = deque(maxlen=_USUAL)
         self._requests = 0
+        self._answered = monotonic()
+        self._is_told = False
         self._callers = _Callers()
         # Of its own: the lanes draw from the global generators.
         self._random = random.Random()
@@ -60,15 +75,23 @@ class Fetcher:
         """What `read` gives, of about so many bytes; `name` is what is read, for the message if it cannot be."""
         began = monotonic()
         patience = PATIENCE + (length or 0) / SLOWEST
-        for attempt in range(TRIES):
+        for attempt in itertools.count():
             try:
                 return self._ask(read, patience) if self._is_remote else read()
             except _Over:
                 break
+            except Unreachable:
+                raise  # says all there is to say
             except Exception as error:
-                if attempt + 1 == TRIES or not is_passing(error):
-                    raise _explained(name, error, attempt + 1, monotonic() - began) from None
-            if self._ends_within(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self._random.uniform(0.5, 1)):
+                seconds = monotonic() - began
+                is_last = seconds > GIVE_UP if self._is_remote else attempt + 1 == TRIES
+                if is_last or not is_passing(error):
+                    is_away = self._is_remote and is_passing(error) and self._answered < began
+                    why = _explained(name, error, attempt + 1, seconds)
+                    raise (StoreAway if is_away else Unreachable)(why) from None
+                self._tell(name, error, seconds)
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(attempt, _DOUBLINGS))
+            if self._ends_within(pause * self._random.uniform(0.5, 1)):
                 break
         raise Unreachable(f"{name} was not read: reading has ended.")
 
@@ -76,6 +99,12 @@ class Fetcher:
         """Begin no further try, and wait for no answer any more."""
         self._over.set()
         self._callers.close()
+
+    def _tell(self, name: str, error: Exception, seconds: float) -> None:
+        """Say once, until the store answers again, what the job is waiting for."""
+        if self._is_remote and seconds > _QUIET and not self._is_told:
+            self._is_told = True
+            log.warning("%s It is tried for %.0f s in all", _explained(name, error, 1, seconds), GIVE_UP)
 
     def _ends_within(self, pause: float) -> bool:
         until = monotonic() + pause
@@ -111,7 +140,8 @@ class Fetcher:
                     asked += 1
                 continue
             if error is None and content is not None:
-                self._seconds.append(monotonic() - began)
+                self._answered, self._is_told = monotonic(), False
+                self._seconds.append(self._answered - began)
                 return content
             failed += 1
             if failed == asked and error is not None:
@@ -179,7 +209,7 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
-def _explained(name: str, error: Exception, tries: int, seconds: float) -> Unreachable:
+def _explained(name: str, error: Exception, tries: int, seconds: float) -> str:
     if isinstance(error, FileNotFoundError | ObjectMissing):
         why = (
             "it is not there. Restore it, or list what there is now with `quorate data index PATH --force` "
@@ -190,4 +220,4 @@ def _explained(name: str, error: Exception, tries: int, seconds: float) -> Unrea
     else:
         why = f"{describe(error)}."
     often = f" (tried {tries} times in {seconds:.1f} s)" if tries > 1 else ""
-    return Unreachable(f"{name} cannot be read{often}: {why}")
+    return f"{name} cannot be read{often}: {why}"

@@ -12,9 +12,10 @@ from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 from typing import Protocol, Self
 
+from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.data.shards.formats.format import ShardFile
-from quorate.storage.objects import ObjectStore, is_url
+from quorate.storage.objects import ObjectStore
 
 
 class OpenShard(ShardFile, Protocol):
@@ -137,7 +138,7 @@ class LocalShard:
 
 
 class StorePlace:
-    """Shards under a URL. It is listed first, by one thread: that opens the store for all that read."""
+    """Shards under a URL. One thread alone lists it, or reads from it, first: that opens the store for all others."""
 
     def __init__(self, url: str) -> None:
         self._store = ObjectStore(url)
@@ -162,7 +163,8 @@ class StorePlace:
 
     @property
     def _store_here(self) -> ObjectStore:
-        """The store for this thread: the libraries of some have one connection, which no two may use at once."""
+        """The store for this thread. A library that works in one event loop, such as that of S3, takes calls from any
+        thread and shares its connections; others have one connection, which two threads must not use at once."""
         if self._store.serves_threads:
             return self._store
         if not hasattr(self._own, "store"):
@@ -171,31 +173,19 @@ class StorePlace:
         return own
 
 
-class Ranges(Protocol):
-    """What ranges of objects are read from: a store, or what finds one for each thread."""
-
-    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """A range of an object."""
-        ...
-
-    def size(self, key: str) -> int:
-        """How many bytes an object has."""
-        ...
-
-
 class StoredShard:
     """An object of a store."""
 
-    def __init__(self, store: Ranges, name: str, size: int | None = None) -> None:
+    def __init__(self, place: StorePlace, name: str, size: int | None = None) -> None:
         self.name = name
-        self._store = store
-        self.size = store.size(name) if size is None else size
+        self._place = place
+        self.size = place.size(name) if size is None else size
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes from there."""
         length = min(length, self.size - start)
         # A store refuses a range that begins behind the end, in words of its own.
-        return self._store.read(self.name, start, length) if length > 0 else b""
+        return self._place.read(self.name, start, length) if length > 0 else b""
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import xxhash
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.formats.format import Block, Content
 
-VERSION = 1
+VERSION = 2
 DIGEST = 16
 ARRAYS = {
     "digests": ("U8", numpy.uint8),
@@ -85,7 +85,7 @@ class ShardIndex:
 
     @cached_property
     def digest(self) -> str:
-        """Of everything in the index, and so of all data."""
+        """Of all that the index says of the data, and so of these; not of where they lie."""
         digest = xxhash.xxh3_128(self.head())
         for array in self.arrays.values():
             digest.update(array.tobytes())
@@ -102,7 +102,8 @@ class ShardIndex:
         return found
 
     def head(self, **more: str) -> bytes:
-        """All the rest, and where each array begins and ends: the header of a safetensors file."""
+        """All the rest but for where the shards lie, and where each array begins and ends: the header of a safetensors
+        file."""
         header: dict[str, Any] = {}
         position = 0
         for name, array in self.arrays.items():
@@ -111,7 +112,6 @@ class ShardIndex:
             position = end
         about = {
             "kind": self.kind,
-            "root": self.root,
             "schema": json.dumps(dict(self.schema)),
             "shards": "\n".join(self.shards),
             "version": str(VERSION),

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy
+import xxhash
 
 from quorate.core.errors import RequestError
 from quorate.data.shards.index import ARRAYS, VERSION, ShardIndex
@@ -53,9 +54,11 @@ def decode(content: bytes, file: str, beside: str) -> ShardIndex:
     try:
         return _decoded(content, beside)
     except _Unreadable as error:
-        raise RequestError(f"{shown(file)} {error}.{_again(beside)}") from None
+        raise RequestError(f"{shown(file)} {error}.{_again(error.place or _guessed(beside, file), file)}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        raise RequestError(f"{shown(file)} is damaged: it is no index of shards any more.{_again(beside)}") from None
+        raise RequestError(
+            f"{shown(file)} is damaged: it is no index of shards any more.{_again(_guessed(beside, file), file)}"
+        ) from None
 
 
 def _decoded(content: bytes, beside: str) -> ShardIndex:
@@ -65,7 +68,8 @@ def _decoded(content: bytes, beside: str) -> ShardIndex:
     about = header.pop("__metadata__")
     version = int(about["version"])
     if version != VERSION:
-        raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}")
+        place = _joined(beside, about.get("root", ""))
+        raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}", place)
     arrays = {}
     for name, (_, kind) in ARRAYS.items():
         begin, end = header[name]["data_offsets"]
@@ -79,20 +83,26 @@ def _decoded(content: bytes, beside: str) -> ShardIndex:
         place=_joined(beside, root),
         **arrays,
     )
+    # That of the root is compared with the rest of the header.
     if index.digest != about["digest"] or _head(index) != content[: 8 + size]:
-        raise _Unreadable("is damaged: its digest is not that of its content")
+        raise _Unreadable("is damaged: a digest is not that of its content")
     return index
 
 
 def _head(index: ShardIndex) -> bytes:
-    """The header with the digest of everything but itself, and its length before it."""
-    head = index.head(digest=index.digest)
+    """The header with the digest of the data and that of where they lie, and its length before it."""
+    root_digest = xxhash.xxh3_128_hexdigest(index.root.encode())
+    head = index.head(digest=index.digest, root=index.root, root_digest=root_digest)
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(8, "little") + head
 
 
 class _Unreadable(Exception):  # noqa: N818
-    """Why a file is not an index that can be used."""
+    """Why a file is not an index that can be used; `place` is that of its shards, where it can be told."""
+
+    def __init__(self, why: str, place: str = "") -> None:
+        self.place = place
+        super().__init__(why)
 
 
 def _read_file(file: Path, named: str) -> bytes:
@@ -111,8 +121,15 @@ def _missing(place: str) -> RequestError:
     )
 
 
-def _again(beside: str) -> str:
-    return f" Make it again with: quorate data index {shown(beside)} --force"
+def _guessed(beside: str, file: str) -> str:
+    """Where the shards of an index lie that cannot be read: one of another name may have them anywhere."""
+    return beside if file == f"{beside}/{NAME}" else "PATH"
+
+
+def _again(place: str, file: str) -> str:
+    is_beside = file == f"{place}/{NAME}"
+    output = "" if is_beside else f" --output {shown(file)}"
+    return f" Make it again with: quorate data index {shown(place)}{output} --force"
 
 
 def _joined(beside: str, root: str) -> str:

@@ -17,11 +17,12 @@ _KINDS = (
     MemoryError, torch.OutOfMemoryError, ImportError, TimeoutError, ConnectionError, urllib.error.URLError,
     subprocess.TimeoutExpired, concurrent.futures.BrokenExecutor, QuorateError,
 )  # fmt: skip
-# Libraries that ask other machines; not all of their errors are an OSError.
-_OF_NETWORKS = {
-    "aiobotocore", "aiohttp", "botocore", "boto3", "fsspec", "gcsfs", "google", "azure", "http", "httpcore", "httpx",
-    "requests", "s3fs", "socket", "ssl", "urllib3",
-}  # fmt: skip
+# Libraries that ask other machines; not all of their errors are an OSError. Not all that is Google's: protobuf, which
+# raises for a corrupt record, is too.
+_OF_NETWORKS = re.compile(
+    r"(aiobotocore|aiohttp|botocore|boto3|fsspec|gcsfs|google\.(api_core|auth|cloud|resumable_media)|azure|http|httpcore"
+    r"|httpx|requests|s3fs|socket|ssl|urllib3)(\.|$)"
+)
 _TEXTS = re.compile(
     r"(can'?t|cannot|could not|failed to|unable to) (allocate|mmap|open shared memory|start (a )?new thread)"
     r"|(not enough|insufficient|out of) memory|too many open files|resource temporarily unavailable"
@@ -36,7 +37,7 @@ def is_machines(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, _KINDS) or (isinstance(error, OSError) and error.errno is not None):
             return True
-        if any(kind.__module__.partition(".")[0] in _OF_NETWORKS for kind in type(error).__mro__):
+        if any(_OF_NETWORKS.match(kind.__module__) for kind in type(error).__mro__):
             return True
         # Those of torch, of OpenCV and of PIL say it in words only.
         says = isinstance(error, RuntimeError | OSError | SystemError) or type(error).__module__ == "cv2"

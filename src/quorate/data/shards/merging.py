@@ -15,18 +15,19 @@ Array = numpy.ndarray[Any, Any]
 def merged(parts: list[tuple[Indices, Array]], length: int) -> Any:
     """The rows of several blocks, each at its positions, as one tensor, or as a list of what has no shape."""
     first = parts[0][1]
-    if not _is_torchs(first.dtype) or any(column.dtype != first.dtype for _, column in parts):
+    kind = _torchs(first.dtype)
+    if kind is None or any(column.dtype != first.dtype for _, column in parts):
         values: list[Any] = [None] * length
         for positions, column in parts:
             for position, value in zip(positions.tolist(), rows(column), strict=True):
                 values[position] = value
         return collate(values)
-    if len(parts) == 1:
-        return torch.from_numpy(numpy.ascontiguousarray(first))
-    whole = numpy.empty((length, *first.shape[1:]), first.dtype)
+    # In memory of torch's own, which always begins at a round address: what is summed may depend on where it begins.
+    whole = torch.empty((length, *first.shape[1:]), dtype=kind)
+    array = whole.numpy()
     for positions, column in parts:
-        whole[positions] = column
-    return torch.from_numpy(whole)
+        array[positions if len(parts) > 1 else ...] = column
+    return whole
 
 
 def rows(column: Array) -> Any:
@@ -35,10 +36,9 @@ def rows(column: Array) -> Any:
 
 
 @cache
-def _is_torchs(kind: "numpy.dtype[Any]") -> bool:
-    """Whether torch has tensors of this type."""
+def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
+    """The type of torch that is the same; None if it has none."""
     try:
-        torch.from_numpy(numpy.empty(0, kind))
+        return torch.from_numpy(numpy.empty(0, kind)).dtype
     except (TypeError, ValueError):
-        return False
-    return True
+        return None

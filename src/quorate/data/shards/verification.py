@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import xxhash
 
-from quorate.data.shards.fetching import Fetcher, Unreachable
+from quorate.core.addresses import is_url
+from quorate.data.shards.fetching import Fetcher, StoreAway, Unreachable
 from quorate.data.shards.files import ShardPlace, shard_place
 from quorate.data.shards.formats.format import Format, ShardFile
 from quorate.data.shards.formats.kinds import format_of, kind_of
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.indexing import LOCAL_THREADS, REMOTE_THREADS, Progress, digest_of
 from quorate.data.shards.patient import opened
-from quorate.storage.objects import is_url
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Flaw:
 
 
 def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[Flaw, ...]:
-    """Read every shard of an index through; shards that are not in it are flaws too."""
+    """Read every shard of an index through; shards that are not in it are flaws too.
+
+    `StoreAway` if the store that they are in does not answer any more.
+    """
     files = shard_place(index.place)
     sizes = files.list()
     format = format_of(index.kind)
@@ -87,6 +90,8 @@ def _examined(
             problem = "is missing"
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
+        except StoreAway:
+            raise  # which says nothing about this shard, and of the next ones there is no more to learn
         except Unreachable as error:
             problem = error.message.removeprefix(f"{name} ").rstrip(".")
     return [Flaw(name, problem, records=behind - first)]

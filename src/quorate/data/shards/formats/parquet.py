@@ -3,6 +3,7 @@
 Nested columns are given as they are: lists as arrays, structs as dicts. A list of fixed size is a row of an array.
 """
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ MAGIC = b"PAR1"
 FOOTERS = 64_000_000
 """So many bytes of footers are kept; they take about as much again when they are parsed."""
 _END = 8
+_FEW = 16
+"""Fewer values are made one by one: Arrow's way of choosing rows takes as long as so many."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -108,6 +111,8 @@ class ParquetRecords:
                 why = "has no value there, and its values are numbers: fill it in, or use decode="
                 raise self._bad(name, row, why)
             return column.array.take(wanted, axis=0)  # rows one by one, which indexing looks at more closely
+        if isinstance(column, _Texts):
+            return column.array.take(wanted)
         try:
             values = column.rows(wanted)
         except (ValueError, OverflowError):
@@ -173,6 +178,17 @@ class _Lists:
 
 
 @dataclass(frozen=True)
+class _Texts:
+    """A column of texts, made once: nobody can change one, so they are handed out as they are."""
+
+    array: Array
+    nbytes: int
+
+    def record(self, row: int) -> Any:
+        return self.array[row]
+
+
+@dataclass(frozen=True)
 class _Objects:
     """A column that only Arrow has: each value is made when it is asked for."""
 
@@ -186,11 +202,12 @@ class _Objects:
         return self.chunk[row].as_py()
 
     def rows(self, wanted: Array) -> list[Any]:
-        # Many at once take a tenth of the time.
+        if len(wanted) < _FEW:
+            return [self.record(row) for row in wanted.tolist()]
         return list(self.chunk.take(_pyarrow()[0].array(wanted)).to_pylist())
 
 
-_Column = _Numbers | _Lists | _Objects
+_Column = _Numbers | _Lists | _Texts | _Objects
 
 
 def _column(column: Any) -> _Column:
@@ -200,8 +217,10 @@ def _column(column: Any) -> _Column:
     order: Sequence[int] | None = None
     if isinstance(chunk.type, pa.FixedShapeTensorType):
         shape, order, chunk = tuple(chunk.type.shape), chunk.type.permutation, chunk.storage
-    if pa.types.is_dictionary(chunk.type) and _is_number(chunk.type.value_type):
+    if pa.types.is_dictionary(chunk.type) and (_is_number(chunk.type.value_type) or _is_text(chunk.type.value_type)):
         chunk = chunk.dictionary_decode()
+    if _is_text(chunk.type):
+        return _texts(chunk)
     sizes, inner = [len(chunk)], chunk
     missing = numpy.zeros(len(chunk), bool)
     while True:
@@ -220,6 +239,15 @@ def _column(column: Any) -> _Column:
     if order is not None:
         array = array.transpose(0, *(dimension + 1 for dimension in order))
     return _Numbers(array, missing, chunk) if missing.any() else _Numbers(array, None, None)
+
+
+def _texts(chunk: Any) -> _Texts | _Objects:
+    try:
+        values = chunk.to_pylist()
+    except UnicodeDecodeError:
+        return _Objects(chunk)  # whoever reads the row learns of it
+    array = numpy.array(values, dtype=object)
+    return _Texts(array, array.nbytes + sum(map(sys.getsizeof, values)))
 
 
 def _lists(chunk: Any) -> _Lists:
@@ -242,6 +270,11 @@ def _numbers(chunk: Any) -> Array:
     array = numpy.zeros(len(chunk), there.dtype)
     array[chunk.is_valid().to_numpy(zero_copy_only=False)] = there
     return array
+
+
+def _is_text(kind: Any) -> bool:
+    types = _pyarrow()[0].types
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_number(kind: Any) -> bool:

@@ -1,0 +1,44 @@
+"""Places by their text alone: which are URLs, and how one is shown without what might be a secret in it."""
+
+import re
+
+# In a text: what follows the protocol of a URL.
+_ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]+")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:@]*)(:\d*)?")
+
+
+def is_url(text: str) -> bool:
+    """Whether a place is a URL, and not a folder."""
+    return "://" in text
+
+
+def has_secret(place: str) -> bool:
+    """Whether a place is a URL with a password or a query in it; a user alone is none."""
+    if not is_url(place):
+        return False
+    address = place.partition("://")[2]
+    user, _, host = address.partition("/")[0].rpartition("@")
+    return "?" in address or ":" in user or _HOST.fullmatch(host) is None
+
+
+def shown(text: str) -> str:
+    """A URL, or a text with URLs, without what might be a secret in it."""
+    return _ADDRESS.sub(lambda found: _harmless(found[0]), text)
+
+
+def shown_place(place: str) -> str:
+    """A place and nothing else, without what might be a secret in it, also if there are blanks in that."""
+    protocol, separator, address = place.partition("://")
+    return f"{protocol}{separator}{_harmless(address)}" if separator else place
+
+
+def _harmless(address: str) -> str:
+    address, query, _ = address.partition("?")
+    host, slash, path = address.partition("/")
+    before, at, _ = host.rpartition("@")
+    if not at and _HOST.fullmatch(host) is None:
+        before, at, _ = address.rpartition("@")  # some secrets have a slash in them
+        if not at:
+            return "…"
+    kept = f"…{address[len(before) :]}" if at else f"{host}{slash}{path}"
+    return f"{kept}?…" if query else kept
