@@ -15,7 +15,7 @@ HASTY = 0.01
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[CoordinatorKeeper]:
+def keeper(cold: None, tmp_path: Path) -> Iterator[CoordinatorKeeper]:
     run = RunFolder(tmp_path)
     run.logs.mkdir()
     appointment = {

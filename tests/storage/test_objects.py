@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from object_store import BUCKET, SECRET_KEY, SeaweedStore
+from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.indexing import build_index
 from quorate.storage import objects
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, has_secret, refuse_unknown_store, shown
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 
 
 @pytest.fixture

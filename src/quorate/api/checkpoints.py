@@ -15,12 +15,12 @@ from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.selection import BEST, LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
-from quorate.storage.objects import is_url
 from quorate.storage.run_folder import RunFolder
 
 

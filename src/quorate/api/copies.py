@@ -14,12 +14,12 @@ from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.selection import Ranking
+from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.engines.signals import Signals
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
-from quorate.storage.objects import shown
 from quorate.storage.run_folder import RunFolder
 
 PATIENCE = 60.0

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.index_file import NAME, load_index, save_index
 from quorate.data.shards.indexing import Progress, build_index
 from quorate.data.shards.verification import Flaw, verify_shards
-from quorate.storage.objects import ObjectMissing, ObjectStore, is_url, refuse_secret, shown
+from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 
 LARGE_BLOCK = 128_000_000
 

@@ -9,12 +9,12 @@ from quorate.checkpoint.fetching import FETCHING, Origin, fetch_newest, fetch_pa
 from quorate.checkpoint.listing import Search
 from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.creation import write_creation
-from quorate.storage.objects import is_url, shown
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)

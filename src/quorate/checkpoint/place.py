@@ -22,9 +22,10 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import MANIFEST, verify_part
+from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_atomically, write_new_file
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, is_url, refuse_unknown_store
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 
 COPYING = ".copying-"
 REMOVING = ".removing-"

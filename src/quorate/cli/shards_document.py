@@ -7,8 +7,8 @@ from typing import Any
 
 from quorate.api.data import Indexed, Previewed, Spread, Stats, Verified
 from quorate.cli.shards_value import fields_of
+from quorate.core.addresses import shown
 from quorate.data.shards.index import ShardIndex
-from quorate.storage.objects import shown
 
 
 def index_document(done: Indexed) -> dict[str, Any]:

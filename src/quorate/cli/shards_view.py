@@ -13,9 +13,9 @@ from rich.text import Text
 from quorate.api.data import LARGE_BLOCK, Indexed, Previewed, Spread, Stats, Verified
 from quorate.cli.page import Page
 from quorate.cli.shards_value import WHOLE, fields_of
+from quorate.core.addresses import shown
 from quorate.data.shards.index import ShardIndex
 from quorate.observe.quantities import duration, size
-from quorate.storage.objects import shown
 
 GAP = 2
 MOST_FLAWS = 50

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from quorate.core.addresses import has_secret, shown
 from quorate.core.seeds import derive_seed
 from quorate.data.block_order import BlockOrder, shuffle
 from quorate.data.blocked import Blocked, Described, Indexed, records_of
@@ -14,7 +15,6 @@ from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.sample_order import SampleOrder
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
-from quorate.storage.objects import has_secret, shown
 
 # A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
 _WINDOWS_KEPT = 3

@@ -13,13 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.core.addresses import has_secret, is_url, shown
+from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import JobError, RequestError
-
-__all__ = [
-    "PATIENCE", "SLOWEST", "ObjectMissing", "ObjectStore", "StoreError", "Stored", "has_secret", "is_url",
-    "refuse_secret", "refuse_unknown_store", "shown",
-]  # fmt: skip
 
 PATIENCE = 30.0
 """Seconds after which a store that has not answered counts as away, ..."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import TaskError
 from quorate.core.given import given
 from quorate.core.user_code import PACKAGE
 from quorate.data.shards.cache import DiskCache
 from quorate.data.shards.index import ShardIndex
-from quorate.storage.objects import is_url, shown
 
 MOST_SAMPLES, MOST_BYTES = 8192, 16_000_000
 """What a lane shuffles at a time by default: so many samples, or fewer if they are large."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample
 from quorate.data.indices import Indices, indices_of
@@ -29,7 +30,6 @@ from quorate.data.shards.index_file import NAME, load_index
 from quorate.data.shards.machine_trouble import is_machines
 from quorate.data.shards.merging import merged, rows
 from quorate.data.shards.reader import LIMIT, BlockReader
-from quorate.storage.objects import is_url, shown
 
 
 class Shards:

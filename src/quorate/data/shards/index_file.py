@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy
 import xxhash
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.index import ARRAYS, VERSION, ShardIndex
 from quorate.storage.atomic import write_atomically
-from quorate.storage.objects import ObjectMissing, ObjectStore, is_url, refuse_secret, shown
+from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 
 NAME = "index.quorate"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import xxhash
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Fetcher
@@ -20,7 +21,6 @@ from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_
 from quorate.data.shards.index import DIGEST, ShardIndex
 from quorate.data.shards.index_file import NAME
 from quorate.data.shards.patient import opened
-from quorate.storage.objects import is_url, shown
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
