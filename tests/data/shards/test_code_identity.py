@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import quorate
-from quorate.data.shards import code_identity, installed
-from quorate.data.shards.code_identity import identity
-from quorate.data.shards.unidentified import Unidentified
+from quorate.data.shards.caching import code_identity, installed
+from quorate.data.shards.caching.code_identity import identity
+from quorate.data.shards.caching.unidentified import Unidentified
 
 
 def scaled(record: str, scale: float) -> float:
@@ -254,7 +254,9 @@ def test_usual_code_is_identified_the_same_in_every_process(modules: Any, tmp_pa
     here = identity(modules(HARMLESS))
     names = " ".join(here.parts)
     assert "the module base64" in names
-    script = "import decoding, quorate.data.shards.code_identity as it; print(it.identity(decoding.decode).digest)"
+    script = (
+        "import decoding, quorate.data.shards.caching.code_identity as it; print(it.identity(decoding.decode).digest)"
+    )
     path = os.pathsep.join([str(Path(quorate.__file__).parents[1]), str(tmp_path)])
     told = subprocess.run(
         [sys.executable, "-c", script],

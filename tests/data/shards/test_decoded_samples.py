@@ -23,14 +23,14 @@ from data.shards.shard_files import small_blocks, write_shards
 from quorate.data.collate import collate
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
-from quorate.data.shards import decoded
-from quorate.data.shards.cache import DiskCache
-from quorate.data.shards.code_identity import identity
+from quorate.data.shards.caching import decoded
+from quorate.data.shards.caching.cache import DiskCache
+from quorate.data.shards.caching.code_identity import identity
+from quorate.data.shards.caching.decoded import DecodedCache
+from quorate.data.shards.caching.sample_file import SampleFile, Spool
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.decoded import DecodedCache
 from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.sample_file import SampleFile, Spool
 from quorate.data.shards.waits import Unwanted
 
 __all__ = ["small_blocks"]

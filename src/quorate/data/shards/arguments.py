@@ -12,7 +12,7 @@ from quorate.core.addresses import is_url, shown
 from quorate.core.errors import TaskError
 from quorate.core.given import given
 from quorate.core.user_code import PACKAGE
-from quorate.data.shards.cache import DiskCache
+from quorate.data.shards.caching.cache import DiskCache
 from quorate.data.shards.index import ShardIndex
 
 MOST_SAMPLES, MOST_BYTES = 8192, 16_000_000

@@ -23,7 +23,7 @@ from quorate.data.shards.arguments import (
     placed,
 )
 from quorate.data.shards.blocks import ShardBlocks, block_bytes
-from quorate.data.shards.decoded import DecodedCache
+from quorate.data.shards.caching.decoded import DecodedCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
 from quorate.data.shards.index_file import NAME, load_index

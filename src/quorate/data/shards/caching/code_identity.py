@@ -25,9 +25,9 @@ import numpy
 import torch
 import xxhash
 
-from quorate.data.shards.bytecode import Imported, Loaded, Stored, is_of_a_class_body, uses
-from quorate.data.shards.installed import file_of, home_of, version_of
-from quorate.data.shards.unidentified import (
+from quorate.data.shards.caching.bytecode import Imported, Loaded, Stored, is_of_a_class_body, uses
+from quorate.data.shards.caching.installed import file_of, home_of, version_of
+from quorate.data.shards.caching.unidentified import (
     AT_THE_TOP,
     FROM_THE_RECORD,
     OUTSIDE_ATTRIBUTES,

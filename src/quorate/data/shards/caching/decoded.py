@@ -11,12 +11,12 @@ from typing import Any
 import xxhash
 
 from quorate.data.indices import Indices
-from quorate.data.shards.cache import DiskCache
-from quorate.data.shards.code_identity import Identity, identity
-from quorate.data.shards.overheard import Listening
-from quorate.data.shards.sample_codec import NotEncodable, decode, encode
-from quorate.data.shards.sample_file import SampleFile, Spool
-from quorate.data.shards.unidentified import FROM_THE_RECORD, Unidentified
+from quorate.data.shards.caching.cache import DiskCache
+from quorate.data.shards.caching.code_identity import Identity, identity
+from quorate.data.shards.caching.overheard import Listening
+from quorate.data.shards.caching.sample_codec import NotEncodable, decode, encode
+from quorate.data.shards.caching.sample_file import SampleFile, Spool
+from quorate.data.shards.caching.unidentified import FROM_THE_RECORD, Unidentified
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from quorate.data.shards.installed import home_of
+from quorate.data.shards.caching.installed import home_of
 
 PLAIN_VALUE = "Hand over plain values instead, such as with functools.partial, and its samples are cached"
 AT_THE_TOP = "Import it at the top of the file, and its samples are cached"

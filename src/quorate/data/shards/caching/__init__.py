@@ -1,0 +1,1 @@
+"""What is kept on a local disk: bytes that came from a store, and samples that `decode` has made."""
