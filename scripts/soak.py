@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 import shlex
 import shutil
 import subprocess
@@ -29,9 +30,14 @@ from torch import nn
 import quorate
 
 
+def decode(record):
+    return torch.tensor(record["inputs"]) + 0.01 * torch.rand(64), record["target"]
+
+
 class Soaked(quorate.Task):
     pause: float = 0.005
     convolves: bool = False
+    streams: bool = False
 
     def model(self):
         if not self.convolves:
@@ -40,9 +46,13 @@ class Soaked(quorate.Task):
         return nn.Sequential(picture, nn.Flatten(), nn.Linear(288, 4))
 
     def datasets(self):
+        if self.streams:
+            return quorate.Shards("shards", decode=decode, window=64)
         generator = torch.Generator().manual_seed(3)
         inputs = torch.randn(1001, 64, generator=generator)
         samples = torch.utils.data.TensorDataset(inputs, torch.randint(0, 4, (1001,), generator=generator))
+        if self.convolves:  # no columns, so that there is work for loaders
+            samples = list(samples)
         return samples, torch.utils.data.Subset(samples, range(100))
 
     def loss(self, model, batch):
@@ -69,6 +79,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "shared": {"lanes": 4, "workers": 3, "steps": 600},
     "ring": {"lanes": 4, "workers": 3, "steps": 500, "links": "tcp"},
     "convolution": {"lanes": 6, "workers": 2, "steps": 400, "params": {"convolves": True}, "loader_workers": 1},
+    "streamed": {"lanes": 6, "workers": 2, "steps": 400, "params": {"streams": True}, "loader_workers": 1},
     "alone": {"lanes": 4, "workers": 1, "steps": 900},
     "balanced": {"lanes": 8, "workers": 3, "steps": 400, "balance": "speed", "min_workers": 2},
 }
@@ -87,6 +98,8 @@ class Soak:
     def prepare(self) -> None:
         """Train every job undisturbed."""
         (self.folder / "task.py").write_text(TASK)
+        write_shards(self.folder / "shards")
+        self._quorate("data", "index", "shards").check_returncode()
         for name, keys in JOBS.items():
             (self.folder / f"{name}.json").write_text(json.dumps({"name": name, **USUAL, **keys}))
             done = self._quorate("train", f"{name}.json", "--json", "--quiet")
@@ -143,6 +156,15 @@ class Soak:
             check=False,
             stdin=subprocess.DEVNULL,
         )
+
+
+def write_shards(folder: Path) -> None:
+    """Numbers in a few files of JSON lines."""
+    numbers = random.Random(3)
+    folder.mkdir()
+    for shard in range(5):
+        records = ({"inputs": [numbers.gauss() for _ in range(64)], "target": numbers.randrange(4)} for _ in range(201))
+        (folder / f"{shard}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
 def _cables() -> list[str]:

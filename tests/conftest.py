@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 import warm
@@ -21,8 +22,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What earlier tests have left to be collected may wait, when it is, for threads that a forked process does not have.
 os.register_at_fork(after_in_child=gc.freeze)
+os.register_at_fork(after_in_child=warm.forget_what_was_measured)
 
 warm.install()
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("quorate", deadline=None)
+hypothesis.settings.load_profile("quorate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

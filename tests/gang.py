@@ -33,6 +33,7 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import TRAINING, Ground, Surroundings, assemble, build_samples, saver_of
+from warm import measure_no_more
 from wire.pairs import on_host
 
 TOKEN = "a token for tests"
@@ -136,6 +137,8 @@ def _child(
     sabotage: Callable[[int, Any], None] | None,
 ) -> None:
     activity = Activity(lambda *_: None)
+    if position > 0:
+        measure_no_more()
     try:
         listeners = Listeners.bind("127.0.0.1", shares_memory=spec.links == "auto")
         generation = _learn_generation(parent, listeners, host_lanes(spec.lanes, workers))

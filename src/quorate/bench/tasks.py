@@ -1,9 +1,10 @@
 """The cases as tasks, for jobs of Quorate."""
 
 import time
+from typing import Any
 
 from torch import nn, optim
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from quorate.bench.cases import CASES, Batch, data_of, loss_of, optimizer_of, sized_case
 from quorate.training.task import Task
@@ -32,10 +33,27 @@ class CaseTask(Task):
         return optimizer_of(model)
 
 
+class OneByOne(Dataset[Any]):
+    """The samples of another dataset, one by one by code, as those of most are: so there is work for loaders."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index]
+
+
 class PausingTask(CaseTask):
     """A case whose every lane takes a given time, without using a core for it."""
 
     pause_s: float
+
+    def datasets(self) -> Any:
+        """The same, for loaders."""
+        return OneByOne(super().datasets())
 
     def loss(self, model: nn.Module, batch: Batch) -> object:
         """The same as everywhere, later."""
