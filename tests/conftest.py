@@ -40,14 +40,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def temporary_files() -> Iterator[None]:
     """What a process that was killed, or a task, has left among the temporary files goes when the tests are over."""
-    folder = tmp_path_factory.mktemp("t")
+    folder = tempfile.mkdtemp()  # no deeper than usual: messages with paths are folded
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(folder))
+        patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def child_signals() -> Iterator[None]:
+    """A DataLoader of torch's that is tried in this process listens to the deaths of children from then on."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.fixture(scope="session")

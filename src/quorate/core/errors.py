@@ -28,6 +28,7 @@
         │   ├── BadRecord       a record that cannot be read
         │   └── DamagedBlock    bytes that differ from the index
         ├── Unreachable         a file of a dataset that cannot be read for now
+        │   └── StoreAway       its store answers nobody
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
         ├── NurseryLost         the process that starts the workers is gone, and they with it

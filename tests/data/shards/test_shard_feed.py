@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data.shards.shard_files import small_blocks, write_shards
-from quorate.core.errors import JobError, UserCodeError
+from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.collate import collate
 from quorate.data.feed import Batch, Feed
 from quorate.data.lookahead import MOST_REQUESTS, Lookahead
@@ -287,10 +287,6 @@ def test_a_run_tells_what_waiting_for_its_shards_depends_on(folder: Path) -> Non
 # --- waiting
 
 
-class Over(JobError):
-    pass
-
-
 @pytest.mark.parametrize(("loaders", "kind"), [(0, "text"), (1, "text"), (0, "parquet")])
 def test_whoever_waits_for_data_hears_of_the_end_of_the_generation(
     loaders: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,14 +306,14 @@ def test_whoever_waits_for_data_hears_of_the_end_of_the_generation(
     def check() -> None:
         looks.append(monotonic())
         if len(looks) == 2:
-            raise Over("generation 1 is over")
+            raise GenerationOver("generation 1 is over")
 
     requests = plan(48)
     began = monotonic()
     decode = None if kind == "parquet" else len
     try:
         with feeding(tmp_path, loaders, requests, decode=decode, check=check) as feed:
-            with pytest.raises(Over, match="generation 1 is over"):
+            with pytest.raises(GenerationOver, match="generation 1 is over"):
                 feed.next(requests[0])
             feed.close()
             assert not let_go.is_set()
