@@ -25,8 +25,8 @@ def files(contents: dict[str, bytes], *, indexed: bool = False, damaged: bool = 
 
     def prepare(workplace: Workplace) -> None:
         folder = workplace.folder / "photos"
-        folder.mkdir()
         for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         if indexed:
             save_index(build_index(str(folder)), folder / NAME)
@@ -80,12 +80,28 @@ CASES = (
         story="`photos` has index.quorate.",
         prepare=files(WORDS, indexed=True),
     ),
+    Case(
+        "Folders that have indexes of their own",
+        command=INDEX,
+        story="`photos/train` and `photos/validation` were indexed.",
+        prepare=files({f"{name}/{each}": b"" for name in ("train", "validation") for each in ("a.txt", NAME)}),
+    ),
     Case("Shards without an index", command="quorate data verify photos", prepare=files(WORDS)),
     Case(
         "An index that is damaged",
         command="quorate data stats photos",
         story="The last byte of photos/index.quorate is lost.",
         prepare=files(WORDS, indexed=True, damaged=True),
+    ),
+    Case(
+        "A contact sheet in the place of a shard",
+        command="quorate data preview photos --sheet photos/a.txt",
+        prepare=files(WORDS, indexed=True),
+    ),
+    Case(
+        "A preview from beyond the end",
+        command="quorate data preview photos --from 3",
+        prepare=files(WORDS, indexed=True),
     ),
     Case(
         "A contact sheet of records without pictures",

@@ -44,16 +44,18 @@ def test_bad_samples_are_named_counted_and_listed(workplace: Workplace) -> None:
     assert done.code == 0, done.stderr
     count = len(BAD)
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("  bad samples ")]
-    both = f"{count} of the training set and {count} of the validation set"
-    assert row.split(maxsplit=2)[2] == f"{both} left out; quorate show torn-0001 --ledger lists them"
+    both = f"{count} of 40 (32%) of the training set and {count} of 40 (32%) of the validation set"
+    assert row.split(maxsplit=2)[2] == f"warning: {both} left out; quorate show torn-0001 --ledger lists them"
     told = [line for line in done.stderr.splitlines() if "of the training set is left out: ValueError" in line]
-    assert len(told) == 10
+    assert len(told) == 1, "all of one file are bad for the same reason"
     assert all("record" in line and "a.jsonl" in line for line in told)
-    assert done.stderr.count("more samples are left out; `quorate show RUN --ledger` lists them") == 2
+    assert done.stderr.count("`quorate show torn-0001 --ledger` lists them all") == 2
 
     result = json.loads((workplace.runs()[-1] / "result.json").read_text())
     validate("train", result)
-    assert result["bad_samples"] == {"training": count, "validation": count}
+    read = {"training_read": 40, "validation_read": 40}
+    assert result["bad_samples"] == {"training": count, "validation": count} | read
+    assert f"sample {BAD[0]}: record {BAD[0]} of a.jsonl" in workplace.run("show", "last", "--ledger").stdout
     shown = workplace.run("show", "last", "--ledger", "--json")
     assert shown.code == 0, shown.stderr
     validate("show", shown.document)

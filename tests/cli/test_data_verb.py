@@ -13,7 +13,10 @@ from pyarrow import parquet
 from command import Workplace
 from data.shards.shard_files import KINDS, write_shards, write_tar
 from object_store import BUCKET, SeaweedStore
+from quorate.api.contact_sheet import write_sheet
 from quorate.cli.app import app
+from quorate.cli.shards_value import shown_file
+from quorate.core.errors import RequestError
 from quorate.data.shards.index_file import NAME, encode, load_index
 from quorate.storage.objects import ObjectStore
 from schemas import validate
@@ -51,14 +54,19 @@ def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplac
     stats = document(workplace, "stats", "shards")
     assert stats["bytes"] == indexed["bytes"] == sum(file.stat().st_size for file in written.files)
     assert stats["shard_records"] == {"least": 1, "median": 17, "most": 30}
-    preview = document(workplace, "preview", "shards", "--records", "2")
-    assert [each["sample"] for each in preview["preview"]] == [0, 1]
+    preview = document(workplace, "preview", "shards", "--records", "2", "--from", "30")
+    assert [(each["sample"], each["row"], each["bad"]) for each in preview["preview"]] == [(30, 0, None), (31, 0, None)]
+    assert [each["file"] for each in preview["preview"]] == [file.name for file in written.files[1:]]
     content = bytearray(written.files[0].read_bytes())
     content[700] ^= 1
     written.files[0].write_bytes(content)
     verified = document(workplace, "verify", "shards", code=1)
     assert [flaw["file"] for flaw in verified["flaws"]] == [written.files[0].name]
     assert verified["damaged_records"] > 0
+    previewed = document(workplace, "preview", "shards", "--records", "48")["preview"]
+    bad = [each for each in previewed if each["bad"] is not None]
+    assert len(bad) == verified["damaged_records"]
+    assert all(not each["fields"] and written.files[0].name in each["bad"] for each in bad)
     assert "is there already" in document(workplace, "index", "shards", code=2)["error"]
 
 
@@ -158,8 +166,25 @@ def test_a_picture_that_is_broken_is_shown_as_such(folder: Path, capsys: pytest.
 def test_records_without_pictures_give_no_sheet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_shards("jsonl", folder)
     run(capsys, "index", str(folder))
-    with pytest.raises(Exception, match="none of the first 10 records has a picture"):
+    with pytest.raises(Exception, match="none of these 10 records has a picture"):
         run(capsys, "preview", str(folder), "--sheet", "no.png")
+
+
+def test_a_sheet_never_replaces_what_is_no_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    file = folder / "a.tar"
+    write_tar(file, [{"__key__": str(at), "img": picture(at)} for at in range(5)])
+    before = file.read_bytes()
+    run(capsys, "index", str(folder))
+    for name in (file, folder / "new", folder / "png"):
+        with pytest.raises(RequestError, match=r"is no name for a contact sheet.*\.png"):
+            run(capsys, "preview", str(folder), "--sheet", str(name))
+        with pytest.raises(RequestError, match="is no name for a contact sheet"):
+            write_sheet(name, [picture(0)])
+    assert file.read_bytes() == before
+    assert {each.name for each in folder.iterdir()} == {"a.tar", NAME}
+    for _ in range(2):
+        run(capsys, "preview", str(folder), "--sheet", str(folder / "Sheet.PNG"))
 
 
 def test_a_preview_shows_long_and_strange_values_in_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,18 +192,80 @@ def test_a_preview_shows_long_and_strange_values_in_short(folder: Path, capsys: 
     (folder / "a.jsonl").write_text('{"a": "x\\ny\\u0007", "b": [1, 2], "c": null}\n{"d": "' + "z" * 500 + '"}\n7\n')
     run(capsys, "index", str(folder))
     head, first, second, third, _ = run(capsys, "preview", str(folder)).splitlines()
-    assert head.split() == ["sample", "a", "b", "c", "d", "record"]
-    assert first.split() == ["0", "x", "y\ufffd", "[1,", "2]", "None", "-", "-"]
+    assert head.split() == ["sample", "file", "row", "a", "b", "c", "d", "record"]
+    assert first.split() == ["0", "a.jsonl", "0", "x", "y\ufffd", "[1,", "2]", "None", "-", "-"]
     assert second.split()[-2] == "z" * 59 + "…"
     assert third.split()[-1] == "7"
 
 
-def test_a_preview_of_a_damaged_block_names_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [file] = write_shards("jsonl", folder, (3,)).files
+def test_a_preview_marks_what_is_bad_and_shows_the_rest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_shards("jsonl", folder, (3, 2, 2)).files
     run(capsys, "index", str(folder))
-    file.write_text(file.read_text().replace("0", "9", 1))
-    with pytest.raises(Exception, match=r"shard-000.jsonl, bytes 0 to \d+"):
-        run(capsys, "preview", str(folder))
+    files[0].write_text(files[0].read_text().replace("0", "9", 1))
+    files[1].unlink()
+    lines = run(capsys, "preview", str(folder), "--from", "1", "--records", "5").splitlines()
+    assert [line.split()[:3] for line in lines[1:6]] == [
+        ["1", files[0].name, "1"],
+        ["2", files[0].name, "2"],
+        ["3", files[1].name, "0"],
+        ["4", files[1].name, "1"],
+        ["5", files[2].name, "0"],
+    ]
+    assert [line.endswith(" bad") for line in lines[1:6]] == [True] * 4 + [False]
+    assert lines[6].startswith("samples 1 to 2: shard-000.jsonl, bytes 0 to ")
+    assert lines[6].endswith(". The block that it is in ends with sample 2.")
+    assert lines[7].startswith("samples 3 to 4: ") and "shard-001.jsonl cannot be read: it is not there" in lines[7]
+    assert lines[8] == "5 of 7 records, 4 of them bad."
+
+
+def test_a_preview_from_beyond_the_end_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards("text", folder, (2, 2))
+    run(capsys, "index", str(folder))
+    assert run(capsys, "preview", str(folder), "--from", "3").splitlines()[-1] == "1 of 4 records."
+    with pytest.raises(RequestError, match=r"there is no record 4: .* has 4, and the first is 0"):
+        run(capsys, "preview", str(folder), "--from", "4")
+
+
+def test_new_shards_are_counted_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = write_shards("text", folder)
+    run(capsys, "index", str(folder))
+    (folder / "zz.txt").write_text("new\n")
+    told = run(capsys, "verify", str(folder), code=1).splitlines()
+    assert told[0] == "zz.txt: is not in the index"
+    assert told[1].startswith("3 text shards with 48 records in ") and "all are as they were indexed" in told[1]
+    assert told[2].startswith("1 new, not in the index: `quorate data index PATH --force`")
+    written.files[1].unlink()
+    told = run(capsys, "verify", str(folder), code=1).splitlines()
+    assert told[-2] == "1 of 3 shards are not as they were indexed; 1 of 48 records cannot be read."
+    assert told[-1].startswith("1 new, ")
+
+
+def test_folders_with_indexes_of_their_own_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "val"):
+        write_shards("text", folder / name, (2,))
+        run(capsys, "index", str(folder / name))
+    for output in ([], ["--output", str(folder.parent / "all.quorate")]):
+        with pytest.raises(
+            RequestError, match=r"\(train/index.quorate, val/index.quorate\).*/train; --force makes one"
+        ):
+            run(capsys, "index", str(folder), *output)
+    assert not (folder / NAME).exists()
+    run(capsys, "index", str(folder), "--force")
+    assert len(load_index(folder)) == 4
+
+
+def test_places_are_shown_by_their_shortest_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards("text", folder)
+    (folder.parent / "code").mkdir()
+    around = folder.parent / "code" / ".." / "shards"
+    assert f" {folder / NAME}\n" in run(capsys, "index", str(around))
+    assert f" {folder}\n" in run(capsys, "stats", str(around))
+    # Behind a link, .. is not the folder that the link lies in.
+    (folder.parent / "link").symlink_to(folder, target_is_directory=True)
+    assert shown_file(f"{folder.parent}/link/../x/y") == f"{folder.parent}/x/y"
+    (folder / "deep").mkdir()
+    (folder.parent / "far").symlink_to(folder / "deep", target_is_directory=True)
+    assert shown_file(f"{folder.parent}/far/../x") == f"{folder.parent}/far/../x"
 
 
 def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from quorate.core.errors import JobError
-from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut
+from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
 from quorate.data.collate import collate
 from quorate.data.columns import Columns
 from quorate.data.feed import batch_of
@@ -29,7 +29,7 @@ class Torn:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index % 2:
-            raise BadSample(f"a.bin, byte {index}: " + "torn " * 200)
+            raise BadSample(f"{index % 4}-{index // 8}.bin, byte {index}: " + "torn " * 200)
         return torch.tensor(index)
 
 
@@ -43,7 +43,9 @@ def test_the_first_bad_samples_of_a_batch_say_what_is_wrong() -> None:
     batch = batch_of(answer)
     assert batch.samples.tolist() == list(range(0, 50, 2))
     assert batch.bad == tuple(range(1, 50, 2))
-    assert [why.partition(":")[0] for why in batch.why] == [f"a.bin, byte {index}" for index in batch.bad[:MOST_TOLD]]
+    first = [index for index in batch.bad if index % 8 in (1, 3)][:MOST_TOLD]
+    told = {index: why.partition(":")[0] for index, why in zip(batch.bad, batch.why, strict=False) if why}
+    assert told == {index: f"{index % 4}-{index // 8}.bin, byte {index}" for index in first}, "once for each file"
     assert max(map(len, batch.why)) < 400, "it travels with the step"
 
 
@@ -57,14 +59,84 @@ def test_what_is_left_is_in_order_also_where_a_sample_comes_twice() -> None:
 
 
 def test_of_several_batches_the_first_say_what_is_wrong() -> None:
-    left_out, why = LeftOut(), [f"torn {number}" for number in range(MOST_TOLD)]
+    left_out, why = LeftOut(), [f"{number}.bin, byte 7: torn" for number in range(MOST_TOLD)]
     left_out.extend((7, 3), why[:2])
     left_out.extend((), ())
     left_out.extend(tuple(range(20, 40)), why)
-    left_out.extend((50,), why[:1])
+    left_out.extend((50,), ("eleven.bin, byte 7: torn",))
     assert left_out.indices == (7, 3, *range(20, 40), 50)
-    assert left_out.reasons[:3] == ((7, "torn 0"), (3, "torn 1"), (20, "torn 0"))
-    assert len(left_out.reasons) == MOST_TOLD
+    numbers = (7, 3, *range(22, 20 + MOST_TOLD))
+    assert left_out.reasons == tuple(zip(numbers, why, strict=True)), "the first two come again"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_alike"),
+    [
+        ("a-1.parquet, row 7: column x has no value", "a-1.parquet, row 1,234: column x has no value", True),
+        ("a-1.parquet, row 7: column x has no value", "a-2.parquet, row 7: column x has no value", False),
+        ("1.jsonl, byte 0: torn", "2.jsonl, byte 0: torn", False),
+        ("2024/a.jsonl, byte 0: torn", "2025/a.jsonl, byte 0: torn", False),
+        ("a.tar, bytes 0 to 9: digest 12ab", "a.tar, bytes 9 to 18: digest 34cd", False),
+        ("ValueError: bad (in record 3 of 1.tar)", "ValueError: bad (in record 40 of 1.tar)", True),
+    ],
+)
+def test_a_reason_is_of_a_file_and_not_of_a_row(one: str, other: str, is_alike: bool) -> None:
+    assert (without_numbers(one) == without_numbers(other)) is is_alike
+
+
+def shards_of(folder: Path, lines: list[str]) -> Path:
+    (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    save_index(build_index(str(folder)), folder / NAME)
+    return folder / "a.jsonl"
+
+
+def trouble(folder: Path, index: int) -> FetchTrouble:
+    answer = Samples({Source.TRAINING: Shards(folder)}, collate, 1)[Request(Source.TRAINING, 0, (index,))]
+    assert isinstance(answer, FetchTrouble)
+    return answer
+
+
+def test_a_record_that_was_always_bad_is_mended_and_not_restored(tmp_path: Path) -> None:
+    shards_of(tmp_path, ['{"id": 1}', '{"id": '])
+    hint = trouble(tmp_path, 1).hint
+    assert hint.startswith("Mend the record")
+    assert f"`quorate data index {tmp_path} --force`" in hint
+    assert "on_bad_sample: skip" in hint
+
+
+def test_bytes_that_have_changed_are_restored_or_listed_anew(tmp_path: Path) -> None:
+    file = shards_of(tmp_path, ['{"id": 1}', '{"id": 2}'])
+    file.write_text('{"id": 1}\n{"id": 3}\n')
+    hint = trouble(tmp_path, 1).hint
+    assert hint.startswith("Restore the file")
+    assert f"`quorate data index {tmp_path} --force`" in hint
+    answer = fetched(Shards(tmp_path), range(2))
+    assert isinstance(answer, Fetched)
+    assert answer.bad == (0, 1)
+    (why,) = answer.why
+    assert why.endswith("; and with it the 1 other record of this block")
+
+
+def test_samples_of_shards_that_are_not_alike_are_named_with_their_files(tmp_path: Path) -> None:
+    shards_of(tmp_path, ['{"id": [1]}', '{"id": [1, 2]}'])
+    answer = fetched(Shards(tmp_path), range(2))
+    assert isinstance(answer, FetchTrouble)
+    assert "samples 0 (record 0 of a.jsonl) and 1 (record 1 of a.jsonl) of the training set differ" in answer.message
+    assert "(at ['id'])" in answer.message
+    assert "decode=" in answer.hint
+
+
+def test_a_column_of_times_is_named_with_the_remedy(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    when = pyarrow.array([0, 1], pyarrow.timestamp("s"))
+    parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "when": when}), tmp_path / "a.parquet")
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    answer = fetched(Shards(tmp_path), range(2))
+    assert isinstance(answer, FetchTrouble)
+    assert answer.message.startswith("sample 0 (record 0 of a.parquet) of the training set holds a datetime64")
+    assert "cannot be stacked (at ['when'])" in answer.message
+    assert "columns=" in answer.hint
+    assert "decode=" in answer.hint
 
 
 @pytest.mark.parametrize("error", [TypeError("no such type"), ValueError("torn"), RuntimeError("broken"), OSError("?")])

@@ -122,6 +122,16 @@ def test_only_what_can_help_is_named_with_its_present_value(found: Knobs, advice
     assert found.advice == advice
 
 
+def test_a_cache_is_not_advised_for_samples_that_are_drawn() -> None:
+    log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
+    log.take_in(Event("run", None, {"data": shards(decode=True)}))
+    assert "cache=" in log.advice(spec, cores=2)
+    log.take_in(Event("step", 1, {"draws": True}))
+    assert "cache=" not in log.advice(spec, cores=2)
+    log.take_in(Event("run", None, {"data": shards(decode=True, remote=True)}))
+    assert "cache=" in log.advice(spec, cores=2), "what comes from a store can be kept all the same"
+
+
 def test_what_is_advised_follows_from_the_events() -> None:
     log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
     log.take_in(Event("generation", None, {"members": [{}, {}]}))

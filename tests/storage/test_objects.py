@@ -1,3 +1,4 @@
+import gc
 import pickle
 import socket
 import time
@@ -143,6 +144,30 @@ class TestTrouble:
     def test_unknown_kind(self) -> None:
         with pytest.raises(RequestError, match="'sss' is no kind of store"):
             refuse_unknown_store("sss://bucket")
+        with pytest.raises(StoreError, match="'sss' is no kind of store") as caught:
+            ObjectStore("sss://bucket").list()
+        assert caught.value.lasts
+
+    def test_a_protocol_in_capitals_is_the_same(self) -> None:
+        refuse_unknown_store("S3://bucket/X")
+        assert ObjectStore("S3://bucket/X").url == "s3://bucket/X"
+        place = uuid.uuid4().hex
+        ObjectStore(f"Memory://{place}").put("key", b"x")
+        assert ObjectStore(f"memory://{place}").read("key") == b"x"
+
+    @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.parametrize(
+        ("url", "why"),
+        [
+            ("ftp://127.0.0.1:9/x", r"the store cannot be reached \(ConnectionRefusedError\)"),
+            ("ftp:///x", "cannot be opened: the library for ftp:// wants to know host, and this address does not say"),
+            ("reference://x", "cannot be opened: the library for reference:// wants to know fo, and"),
+        ],
+    )
+    def test_a_library_that_cannot_be_opened(self, url: str, why: str) -> None:
+        with pytest.raises(StoreError, match=why):
+            ObjectStore(url).list()
+        gc.collect()
 
 
 SECRETS = (

@@ -30,6 +30,26 @@ def test_other_data_are_refused_with_both_values_and_the_remedy(fact: str, value
     assert "where only their place is another" in told.value.message
 
 
+def facts_of(layout: str, words: str) -> dict[str, str]:
+    return FACTS | data_facts(Fingerprint(layout, "bb", {}, words))
+
+
+def test_what_the_data_were_and_are_is_said_in_words() -> None:
+    then, now = (facts_of(f"{n}0", f"training set: {n} samples in 2 jsonl files, window 7") for n in (4, 5))
+    with pytest.raises(RunError) as told:
+        check(then, now)
+    for words in ("40 (training set: 4 samples", "50 (training set: 5 samples"):
+        assert words in told.value.message
+    with pytest.raises(RunError, match=r"00 then, 50 now: training set: 5 samples .*files hold something else"):
+        check(now | {LAYOUT: now[LAYOUT].replace("50", "00", 1)}, now)
+
+
+def test_a_layout_without_words_is_that_of_an_earlier_version() -> None:
+    assert check(FACTS, facts_of("aa", "training set: 4 samples")) is None
+    with pytest.raises(RunError):
+        check(FACTS | {LAYOUT: "00"}, facts_of("aa", "training set: 4 samples"))
+
+
 @pytest.mark.parametrize("recorded", [FACTS, FACTS | OLD, {}, {"torch": "2.13.0"}])
 @pytest.mark.parametrize("is_branch", [False, True])
 def test_the_same_data_and_what_was_not_recorded_pass(recorded: dict[str, Any], is_branch: bool) -> None:

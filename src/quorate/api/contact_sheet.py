@@ -40,8 +40,15 @@ def pictures_among(records: Sequence[Any]) -> list[Any]:
     return [each for each in found if each is not None]
 
 
+def refuse_no_picture_file(file: Path) -> None:
+    """Refuse a file for a contact sheet that is not named like one: it would be written over."""
+    if file.suffix.lower() != ".png":
+        raise RequestError(f"{file} is no name for a contact sheet, which is a PNG file: let it end with .png")
+
+
 def write_sheet(file: Path, pictures: Sequence[Any]) -> None:
-    """Write pictures of any sizes into one PNG, row by row."""
+    """Write pictures of any sizes into one PNG, row by row; one that is there is replaced."""
+    refuse_no_picture_file(file)
     try:
         from PIL import Image
     except ImportError:

@@ -1,22 +1,28 @@
 """What can be done with data in shards: index, verify, count and look at them."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from quorate.core.addresses import is_url, shown
+from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.blocks import ShardBlocks
+from quorate.data.shards.errors import ShardError
+from quorate.data.shards.fetching import StoreAway, Unreachable
+from quorate.data.shards.files import shard_place
+from quorate.data.shards.formats.format import Records
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.index_file import NAME, load_index, save_index
 from quorate.data.shards.indexing import Progress, build_index
 from quorate.data.shards.verification import Flaw, verify_shards
-from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
+from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_unknown_store
 
 LARGE_BLOCK = 128_000_000
+_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,13 @@ class Verified:
 
     @property
     def damaged_shards(self) -> int:
-        """How many files have something wrong with them."""
-        return len({flaw.file for flaw in self.flaws})
+        """How many of the shards that were indexed have something wrong with them."""
+        return len({flaw.file for flaw in self.flaws if not flaw.is_new})
+
+    @property
+    def new_shards(self) -> int:
+        """How many shards were added since, and are not in the index."""
+        return sum(flaw.is_new for flaw in self.flaws)
 
     @property
     def damaged_records(self) -> int:
@@ -74,26 +85,34 @@ class Stats:
 
 @dataclass(frozen=True)
 class Previewed:
-    """A record, its number, and the shard that it lies in."""
+    """A record, its number, the shard that it lies in and its number there; `bad` says why there is no record."""
 
     sample: int
     file: str
-    record: Any
+    row: int
+    record: Any = None
+    bad: str = ""
 
 
 def index_data(
     place: str, output: str | None = None, *, force: bool = False, progress: Progress | None = None
 ) -> Indexed:
-    """Index the shards in a folder or under a URL; an index that is there is replaced only if forced."""
+    """Index the shards in a folder or under a URL.
+
+    Only if forced, an index that is there is replaced, and one is made over folders that have indexes of their own.
+    """
     began = time.monotonic()
     for each in (place, output or ""):
-        refuse_secret(each)
-    place = place.rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
-    file = f"{place}/{NAME}" if output is None else output
+        if is_url(each):
+            refuse_unknown_store(each)
+    place = normalised(place).rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
+    file = f"{place}/{NAME}" if output is None else normalised(output)
     if output is not None and not is_url(output):
         file = str(Path(output).expanduser().absolute())
     if not file.endswith(Path(NAME).suffix):
         raise RequestError(f"{shown(file)} is no name for an index: let it end with {Path(NAME).suffix}")
+    if not force:
+        _refuse_indexes_below(place)
     if not force and _exists(file):
         raise RequestError(
             f"{shown(file)} is there already. `quorate data verify` compares it with the shards; --force makes it anew."
@@ -128,22 +147,57 @@ def data_stats(place: str) -> Stats:
     )
 
 
-def preview_data(place: str, count: int) -> tuple[ShardIndex, tuple[Previewed, ...]]:
-    """The first records, each checked against the index."""
+def preview_data(place: str, count: int, first: int = 0) -> tuple[ShardIndex, tuple[Previewed, ...]]:
+    """So many records from that one on, each checked against the index; what cannot be read is among them as bad."""
     index = load_index(place)
+    if first >= len(index):
+        raise RequestError(f"there is no record {first}: {shown(place)} has {len(index)}, and the first is 0.")
     blocks = ShardBlocks(index)
     found: list[Previewed] = []
+    end = min(first + count, len(index))
     try:
-        for number in range(index.blocks):
-            if len(found) >= count:
-                break
-            records = blocks.read(number)
-            rows = range(min(len(records), count - len(found)))
-            file = index.block(number).file
-            found += [Previewed(len(found) + row, file, records[row]) for row in rows]
+        while (sample := first + len(found)) < end:
+            number = int(numpy.searchsorted(index.first, sample, side="right")) - 1
+            found += _previewed(index, blocks, number, range(sample, min(end, int(index.first[number + 1]))))
     finally:
         blocks.close()
     return index, tuple(found)
+
+
+def _previewed(index: ShardIndex, blocks: ShardBlocks, number: int, samples: range) -> Iterator[Previewed]:
+    block, begin = index.block(number), int(index.first[number])
+    records: Records | None = None
+    why = ""
+    try:
+        records = blocks.read(number)
+    except StoreAway:
+        raise  # which says nothing about any record
+    except (ShardError, Unreachable) as error:
+        # No record of the block can be read: it is told from where on there may be others.
+        why = f"{error.message.rstrip('.')}. The block that it is in ends with sample {begin + block.records - 1}."
+    for sample in samples:
+        row = sample - begin
+        place = (sample, block.file, block.row + row)
+        if records is None:
+            yield Previewed(*place, bad=why)
+            continue
+        try:
+            yield Previewed(*place, records[row])
+        except ShardError as error:
+            yield Previewed(*place, bad=error.message)
+
+
+def _refuse_indexes_below(place: str) -> None:
+    """One index over folders that have their own would mix what they keep apart."""
+    below = [name for name in sorted(shard_place(place).list()) if name.endswith(f"/{NAME}")]
+    if below:
+        named = ", ".join(below[:_FEW]) + (f" and {len(below) - _FEW:,} more" if len(below) > _FEW else "")
+        folder = below[0].removesuffix(f"/{NAME}")
+        raise RequestError(
+            f"{shown(place)} has folders with an index of their own ({named}), and one of all would mix their records, "
+            f"such as those for training with those for validation. Index each folder by itself, such as "
+            f"{shown(place)}/{folder}; --force makes one of all of them."
+        )
 
 
 def _exists(file: str) -> bool:

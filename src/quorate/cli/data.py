@@ -39,7 +39,10 @@ def index(
         str | None,
         typer.Option(metavar="FILE", help="Write the index there, and not beside the shards.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the index that is there.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the index that is there, or make one of folders that have their own."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the shards in a folder with a digest of every block.
@@ -118,30 +121,37 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
 def preview(
     path: IndexedPlace,
     records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records.")] = 10,
+    first: Annotated[int, typer.Option("--from", metavar="N", min=0, help="The number of the first one.")] = 0,
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write their pictures into one PNG file.", show_default=False),
+        typer.Option(metavar="FILE", help="Write their pictures into one file, NAME.png.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the first records, or write their pictures as a contact sheet.
+    """Show some records with their places, or write their pictures as a contact sheet.
+
+    Those that cannot be read are marked as bad, and it is told why.
 
     \b
     Examples:
       quorate data preview /data/photos
+      quorate data preview /data/photos --from 31415 --records 1
       quorate data preview /data/photos --records 64 --sheet photos.png
     """
+    from quorate.api.contact_sheet import refuse_no_picture_file
     from quorate.api.data import preview_data
     from quorate.cli.page import Page
     from quorate.cli.shards_document import preview_document
     from quorate.cli.shards_view import print_preview
 
-    found, first = preview_data(path, records)
-    pictures = _written_sheet(sheet, [each.record for each in first]) if sheet is not None else 0
+    if sheet is not None:
+        refuse_no_picture_file(sheet)
+    index, found = preview_data(path, records, first)
+    pictures = _written_sheet(sheet, [each.record for each in found]) if sheet is not None else 0
     if as_json:
-        print_document(preview_document(found, first, sheet, pictures))
+        print_document(preview_document(index, found, sheet, pictures))
     else:
-        print_preview(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found, first, sheet, pictures)
+        print_preview(Page(sys.stdout, is_terminal=sys.stdout.isatty()), index, found, sheet, pictures)
 
 
 def _written_sheet(file: Path, records: list[object]) -> int:
@@ -151,8 +161,8 @@ def _written_sheet(file: Path, records: list[object]) -> int:
     pictures = pictures_among(records)
     if not pictures:
         raise RequestError(
-            f"none of the first {len(records)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the "
-            "shape of one). --records N looks at more of them."
+            f"none of these {len(records)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the shape "
+            "of one). --records N looks at more of them, --from N at others."
         )
     write_sheet(file, pictures)
     return len(pictures)

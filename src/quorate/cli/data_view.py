@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.page import Page
+from quorate.cli.shards_value import shown_file
 from quorate.data.sharding import LaneReading, Standing
 from quorate.history.streaming import DataProgress
 
@@ -17,7 +18,7 @@ def data_document(progress: DataProgress) -> dict[str, Any]:
     """All of it."""
     sharding, streaming = progress.sharding, progress.streaming
     return {
-        "index": streaming.index,
+        "index": shown_file(streaming.index),
         "index_digest": streaming.digest,
         "window": streaming.window,
         "step": sharding.step,
@@ -38,7 +39,7 @@ def print_data(page: Page, run: str, progress: DataProgress) -> None:
     page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
     page.row("shards", _standing(sharding.shards))
     page.row("blocks", _standing(sharding.blocks))
-    page.whole("index", progress.streaming.index)
+    page.whole("index", shown_file(progress.streaming.index))
 
 
 def _table(progress: DataProgress) -> Table:

@@ -55,6 +55,10 @@ def print_ledger(page: Page, run: str, ledger: Ledger) -> None:
         again = "1 step was" if ledger.told_again == 1 else f"{ledger.told_again:,} steps were"
         page.line(f"{again} told again, after going on from a checkpoint; each counts once.")
     page.line(ledger.verdict)
+    for place in ledger.bad_places[:LISTED]:
+        page.line(f"  {place.in_words}")
+    if len(ledger.bad_places) > LISTED:
+        page.line("  and more")
 
 
 def _shown(ledger: Ledger) -> list[EpochEntry]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.data import Indexed, Previewed, Spread, Stats, Verified
-from quorate.cli.shards_value import fields_of
-from quorate.core.addresses import shown
+from quorate.cli.shards_value import fields_of, shown_file
 from quorate.data.shards.index import ShardIndex
 
 
@@ -15,7 +14,7 @@ def index_document(done: Indexed) -> dict[str, Any]:
     """An index that was made."""
     return {
         **_head(done.index),
-        "index": shown(done.file),
+        "index": shown_file(done.file),
         "bytes": int(done.index.sizes.sum()),
         "digest": done.index.digest,
         "seconds": round(done.seconds, 3),
@@ -28,6 +27,7 @@ def verified_document(done: Verified) -> dict[str, Any]:
         **_head(done.index),
         "damaged_shards": done.damaged_shards,
         "damaged_records": done.damaged_records,
+        "new_shards": done.new_shards,
         "flaws": [
             {
                 "file": flaw.file,
@@ -57,12 +57,21 @@ def stats_document(found: Stats) -> dict[str, Any]:
 
 
 def preview_document(
-    index: ShardIndex, first: Sequence[Previewed], sheet: Path | None, pictures: int
+    index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int
 ) -> dict[str, Any]:
-    """The first records, each field as a short text."""
+    """Some records, each field as a short text."""
     return {
         **_head(index),
-        "preview": [{"sample": each.sample, "file": each.file, "fields": fields_of(each.record)} for each in first],
+        "preview": [
+            {
+                "sample": each.sample,
+                "file": each.file,
+                "row": each.row,
+                "fields": {} if each.bad else fields_of(each.record),
+                "bad": each.bad or None,
+            }
+            for each in found
+        ],
         "sheet": None if sheet is None else str(sheet.absolute()),
         "pictures": pictures,
     }
@@ -70,7 +79,7 @@ def preview_document(
 
 def _head(index: ShardIndex) -> dict[str, Any]:
     return {
-        "place": shown(index.place),
+        "place": shown_file(index.place),
         "kind": index.kind,
         "shards": len(index.shards),
         "blocks": index.blocks,

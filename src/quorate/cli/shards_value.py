@@ -1,10 +1,13 @@
-"""A value of a record in a few words."""
+"""A value of a record, or the place of some, in a few words."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy
 
 from quorate.api.contact_sheet import picture_kind
+from quorate.core.addresses import is_url, shown
 from quorate.observe.quantities import size
 
 LONGEST = 60
@@ -16,6 +19,14 @@ def fields_of(record: Any) -> dict[str, str]:
     """The fields of a record, each as a short text; a record that has no fields is one itself."""
     values = record if isinstance(record, dict) else {WHOLE: record}
     return {str(name): short(value) for name, value in values.items()}
+
+
+def shown_file(place: str) -> str:
+    """A folder, a file or a URL, by the shortest path; a link on the way may make that another one, then as it is."""
+    if is_url(place):
+        return shown(place)
+    plain = os.path.normpath(place)
+    return plain if Path(plain).resolve() == Path(place).resolve() else place
 
 
 def short(value: Any) -> str:

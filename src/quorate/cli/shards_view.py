@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -12,8 +13,7 @@ from rich.text import Text
 
 from quorate.api.data import LARGE_BLOCK, Indexed, Previewed, Spread, Stats, Verified
 from quorate.cli.page import Page
-from quorate.cli.shards_value import WHOLE, fields_of
-from quorate.core.addresses import shown
+from quorate.cli.shards_value import WHOLE, fields_of, shown_file
 from quorate.data.shards.index import ShardIndex
 from quorate.observe.quantities import duration, size
 
@@ -57,7 +57,7 @@ def print_indexed(page: Page, done: Indexed) -> None:
     """What was indexed, and where the index is."""
     index = done.index
     page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
-    page.whole("index", shown(done.file))
+    page.whole("index", shown_file(done.file))
     page.whole("digest", index.digest)
     largest = 0 if index.kind == "hdf5" else int(index.length.max())
     if largest > LARGE_BLOCK:
@@ -77,17 +77,24 @@ def print_verified(page: Page, done: Verified) -> None:
         page.line(f"{flaw.file}{place}: {flaw.problem}")
     if len(done.flaws) > MOST_FLAWS:
         page.line(f"… and {len(done.flaws) - MOST_FLAWS:,} more, which --json lists.")
-    page.line(
-        f"{done.damaged_shards:,} of {len(done.index.shards):,} shards are not as they were indexed; "
-        f"{done.damaged_records:,} of {len(done.index):,} records cannot be read."
-    )
+    if done.damaged_shards:
+        page.line(
+            f"{done.damaged_shards:,} of {len(done.index.shards):,} shards are not as they were indexed; "
+            f"{done.damaged_records:,} of {len(done.index):,} records cannot be read."
+        )
+    else:
+        page.line(f"{_counted(done.index)}: all are as they were indexed.")
+    if done.new_shards:
+        page.line(
+            f"{done.new_shards:,} new, not in the index: `quorate data index PATH --force` lists what there is now."
+        )
 
 
 def print_stats(page: Page, found: Stats) -> None:
     """Counts, sizes and the schema."""
     index = found.index
     page.title(Text(_counted(index), style="bold"))
-    page.whole("place", shown(index.place))
+    page.whole("place", shown_file(index.place))
     page.row("size", size(found.bytes))
     page.row("shards", f"{_sizes(found.shard_bytes)}; {_numbers(found.shard_records)} records")
     in_bytes = "" if found.block_bytes is None else f"{_sizes(found.block_bytes)}; "
@@ -98,17 +105,24 @@ def print_stats(page: Page, found: Stats) -> None:
         page.columns([(name or WHOLE, kind) for name, kind in index.schema.items()])
 
 
-def print_preview(page: Page, index: ShardIndex, first: Sequence[Previewed], sheet: Path | None, pictures: int) -> None:
-    """The first records as a table."""
-    rows = [fields_of(each.record) for each in first]
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def print_preview(page: Page, index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int) -> None:
+    """Some records as a table, and below it what is wrong with those that are bad."""
+    rows = [{} if each.bad else fields_of(each.record) for each in found]
+    names = list(dict.fromkeys(name for row in rows for name in row)) or [WHOLE]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("sample", *names):
+    for heading in ("sample", "file", "row", *names):
         table.add_column(Text(heading), overflow="fold")
-    for each, row in zip(first, rows, strict=True):
-        table.add_row(Text(str(each.sample)), *(Text(row.get(name, "-")) for name in names))
+    for each, row in zip(found, rows, strict=True):
+        cells = [Text("bad", style="red")] if each.bad else [Text(row.get(name, "-")) for name in names]
+        table.add_row(Text(str(each.sample)), Text(each.file), Text(str(each.row)), *cells)
     page.table(table)
-    page.line(f"{len(first):,} of {len(index):,} records.")
+    for why, group in groupby(found, key=lambda each: each.bad):
+        if why:
+            alike = [each.sample for each in group]
+            which = f"sample {alike[0]}" if len(alike) == 1 else f"samples {alike[0]} to {alike[-1]}"
+            page.line(f"{which}: {why}")
+    bad = sum(bool(each.bad) for each in found)
+    page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")
     if sheet is not None:
         page.line(f"{sheet}: {pictures} pictures.")
 

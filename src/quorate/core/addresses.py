@@ -12,6 +12,12 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
+def normalised(place: str) -> str:
+    """A URL with its protocol in small letters, as libraries know them; anything else as it is."""
+    protocol, separator, address = place.partition("://")
+    return f"{protocol.lower()}{separator}{address}" if separator else place
+
+
 def has_secret(place: str) -> bool:
     """Whether a place is a URL with a password or a query in it; a user alone is none."""
     if not is_url(place):

@@ -1,10 +1,13 @@
 """A sample that the data do not give: told by its file, left out of its batch where the job allows it."""
 
+import re
 from collections.abc import Sequence
 
 MOST_TOLD = 10
-"""So many bad samples of a run are told one by one, each with what is wrong."""
-_LONGEST = 300
+"""So many reasons of bad samples are told of a run, each with the first sample that has it."""
+_LONGEST, _COMPARED = 300, 250
+# A number by itself, such as that of a row; one that is part of a name, a path or a digest is another matter.
+_NUMBER = re.compile(r"(?<![\w./-])\d[\d,]*(?![\w./-]*\w)")
 
 
 class BadSample(Exception):  # noqa: N818 (it is about the sample)
@@ -23,25 +26,39 @@ class BadSample(Exception):  # noqa: N818 (it is about the sample)
         return type(self), (self.message, self.traceback)
 
 
+def without_numbers(text: str) -> str:
+    """The same for all samples of a file that are bad for the same reason, whatever their rows are."""
+    # Its end is left out: where a long text was cut depends on how long its numbers are.
+    return _NUMBER.sub("#", text)[:_COMPARED]
+
+
 class LeftOut:
-    """The bad samples of a batch or of several, and what is wrong with the first of them: all of it may travel with
-    every step."""
+    """The bad samples of a batch or of several, and what is wrong with the first of each file and reason: all of it may
+    travel with every step."""
 
     def __init__(self) -> None:
         self._indices: list[int] = []
+        # One for each of them, empty where it is not worth a word.
         self._why: list[str] = []
+        self._kinds: set[str] = set()
 
-    def add(self, index: int, error: BadSample) -> None:
-        """One more."""
-        self._indices.append(index)
-        if len(self._why) < MOST_TOLD:
-            self._why.append(error.message if len(error.message) <= _LONGEST else f"{error.message[:_LONGEST]} …")
+    def add(self, index: int, error: BadSample, more: str = "") -> None:
+        """One more; `more` is what else is to be said of it."""
+        text = error.message if len(error.message) <= _LONGEST else f"{error.message[:_LONGEST]} …"
+        self._take(index, f"{text}{more}")
 
     def extend(self, indices: Sequence[int], why: Sequence[str]) -> None:
-        """Those of another batch, which says of its first ones what is wrong."""
-        # Where it does not say so of all, it has as many reasons as are told: none can be missing in between.
-        self._why += why[: MOST_TOLD - len(self._why)]
-        self._indices += indices
+        """Those of another batch, with what it says of its first ones."""
+        for position, index in enumerate(indices):
+            self._take(index, why[position] if position < len(why) else "")
+
+    def _take(self, index: int, text: str) -> None:
+        self._indices.append(index)
+        kind = without_numbers(text) if text and len(self._kinds) < MOST_TOLD else ""
+        is_told = bool(kind) and kind not in self._kinds
+        self._why.append(text if is_told else "")
+        if is_told:
+            self._kinds.add(kind)
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -50,13 +67,14 @@ class LeftOut:
 
     @property
     def why(self) -> tuple[str, ...]:
-        """What is wrong with the first of them."""
-        return tuple(self._why)
+        """What is wrong with the first of them, one by one; empty where the same was said of one before."""
+        told = [position for position, text in enumerate(self._why) if text]
+        return tuple(self._why[: told[-1] + 1]) if told else ()
 
     @property
     def reasons(self) -> tuple[tuple[int, str], ...]:
-        """The first of them, each with what is wrong."""
-        return tuple(zip(self._indices, self._why, strict=False))
+        """The first of each file and reason, with what is wrong."""
+        return tuple((index, text) for index, text in zip(self._indices, self._why, strict=True) if text)
 
     def others(self, indices: Sequence[int]) -> Sequence[int]:
         """Those that are not among them."""

@@ -12,13 +12,23 @@ from quorate.core.given import given
 
 
 class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
-    """Samples that do not make a batch: the positions of two that differ (of one that cannot be stacked), and how."""
+    """Samples that do not make a batch: the positions of two that differ (of one that cannot be stacked), and how; `at`
+    says where in the samples, as Python would write it."""
 
-    def __init__(self, positions: tuple[int, ...], how: str) -> None:
+    def __init__(self, positions: tuple[int, ...], how: str, at: str = "") -> None:
         self.positions = positions
-        self.how = how
+        self._how, self._at = how, at
         which = f"sample{'s' if len(positions) > 1 else ''} {' and '.join(map(str, positions))}"
-        super().__init__(f"{which} of a batch {how}")
+        super().__init__(f"{which} of a batch {self.how}")
+
+    @property
+    def how(self) -> str:
+        """What is said of them."""
+        return f"{self._how} (at {self._at})" if self._at else self._how
+
+    def within(self, key: object) -> "UnlikeSamples":
+        """The same, of what whole samples have at a key."""
+        return UnlikeSamples(self.positions, self._how, f"[{key!r}]{self._at}")
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -59,8 +69,11 @@ def _difference(samples: Sequence[Any]) -> UnlikeSamples | None:
         if _form(sample) != _form(first):
             return UnlikeSamples((0, position), f"differ: one has {_form(first)}, the other {_form(sample)}")
     if not _is_leaf(first):
-        differences = (_difference([_parts(sample)[key] for sample in samples]) for key in _parts(first))
-        return next((difference for difference in differences if difference is not None), None)
+        for key in _parts(first):
+            difference = _difference([_parts(sample)[key] for sample in samples])
+            if difference is not None:
+                return difference.within(key)
+        return None
     try:
         default_collate([first])
     except TypeError:

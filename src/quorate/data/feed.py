@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -24,12 +24,15 @@ from quorate.data.shards.waits import hearing
 @dataclass(frozen=True)
 class Batch:
     """A batch, the samples that are in it, and the bad ones that were left out, of the first of which `why` tells what
-    is wrong; without samples it has no content."""
+    is wrong; without samples it has no content. `notes` are what its reading met with and was not told before; `draws`:
+    random numbers are drawn for samples of this set."""
 
     content: Any
     samples: Indices
     bad: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    draws: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -98,7 +101,8 @@ class Feed:
         answer = self._read(expected) if not self._loader_workers else self._take()
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
-        return batch_of(answer)
+        batch = batch_of(answer)
+        return replace(batch, notes=self._samples.news(batch.notes)) if batch.notes else batch
 
     def _read(self, request: Request) -> Fetched | FetchTrouble:
         if self._looking is None:
@@ -165,7 +169,7 @@ def batch_of(answer: Fetched | FetchTrouble) -> Batch:
         samples = answer.request.numbers
         if answer.bad:
             samples = samples[~numpy.isin(samples, answer.bad)]
-        return Batch(answer.batch, samples, answer.bad, answer.why)
+        return Batch(answer.batch, samples, answer.bad, answer.why, answer.notes, answer.draws)
     source = answer.request.source.value
     where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
     if answer.kind == "access" or (answer.kind == "sample" and not answer.traceback):

@@ -44,12 +44,13 @@ class Fingerprint:
     `layout`: how many samples each has, how those of shards lie in blocks and in which windows they are shuffled; the
     index of shards has a digest of every byte. `samples`: what the first and the last sample of each are. Where one
     of them cannot be read it says which, and compares with nothing but the same. `libraries`: the versions of those
-    that decode samples, as far as they are loaded once these are read.
+    that decode samples, as far as they are loaded once these are read. `words`: the layout for people.
     """
 
     layout: str
     samples: str
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
+    words: str = ""
 
 
 def fingerprint_in_child(samples: Samples) -> Fingerprint:
@@ -102,7 +103,21 @@ def fingerprint(samples: Samples) -> Fingerprint:
                 unread.append(f"sample {index} of the {source.value} set")
             content.update(_content(answer))
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
-    return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries())
+    words = "; ".join(_in_words(samples, source) for source in samples.datasets)
+    return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
+
+
+def _in_words(samples: Samples, source: Source) -> str:
+    """How many there are and how they are read; not where they lie, which may be another place on each machine."""
+    dataset, shards = samples.datasets[source], samples.shards.get(source)
+    told = [f"{source.value} set: {len(dataset):,} samples"]
+    if shards is not None:
+        told[0] += f" in {len(shards.index.shards):,} {shards.index.kind} files"
+        columns = shards.fingerprint.partition(" ")[2]
+        told += [] if columns == "*" else [f"columns {columns}"]
+    if source is Source.TRAINING and isinstance(dataset, Blocked):
+        told.append(f"window {dataset.window}")
+    return ", ".join(told)
 
 
 def _libraries() -> dict[str, str]:

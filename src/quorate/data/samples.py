@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
+from quorate.core.addresses import shown_place
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample, LeftOut
@@ -14,32 +17,41 @@ from quorate.data.columns import Columns, columns_of
 from quorate.data.dataset_check import Dataset
 from quorate.data.indices import indices_of
 from quorate.data.reading import Request, Source
+from quorate.data.shards.arguments import COLUMNAR
 from quorate.data.shards.dataset import Shards
+from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
+from quorate.data.shards.index_file import NAME
 from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
-_MEND = (
-    "Restore the file, or list what it holds now (`quorate data index PATH --force`) and train anew; "
-    "`on_bad_sample: skip` leaves such samples out."
-)
-_DECODE = "Mend decode() or the record; `on_bad_sample: skip` leaves such samples out."
+_SKIP = "`on_bad_sample: skip` leaves such samples out."
+_DECODE = f"Mend decode() or the record; {_SKIP}"
 _COLUMNS = (
     "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are read one "
     "by one."
 )
-_ALIKE = "Make all samples alike in the dataset, or write collate(self, samples), which may pad or convert them."
+_COLLATE = "or write collate(self, samples), which may pad or convert them."
+_ALIKE = f"Make all samples alike in the dataset, {_COLLATE}"
+_ALIKE_SHARDS = f"Make all samples alike in decode= of quorate.Shards, {_COLLATE}"
+_ALIKE_COLUMNS = (
+    "columns= of quorate.Shards chooses the columns that are read; decode= makes samples of the records that are alike "
+    "and hold nothing but numbers, tensors and texts."
+)
 
 
 @dataclass(frozen=True)
 class Fetched:
     """A collated batch and the request that it answers; None for a batch if all of its samples are bad. `why` says what
-    is wrong with the first of these."""
+    is wrong with the first of these. `notes` are what whoever reads has met with and may have told before; `draws`:
+    random numbers are drawn for samples of this set."""
 
     request: Request
     batch: Any
     bad: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    draws: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,26 @@ class Samples:
     skips: bool = False
     # Which sets have been seen to draw from a random generator.
     drawing: set[Source] = field(default_factory=set, compare=False)
+    # What was noted of reading, and told.
+    noted: set[str] = field(default_factory=set, compare=False)
 
     def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
+        """The batch, or what is in the way of it."""
+        answer = self._answer(request)
+        # Few, and with every batch: only who takes them all knows which are new.
+        notes = tuple(note for shards in self.shards.values() for note in shards.notes if note not in self.noted)
+        draws = request.source in self.drawing and request.source in self.shards
+        if isinstance(answer, Fetched) and (notes or draws):
+            return replace(answer, notes=notes, draws=draws)
+        return answer
+
+    def news(self, notes: Sequence[str]) -> tuple[str, ...]:
+        """Those that were not told before; from now on they were."""
+        new = tuple(note for note in dict.fromkeys(notes) if note not in self.noted)
+        self.noted.update(new)
+        return new
+
+    def _answer(self, request: Request) -> Fetched | FetchTrouble:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -154,13 +184,13 @@ class Samples:
                     columns.batch(indices_of((index,)))
                 except BadSample as error:
                     if not self.skips:
-                        return FetchTrouble(request, index, error.message, "", _MEND, "sample")
-                    left_out.add(index, error)
+                        return self._bad(request, index, error)
+                    left_out.add(index, error, self._others(request.source, index, error))
             good = left_out.others(request.indices)
             batch = columns.batch(indices_of(good)) if good else None
             return Fetched(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", _ALIKE)
+            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
             return FetchTrouble(request, None, error.message, "", kind="access")
         except MemoryError:  # of the machine, not of the data
@@ -182,23 +212,70 @@ class Samples:
                     fetched.append(dataset[index])
                 except BadSample as error:
                     if not self.skips:
-                        hint = _DECODE if error.traceback else _MEND
-                        return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
-                    left_out.add(index, error)
+                        return self._bad(request, index, error)
+                    left_out.add(index, error, self._others(request.source, index, error))
             index = None
             batch = self.collate(fetched) if fetched else None
             return Fetched(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", _ALIKE)
+            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
             return FetchTrouble(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchTrouble(request, index, describe(error), user_traceback(error))
 
+    # --- what is wrong
+
+    def _bad(self, request: Request, index: int, error: BadSample) -> FetchTrouble:
+        hint = _DECODE if error.traceback else self._remedy(request.source, error)
+        return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
+
+    def _remedy(self, source: Source, error: BadSample) -> str:
+        shards = self.shards.get(source)
+        if shards is None:
+            return _SKIP
+        anew = f"`{_indexing(shards)}`) and train anew"
+        if isinstance(error.__context__, DamagedBlock):
+            return f"Restore the file, or list what it holds now ({anew}; {_SKIP}"
+        # It was listed as it is: nothing has become of it since.
+        return f"Mend the record, list the files as they are then ({anew}; {_SKIP}"
+
+    def _others(self, source: Source, index: int, error: BadSample) -> str:
+        """What else is bad where a whole block is."""
+        shards = self.shards.get(source)
+        if shards is None or not isinstance(error.__context__, DamagedBlock):
+            return ""
+        others = int(shards.blocks[shards.blocks_of([index])[0]]) - 1
+        records = "record" if others == 1 else "records"
+        return f"; and with it the {others:,} other {records} of this block" if others else ""
+
+    def _alike(self, source: Source) -> str:
+        shards = self.shards.get(source)
+        if shards is None:
+            return _ALIKE
+        return _ALIKE_COLUMNS if shards.index.kind in COLUMNAR and not shards.has_decode else _ALIKE_SHARDS
+
     def _named(self, error: UnlikeSamples, request: Request, left_out: LeftOut) -> str:
         if self.copies:  # a collate() of one's own may have passed others on than it was given
             return str(error)
         collated = left_out.others(request.indices)
-        indices = [str(collated[position]) for position in error.positions]
+        shards = self.shards.get(request.source)
+        indices = [_placed(collated[position], shards) for position in error.positions]
         which = f"sample {indices[0]}" if len(indices) == 1 else f"samples {' and '.join(indices)}"
         return f"{which} of the {request.source.value} set {error.how}"
+
+
+def _placed(index: int, shards: Shards | None) -> str:
+    if shards is None:
+        return str(index)
+    number = shards.blocks_of([index])[0]
+    block = shards.index.block(number)
+    return f"{index} (record {block.row + index - int(shards.index.first[number])} of {block.file})"
+
+
+def _indexing(shards: Shards) -> str:
+    """What is typed to list the files anew where their index is."""
+    place = shown_place(shards.index.place)
+    is_beside = shards.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
+    output = "" if is_beside else f" --output {quote(shards.index_path)}"
+    return f"quorate data index {quote(place)}{output} --force"

@@ -13,11 +13,14 @@ from quorate.data.ledger import Tally, total
 from quorate.data.ranges import Ranges, count_in, numbers_in, ranges_of, union
 from quorate.data.sample_order import SampleOrder
 from quorate.history.account import Account, Course
+from quorate.history.bad_places import BadPlace, bad_places
 from quorate.history.streaming import Streaming
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
+MOST_PLACES = 100
+"""So many places of bad samples are looked up."""
 _NAMED = 3
 # A sentence names fewer samples; there may be any number.
 _MORE_THAN_NAMED = 100
@@ -79,7 +82,8 @@ class EpochEntry:
 class Ledger:
     """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
     with the order of the job one by one; each is usually empty. `evaluated_bad` are samples of the validation set that
-    could not be read: they are listed, and count for nothing here; not all of `evaluated_bad_samples` need be."""
+    could not be read: they are listed, and count for nothing here; not all of `evaluated_bad_samples` need be.
+    `bad_places` are where the first bad samples of the training set lie, if that is known."""
 
     epochs: tuple[EpochEntry, ...] = ()
     samples: int = 0
@@ -88,6 +92,7 @@ class Ledger:
     unplanned: str = ""
     evaluated_bad: Ranges = ()
     evaluated_bad_samples: int = 0
+    bad_places: tuple[BadPlace, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -98,6 +103,11 @@ class Ledger:
     def first_broken(self) -> EpochEntry | None:
         """The first epoch that departs."""
         return next((entry for entry in self.epochs if entry.status is EpochStatus.BROKEN), None)
+
+    @property
+    def bad(self) -> Ranges:
+        """The bad samples of the training set, each once."""
+        return union(chain.from_iterable(entry.bad for entry in self.epochs))
 
     @property
     def verdict(self) -> str:
@@ -129,7 +139,7 @@ class Ledger:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
         if any(entry.skipped_steps for entry in self.epochs):
             yield self._skipped()
-        if bad := union(chain.from_iterable(entry.bad for entry in self.epochs)):
+        if bad := self.bad:
             yield f"Left out, since the data do not give them: {_named(bad, count_in(bad))}"
         if self.evaluated_bad:
             named = _named(self.evaluated_bad, self.evaluated_bad_samples)
@@ -156,7 +166,19 @@ def read_ledger(run: RunFolder) -> Ledger:
     done = steps if type(steps) is int else 0
     _check_told(run, account, done)
     plan, unplanned = _plan(run, account)
-    return _held_against(judge(account, done, plan, unplanned), account, done, result.get("ledger"))
+    ledger = _held_against(judge(account, done, plan, unplanned), account, done, result.get("ledger"))
+    return replace(ledger, bad_places=_places(account, ledger.bad))
+
+
+def _places(account: Account, bad: Ranges) -> tuple[BadPlace, ...]:
+    """Where the first of them lie, by the index; none where that cannot be read any more."""
+    streaming = account.courses[-1].streaming if account.courses else None
+    if not bad or streaming is None:
+        return ()
+    try:
+        return tuple(islice(bad_places(streaming.load_index(), bad), MOST_PLACES))
+    except QuorateError:
+        return ()
 
 
 def _held_against(ledger: Ledger, account: Account, done: int, state: object) -> Ledger:

@@ -36,7 +36,7 @@ class Knobs:
     """What a job is set to where waiting for data depends on it, and on what it runs.
 
     `window` is that of a training set in blocks, None for others. `workers` and `cores` are of one machine, 0 where
-    that is not known.
+    that is not known. `draws`: random numbers are drawn for samples, so that none is the same in the next epoch.
     """
 
     loader_workers: int
@@ -47,9 +47,10 @@ class Knobs:
     threads: int = 1
     workers: int = 0
     cores: int = 0
+    draws: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec, data: Any, workers: int | None, cores: int) -> Self:
+    def of(cls, spec: JobSpec, data: Any, workers: int | None, cores: int, *, draws: bool = False) -> Self:
         """`data` is what a run tells about its training set when it begins, if that is in blocks."""
         window = data.get("window") if isinstance(data, dict) else None
         return cls(
@@ -61,6 +62,7 @@ class Knobs:
             spec.threads,
             workers or 0,
             cores,
+            draws,
         )
 
     @property
@@ -87,7 +89,8 @@ class Knobs:
 
     def _of_cache(self) -> list[str]:
         shards = self.shards
-        is_of_use = shards is not None and not shards.is_cached and (shards.is_remote or shards.has_decode)
+        has_decoded = shards is not None and shards.has_decode and not self.draws
+        is_of_use = shards is not None and not shards.is_cached and (shards.is_remote or has_decoded)
         return ["cache= of quorate.Shards"] if is_of_use else []
 
     def _of_window(self) -> list[str]:

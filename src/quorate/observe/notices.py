@@ -60,17 +60,25 @@ def _lost(event: Event, _: Progress) -> Notice:
     return Notice(brief(event.fields.get("message", "a worker is lost")), "yellow")
 
 
-def _step(event: Event, _: Progress) -> Notice | None:
-    warnings = event.fields.get("warnings")
+def _step(event: Event, progress: Progress) -> Notice | None:
+    warnings = _warnings(event, progress)
     return Notice("\n".join(warnings), "yellow") if warnings else None
 
 
-def _evaluation(event: Event, _: Progress) -> Notice:
+def _warnings(event: Event, progress: Progress) -> list[str]:
+    """With the name of the run, which the worker that warns does not write."""
+    return [
+        warning.replace("quorate show RUN ", f"quorate show {progress.run} ")
+        for warning in event.fields.get("warnings") or ()
+    ]
+
+
+def _evaluation(event: Event, progress: Progress) -> Notice:
     metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
     best = f"{GAP}best so far" if event.fields.get("best") else ""
     bad = event.fields.get("bad_samples", 0)
     left_out = f"{GAP}{plural(bad, 'bad sample')} left out" if bad else ""
-    warnings = "".join(f"\n{warning}" for warning in event.fields.get("warnings") or ())
+    warnings = "".join(f"\n{warning}" for warning in _warnings(event, progress))
     return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
 
 

@@ -12,6 +12,9 @@ from quorate.observe.waiting import waiting_in_words
 
 COLOURS = {"complete": "green", "completed": "green", "finished": "green", "failed": "red"}
 NARROWEST_LABEL = 10
+WARNING = "warning: "
+LARGEST_SILENT_LOSS = 0.01
+"""Of the samples that were read: where fewer are bad it is told without a warning."""
 
 
 def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = False, width: int | None = None) -> None:
@@ -22,7 +25,8 @@ def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = Fa
     screen.print(_title(result), soft_wrap=True)
     for label, value in rows:
         # Never broken by us: a digest or path that is copied must be in one piece.
-        screen.print(Text.assemble((f"  {label:<{column}}", "dim"), value), soft_wrap=True)
+        style = "bold yellow" if value.startswith(WARNING) else ""
+        screen.print(Text.assemble((f"  {label:<{column}}", "dim"), (value, style)), soft_wrap=True)
 
 
 def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -58,9 +62,19 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
 def _bad(bad: dict[str, Any], run: str) -> str:
     """How many were left out, and where they are listed."""
     counts = {source: number for source in ("training", "validation") if (number := bad.get(source))}
-    of_both = " and ".join(f"{number:,} of the {source} set" for source, number in counts.items())
-    left_out = f"{counts['training']:,}" if list(counts) == ["training"] else of_both
-    return f"{left_out} left out; quorate show {run} --ledger lists them"
+    # A run of an earlier version does not say of how many.
+    shares = {source: number / read for source, number in counts.items() if (read := bad.get(f"{source}_read"))}
+    told = {source: f"{number:,}" for source, number in counts.items()}
+    for source, share in shares.items():
+        told[source] += f" of {bad[f'{source}_read']:,} ({_percent(share)})"
+    of_both = " and ".join(f"{each} of the {source} set" for source, each in told.items())
+    left_out = told["training"] if list(told) == ["training"] else of_both
+    warning = WARNING if max(shares.values(), default=0.0) > LARGEST_SILENT_LOSS else ""
+    return f"{warning}{left_out} left out; quorate show {run} --ledger lists them"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= LARGEST_SILENT_LOSS else "under 1%"
 
 
 def _copies(result: dict[str, Any]) -> list[tuple[str, str]]:

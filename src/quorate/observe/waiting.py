@@ -44,6 +44,7 @@ class DataWaitLog:
         self._is_first = True
         self._data: Any = None
         self._workers: int | None = None
+        self._draws = False
 
     @property
     def wait(self) -> DataWait:
@@ -52,7 +53,7 @@ class DataWaitLog:
 
     def advice(self, spec: JobSpec, cores: int) -> str:
         """What may shorten it, on a machine with so many cores."""
-        return Knobs.of(spec, self._data, self._workers, cores).advice
+        return Knobs.of(spec, self._data, self._workers, cores, draws=self._draws).advice
 
     def take_in(self, event: Event) -> None:
         """Learn from an event."""
@@ -62,6 +63,7 @@ class DataWaitLog:
             self._workers = len(members) if isinstance(members, list) else self._workers
             self._data = event.fields.get("data", self._data)
         elif event.kind == "step":
+            self._draws = self._draws or event.fields.get("draws") is True
             seconds = [_seconds(event.fields.get(f"{phase}_s")) for phase in PHASES]
             # A worker that waits for its data has the others wait for it.
             longest = max(seconds[0], _seconds(event.fields.get("longest_data_s")))

@@ -6,6 +6,7 @@ message ever shows one.
 
 import contextlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.core.addresses import has_secret, shown
+from quorate.core.addresses import has_secret, normalised, shown
 from quorate.core.errors import JobError, RequestError
 
 PATIENCE = 30.0
@@ -70,7 +71,7 @@ def refuse_secret(url: str) -> None:
 def refuse_unknown_store(url: str) -> None:
     """Refuse a kind of store that cannot be spoken to here, before anything is trained. Imports nothing."""
     refuse_secret(url)
-    protocol = url.partition("://")[0]
+    protocol = normalised(url).partition("://")[0]
     package = _PACKAGES.get(protocol)
     if package is not None and importlib.util.find_spec(package) is None:
         raise RequestError(_without_package(url, protocol, f"No module named '{package}'"))
@@ -78,7 +79,7 @@ def refuse_unknown_store(url: str) -> None:
         from fsspec import available_protocols
 
         if protocol not in available_protocols():
-            raise RequestError(f"{shown(url)}: '{protocol}' is no kind of store that fsspec knows; s3:// is one.")
+            raise RequestError(_unknown(url, protocol))
 
 
 class ObjectStore:
@@ -90,7 +91,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         refuse_secret(url)
-        self.url = url.rstrip("/")
+        self.url = normalised(url).rstrip("/")
         self._protocol, _, self._root = self.url.partition("://")
         self._opened: Any = None
 
@@ -140,7 +141,7 @@ class ObjectStore:
     def list(self) -> dict[str, Stored]:
         """All objects, by key."""
         with self._explaining():
-            found = self._do("find", self._root, detail=True)
+            found = self._do("find", self._base or "/", detail=True)
             below = f"{self._base}/"
             # Some stores list the prefix itself, or folders, as objects.
             files = {name: entry for name, entry in found.items() if name.startswith(below) and entry["type"] == "file"}
@@ -155,11 +156,11 @@ class ObjectStore:
 
     @property
     def _base(self) -> str:
-        """The prefix as the library spells it in what it lists."""
-        return str(self._filesystem._strip_protocol(self.url))
+        """The prefix as the library spells it: with the host that it is on, or without."""
+        return str(self._filesystem._strip_protocol(self.url)).rstrip("/")
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
+        return f"{self._base}/{key}"
 
     @property
     def _filesystem(self) -> Any:
@@ -170,9 +171,18 @@ class ObjectStore:
 
             try:
                 kind = fsspec.get_filesystem_class(self._protocol)
-            except (ImportError, ValueError) as error:
+            except ImportError as error:
                 raise StoreError(_without_package(self.url, self._protocol, str(error)), lasts=True) from None
-            options = _OPTIONS.get(self._protocol.removesuffix("a"), {})
+            except ValueError:
+                raise StoreError(_unknown(self.url, self._protocol), lasts=True) from None
+            # Some have the host and the port from the address.
+            options = _OPTIONS.get(self._protocol.removesuffix("a"), {}) | kind._get_kwargs_from_urls(self.url)
+            if wanted := _wanted(kind, options):
+                raise StoreError(
+                    f"{self} cannot be opened: the library for {self._protocol}:// wants to know {' and '.join(wanted)}"
+                    ", and this address does not say.",
+                    lasts=True,
+                )
             # Not one that was opened earlier: it would go on with credentials that were changed since.
             opened = kind(skip_instance_cache=True, use_listings_cache=False, **options)
             if hasattr(opened, "retries"):
@@ -269,7 +279,18 @@ def _code(error: BaseException) -> str:
     return ""
 
 
+def _wanted(kind: Any, options: dict[str, Any]) -> list[str]:
+    """What a library must be told and is not. It is not tried: some of them die noisily half made."""
+    arguments = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    named = [each for each in arguments if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    return [each.name for each in named if each.default is each.empty and each.name not in options]
+
+
+def _unknown(url: str, protocol: str) -> str:
+    return f"{shown(url)}: '{protocol}' is no kind of store that fsspec knows; s3:// is one."
+
+
 def _without_package(url: str, protocol: str, reason: str) -> str:
     if protocol in _PACKAGES:
         return f"{shown(url)} needs the package {_PACKAGES[protocol]}: pip install 'quorate[s3]'."
-    return f"{shown(url)} cannot be spoken to: {reason.rstrip('.')}."
+    return f"{shown(url)} cannot be opened: {reason.rstrip('.')}."

@@ -9,7 +9,7 @@ import torch
 
 from quorate.core.errors import JobError
 from quorate.core.seeds import derive_seed
-from quorate.data.bad_sample import MOST_TOLD, LeftOut
+from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.reading import EvaluationPlan
 from quorate.data.streams import seed_generators
@@ -22,11 +22,13 @@ from quorate.training.task import Task, take_log
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The metrics, and the samples that were left out as bad; `why` says of the first of these what is wrong."""
+    """The metrics, and the samples that were left out as bad; `why` says of the first of these what is wrong. `notes`
+    are what this worker has met with in reading."""
 
     metrics: dict[str, float]
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Evaluator:
@@ -43,23 +45,25 @@ class Evaluator:
         """What the state after `step` gives, the same on any number of workers."""
         versions = self._replica.versions()
         left_out = LeftOut()
+        notes: list[str] = []
         with evaluation_mode(self._replica.model):
             hosted = self._plan.hosted_batches(strategy.hosted)
-            own = {batch: self._evaluate(step, batch, left_out) for batch in hosted}
+            own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
         self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
         payload = json.dumps([own, left_out.indices, left_out.reasons]).encode()
         everyone = [json.loads(told) for told in strategy.share(step, payload)]
         bad = sorted(index for _, indices, _ in everyone for index in indices)
-        why = sorted((index, text) for _, _, texts in everyone for index, text in texts)[:MOST_TOLD]
+        why = sorted((index, text) for _, _, texts in everyone for index, text in texts)
         if len(bad) == self._plan.samples:
             raise _nothing_to_evaluate(why)
-        return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why))
+        return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why), tuple(notes))
 
-    def _evaluate(self, step: int, batch: int, left_out: LeftOut) -> Measured:
+    def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         read = self._feed.next(self._plan.request(batch))
         left_out.extend(read.bad, read.why)
+        notes += read.notes
         if read.is_empty:
             return {}
         self._replica.buffers.restore()

@@ -20,7 +20,7 @@ from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATI
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.left_out import nothing_to_train_on, warnings_of, worth_telling
+from quorate.training.left_out import Telling, nothing_to_train_on, worth_telling
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
@@ -70,6 +70,8 @@ class Loop:
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
+    _notes: list[str] = field(default_factory=list)
+    _draws: bool = False
 
     def run(self) -> str:
         """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
@@ -131,17 +133,25 @@ class Loop:
             self.progress = before.after_step(0, bad=bad, is_barren=not agreement.samples)
         else:
             self.progress = before.after_step(agreement.samples, agreement.tally, bad=bad)
-        warnings = self._warned(Source.TRAINING, before.bad, agreement) if bad else []
-        self._publish_step(step, agreement, norms, warnings)
+        warnings = self._warned(Source.TRAINING, agreement) if bad else []
+        self._publish_step(step, agreement, norms, warnings + self._noted())
         self._check_fed(agreement)
         return agreement.stop
 
-    def _warned(self, source: Source, before: int, told: Agreement | Evaluated) -> list[str]:
-        """Say what is wrong with bad samples, here and to whoever follows the job: only with the first of a run."""
-        warnings = warnings_of(source, before, told.bad, told.why)
+    def _warned(self, source: Source, found: Agreement | Evaluated) -> list[str]:
+        """Say what is wrong with bad samples, here and to whoever follows the job; each thing once in a run."""
+        telling = Telling(source, self.progress.told)
+        warnings = telling.sentences(found.bad, found.why)
+        if warnings:
+            self.progress = replace(self.progress, told=telling.told)
         for warning in warnings:
             log.warning("%s", warning)
         return warnings
+
+    def _noted(self) -> list[str]:
+        """What else this worker has met with in reading; its log has it already."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def _check_fed(self, agreement: Agreement) -> None:
         """End a job that has read a whole epoch, or all that it reads, in vain: it would come to its end untrained."""
@@ -184,6 +194,8 @@ class Loop:
             # What the feed has answered with; a ledger of what was planned proves nothing.
             result.read = joined([batch.samples for batch in answers])
             result.tally, result.data_s = Tally.of(epoch, result.read), waited
+        self._notes += [note for batch in answers for note in batch.notes]
+        self._draws = self._draws or any(batch.draws for batch in answers)
         if any(batch.bad for batch in answers):
             self._tell_bad(result, answers)
         return result
@@ -193,7 +205,7 @@ class Loop:
         for batch in answers:
             left_out.extend(batch.bad, batch.why)
         result.bad = left_out.indices
-        result.why = worth_telling(left_out.reasons, self.progress.bad, has_samples=len(result.read) > 0)
+        result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
@@ -256,8 +268,10 @@ class Loop:
             # An evaluation leaves out the same ones as the last.
             if evaluated.bad != self._bad_listed:
                 fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
-            if not before.bad_evaluated:
-                fields["warnings"] = self._warned(Source.VALIDATION, 0, evaluated)
+        warnings = self._warned(Source.VALIDATION, evaluated) if evaluated.bad else []
+        self._notes += evaluated.notes
+        if warnings := warnings + self._noted():
+            fields["warnings"] = warnings
         self._bad_listed = evaluated.bad
         self.publish(Event("evaluation", self.progress.cursor.step, fields))
 
@@ -281,6 +295,8 @@ class Loop:
         }
         if (longest := round(agreement.data_s, 6)) > fields["data_s"]:
             fields["longest_data_s"] = longest  # of another worker, for which this one has waited in the exchange
+        if self._draws:
+            fields["draws"] = True  # what is decoded is another sample in each epoch, and cannot be cached
         if agreement.log:
             fields["log"] = agreement.log
         if agreement.bad:

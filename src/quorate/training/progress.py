@@ -38,6 +38,8 @@ class Progress:
     bad_evaluated: int = 0
     # So many steps in a row up to this one had no sample, since all of theirs are bad.
     barren: int = 0
+    # What was said of bad samples, in short, so that it is said once: `left_out.Telling`.
+    told: tuple[str, ...] = ()
 
     def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
         """One more step of so many samples, which these are, and so many bad ones."""
@@ -54,6 +56,7 @@ class Progress:
             self.bad + bad,
             self.bad_evaluated,
             self.barren + 1 if is_barren else 0,
+            self.told,
         )
 
     def after_evaluation(
@@ -75,7 +78,8 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return asdict(self) | {"cursor": [self.cursor.step, int(self.cursor.phase)], "tally": str(self.tally)}
+        cursor = [self.cursor.step, int(self.cursor.phase)]
+        return asdict(self) | {"cursor": cursor, "tally": str(self.tally), "told": list(self.told)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Progress":
@@ -89,6 +93,7 @@ class Progress:
                 "best": best,
                 "patience_best": patience_best,
                 "tally": Tally.from_hex(fields["tally"]),
+                "told": tuple(fields.get("told", ())),
             }
         )
 

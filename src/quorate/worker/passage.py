@@ -11,6 +11,7 @@ from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.timing import Timing
+from quorate.data.reading import Source
 from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.reduce.memory import GradientMemory
@@ -149,7 +150,9 @@ class Passage:
 
     def _completes(self, ending: str, pace: "_Pace") -> bool:
         digest = self.ground.replica.weights_digest()
-        return self.membership.complete(digest, _result(ending, digest, self.progress, pace.of(self.progress)))
+        evaluated = len(self.ground.samples.datasets.get(Source.VALIDATION, ()))
+        result = _result(ending, digest, self.progress, pace.of(self.progress), evaluated)
+        return self.membership.complete(digest, result)
 
     def _leave(self, generation: Generation, symptom: Failure | None, is_saved: bool) -> None:
         self.tell(self.progress.cursor.step, "regroup", None)
@@ -189,8 +192,9 @@ class _Pace:
         return round((progress.samples - self._samples) / seconds, 1) if seconds > 0 else 0.0
 
 
-def _result(ending: str, digest: str, progress: Progress, samples_per_second: float) -> dict[str, Any]:
+def _result(ending: str, digest: str, progress: Progress, samples_per_second: float, validation: int) -> dict[str, Any]:
     best, bad = progress.best, {"training": progress.bad, "validation": progress.bad_evaluated}
+    read = {"training_read": progress.samples + progress.bad, "validation_read": validation}
     return {
         "ending": ending,
         "steps": progress.cursor.step,
@@ -199,5 +203,5 @@ def _result(ending: str, digest: str, progress: Progress, samples_per_second: fl
         "final_metrics": progress.metrics,
         "ledger": str(progress.tally),
         "best": None if best is None else {"value": best.value, "step": best.step},
-        **({"bad_samples": bad} if any(bad.values()) else {}),
+        **({"bad_samples": bad | read} if any(bad.values()) else {}),
     }

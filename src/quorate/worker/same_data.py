@@ -17,7 +17,8 @@ _OF_THE_TASK = ("task source", "layout")
 def data_facts(fingerprint: Fingerprint) -> dict[str, str]:
     """The facts by which the data of two workers, and of two parts of a run, are compared."""
     libraries = {f"{LIBRARY} {name}": version for name, version in fingerprint.libraries.items()}
-    return {LAYOUT: fingerprint.layout, SAMPLES: fingerprint.samples, **libraries}
+    words = f" ({fingerprint.words})" if fingerprint.words else ""
+    return {LAYOUT: f"{fingerprint.layout}{words}", SAMPLES: fingerprint.samples, **libraries}
 
 
 def check_same_data(
@@ -35,7 +36,7 @@ def check_same_data(
     if not has_other_layout and not (is_comparable and _differ(recorded, present, SAMPLES)):
         return None
     fact = LAYOUT if has_other_layout else SAMPLES
-    values = f"{fact} {recorded[fact]} then, {present[fact]} now"
+    values = _then_and_now(fact, str(recorded[fact]), present[fact])
     if is_branch:
         return f"the data are others than those that the checkpoint was trained on ({values})"
     if not has_other_layout and (others := _other_machine(recorded, present)):
@@ -58,6 +59,19 @@ def _other_machine(recorded: Mapping[str, Any], present: Mapping[str, str]) -> s
     return "; ".join(f"{name}: {recorded[name]} then, {present[name]} now" for name in others)
 
 
+def _then_and_now(fact: str, then: str, now: str) -> str:
+    """Both values; where they say the same of numbers, it is what the files hold."""
+    words = now.partition(" ")[2]
+    if words and words == then.partition(" ")[2]:
+        digests = (value.partition(" ")[0] for value in (then, now))
+        return "{} {} then, {} now: {} as before, but the files hold something else".format(
+            fact, *digests, words.strip("()")
+        )
+    return f"{fact} {then} then, {now} now"
+
+
 def _differ(recorded: Mapping[str, Any], present: Mapping[str, str], fact: str) -> bool:
     then, now = str(recorded.get(fact, "")), present[fact]
+    if fact == LAYOUT:  # what it is in words is not compared: an earlier version had none
+        then, now = (value.partition(" ")[0] for value in (then, now))
     return then != now and all(_WHOLE.fullmatch(value) for value in (then, now))

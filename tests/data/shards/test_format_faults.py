@@ -1,9 +1,15 @@
 """What formats must not do: hand out what they keep, blame the data for the machine, or take one thing for another."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
+import shutil
+import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +51,17 @@ def indexed(file: Path, content: bytes) -> ShardIndex:
 def table_block(folder: Path, table: pa.Table) -> Any:
     parquet.write_table(table, folder / "a.parquet")
     return opened(build_index(str(folder)))
+
+
+def zipped(content: bytes) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as new:
+        new.writestr("a", content)
+    return raw.getvalue()
+
+
+def zstandard(content: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(content, asbytes=True))
 
 
 # --- parquet
@@ -299,10 +316,34 @@ def test_tars_one_behind_the_other_are_refused_and_zeros_are_not(tmp_path: Path)
         indexed(tmp_path / "a.tar", content)
 
 
-def test_the_last_unit_of_a_tar_may_be_less_than_whole_if_it_is_zeros(tmp_path: Path) -> None:
+def test_a_tar_that_was_cut_off_behind_a_member_is_refused_and_one_unit_of_zeros_is_an_end(tmp_path: Path) -> None:
     whole = pax_tar({})
-    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
-    assert len(indexed(tmp_path / "a.tar", whole[: end + 100])) == 2
+    behind = len(whole.rstrip(b"\0"))
+    end = behind // 512 * 512 + 512
+    for keep in (0, 1024, behind, end, end + 100):
+        with pytest.raises(RequestError, match=rf"a.tar, byte {min(keep, end)}: .*without its end mark.*cut off"):
+            indexed(tmp_path / "a.tar", whole[:keep])
+    assert len(indexed(tmp_path / "a.tar", whole[: end + 512])) == 2
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar here")
+@pytest.mark.parametrize("options", [["-b1"], ["--format=ustar"], ["--sort=name"]], ids=" ".join)
+def test_what_tar_itself_writes_has_an_end(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("0.bin", "1.bin", "0.cls", "1.cls"):
+        (tmp_path / "data" / name).write_bytes(b"1")
+    names = ["data"] if "--sort=name" in options else ["data/0.bin", "data/0.cls", "data/1.bin", "data/1.cls"]
+    done = subprocess.run(["tar", *options, "-cf", "a.tar", *names], cwd=tmp_path, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this tar does not know it: {done.stderr}")
+    assert len(build_index(str(tmp_path))) == 2
+
+
+def test_what_is_written_to_a_stream_has_an_end(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w|") as new:  # as the writers of WebDataset do
+        add_member(new, "a.x", b"1")
+    assert len(indexed(tmp_path / "a.tar", raw.getvalue())) == 1
 
 
 def test_a_name_in_a_tar_that_is_not_utf_8_is_called_so(tmp_path: Path) -> None:
@@ -313,6 +354,30 @@ def test_a_name_in_a_tar_that_is_not_utf_8_is_called_so(tmp_path: Path) -> None:
 
 
 # --- lines
+
+
+def test_json_that_was_cut_off_in_a_line_is_refused_and_a_whole_line_needs_no_newline(tmp_path: Path) -> None:
+    lines = [f'{{"number": {row}, "text": "ä"}}' for row in range(200)]
+    content = "\n".join(lines).encode()
+    begin = content.rfind(b"\n") + 1
+    umlaut = content.rfind("ä".encode())
+    for keep in (begin + 1, umlaut + 1, len(content) - 1):
+        with pytest.raises(RequestError, match=rf"a.jsonl, byte {begin}: the file ends in the middle of a line.*cut"):
+            indexed(tmp_path / "a.jsonl", content[:keep])
+    assert indexed(tmp_path / "a.jsonl", content).blocks > 2
+    for end in (b"", b"  ", b"\n\n \t", b'\n{"number": NaN}', b'\n"\xff"', b"\n" + b"[" * 9999 + b"]" * 9999):
+        assert len(indexed(tmp_path / "a.jsonl", content + end)) == 200 + bool(end.strip())
+    assert len(indexed(tmp_path / "a.jsonl", b"\xef\xbb\xbf{}")) == 1
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl", "text"])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zipped, zstandard])
+def test_what_is_compressed_under_another_name_is_refused(kind: str, pack: Any, tmp_path: Path) -> None:
+    for file in write_shards(kind, tmp_path).files:
+        file.write_bytes(pack(file.read_bytes()))
+    told = r"^shard-000.\w+ is compressed as a whole.*Rename it to shard-000.\w+\.(gz|bz2|xz|zip|zst), and unpack it"
+    with pytest.raises(RequestError, match=told):
+        build_index(str(tmp_path))
 
 
 @pytest.mark.parametrize("before", range(8))

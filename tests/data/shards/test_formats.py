@@ -219,9 +219,16 @@ def test_a_tar_record_never_spans_two_blocks(tmp_path: Path) -> None:
     assert all(len(record) == 4 or record["__key__"] == "big" for record in all_records(index))
 
 
-def test_a_key_that_comes_again_later_is_another_record(tmp_path: Path) -> None:
-    index = indexed_tar(tmp_path, [("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")])
-    assert [record["x"] for record in all_records(index)] == [b"1", b"2", b"3"]
+@pytest.mark.parametrize("count", [2, 50])
+def test_files_of_a_record_that_do_not_follow_each_other_are_refused(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorate.data.shards.formats.tar._KEYS", 3)
+    members = [(f"{key}.{field}", b"1") for field in ("bin", "cls") for key in range(count)]
+    place = count * 1024
+    with pytest.raises(RequestError, match=rf"a.tar, byte {place}: the record 0 was there before.*--sort=name"):
+        indexed_tar(tmp_path, members, tarfile.USTAR_FORMAT)
+    assert len(indexed_tar(tmp_path, sorted(members), tarfile.USTAR_FORMAT)) == count
 
 
 def test_a_tar_record_with_two_files_of_one_field_is_refused(tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ class TestFile:
             with pytest.raises(RequestError, match=rf"no index of its shards yet.*: quorate data index {tmp_path}$"):
                 load_index(place)
 
+    def test_in_a_folder_that_is_not_there_is_no_matter_of_an_index(self, tmp_path: Path) -> None:
+        for place in (f"{tmp_path}/no", f"{tmp_path}/no/{NAME}"):
+            with pytest.raises(RequestError, match=rf"^{tmp_path}/no: there is no such folder\.$"):
+                load_index(place)
+
+    def test_is_not_a_file_of_data(self, tmp_path: Path) -> None:
+        file = write_shards("jsonl", tmp_path, (3,)).files[0]
+        with pytest.raises(RequestError, match=rf"^{file} is a file of data.*Give the folder .*, such as {tmp_path}$"):
+            load_index(file)
+
     def test_in_a_store(self) -> None:
         index = big_index(2, 2)
         save_index(index, f"memory://some/prefix/{NAME}")

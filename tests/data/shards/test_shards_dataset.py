@@ -213,6 +213,14 @@ def test_a_relative_path_is_looked_for_beside_the_file_that_names_it(
     assert len(code["build"]("data")) == 5
     (tmp_path / "task/data").rename(tmp_path / "task/moved")
     assert len(code["build"]("data")) == 3
+    (tmp_path / "working/data" / NAME).unlink()
+    for path in ("data", f"data/{NAME}"):
+        with pytest.raises(RequestError, match="has no index of its shards yet"):
+            code["build"](path)
+    beside, working = tmp_path / "task/no", tmp_path / "working/no"
+    told = rf"^no: there is no such folder: looked for {beside} \(beside .*\) and {working} \(in the working folder\)"
+    with pytest.raises(RequestError, match=told):
+        code["build"]("no")
 
 
 def test_where_the_index_lies_is_told_as_it_was_read(tmp_path: Path) -> None:
@@ -246,7 +254,8 @@ def test_shards_without_an_index_are_refused_with_the_command_to_type(tmp_path: 
         ({"columns": ["id", "name", "id"]}, "names 'id' more than once"),
         ({"decode": "identity"}, "decode= takes a function"),
         ({"cache": "/tmp"}, "cache= takes"),
-        ({"cache": {"gb": 1}}, "cache= takes"),
+        ({"cache": {"gb": 1}}, 'cache= takes .*its "folder" is missing'),
+        ({"cache": {"foldr": "/tmp/x"}}, "cache= takes .*folder.*gb.*, and no 'foldr'"),
         ({"cache": {"folder": "/tmp/x", "gb": 0}}, "a number above 0 .* not the int 0"),
         ({"cache": {"folder": "/tmp/x", "gb": 1e-10}}, "a number above 0"),
         ({"cache": {"folder": "/tmp/x", "gb": float("inf")}}, "not the float inf"),
@@ -260,6 +269,27 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], text: str, tmp
     indexed("parquet", tmp_path)
     with pytest.raises(TaskError, match=text):
         Shards(tmp_path, **options)
+
+
+def test_a_cache_that_cannot_be_there_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    indexed("text", tmp_path)
+    (tmp_path / "file").touch()
+    told = r"cannot be made: Not a directory\. Give cache= another folder, or leave it out\."
+    with pytest.raises(RequestError, match=told):
+        Shards(tmp_path, cache={"folder": tmp_path / "file"})
+
+
+def test_batches_of_records_without_decode_are_what_the_class_says(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "a", "l": [1, 2]}\n{"n": 2, "t": "b", "l": [3, 4]}\n')
+    save_index(build_index(str(tmp_path)), tmp_path / NAME)
+    batch = fetched(samples_of(Shards(tmp_path)), 0, 1).batch
+    assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ["a", "b"])
+    assert [each.tolist() for each in batch["l"]] == [[1, 3], [2, 4]]
+    for kind in ("tar", "text"):
+        records = indexed(kind, tmp_path / kind).records
+        batch = fetched(samples_of(Shards(tmp_path / kind)), 3, 1).batch
+        one, other = records[3], records[1]
+        assert batch == ([one, other] if kind == "text" else {name: [one[name], other[name]] for name in one})
 
 
 def test_columns_of_what_has_none_are_refused(tmp_path: Path) -> None:

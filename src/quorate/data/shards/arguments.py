@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import is_url, shown
-from quorate.core.errors import TaskError
+from quorate.core.errors import RequestError, TaskError
 from quorate.core.given import given
 from quorate.core.user_code import PACKAGE
 from quorate.data.shards.caching.cache import DiskCache
 from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import NAME
 
-MOST_SAMPLES, MOST_BYTES = 8192, 16_000_000
+MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
 """What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
 COLUMNAR = ("parquet", "hdf5")
 """The kinds of shards that have columns."""
 _GB = 1_000_000_000
+_CACHE_GB = 10
 
 
-def placed(path: str | os.PathLike[str]) -> str:
-    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder."""
+def placed(path: str | os.PathLike[str], *, is_made: bool = False) -> str:
+    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder.
+
+    One that is nowhere is refused unless it `is_made` by whoever asks.
+    """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
         raise TaskError(f"The folder of shards or of a cache is a path or a text, not {given(path)}.")
@@ -35,9 +40,15 @@ def placed(path: str | os.PathLike[str]) -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    beside = Path(frame.f_code.co_filename).parent / expanded
-    found = beside if beside.exists() else expanded
-    return str(found.absolute())
+    beside = (Path(frame.f_code.co_filename).parent / expanded).absolute()
+    working = expanded.absolute()
+    found = beside if beside.exists() else working
+    # An index that is missing in a folder is told by whoever reads it, with the command that makes it.
+    folder = found.parent if found.suffix == Path(NAME).suffix else found
+    if not is_made and not folder.exists():
+        also = "" if beside == working else f"{beside} (beside the task's file) and "
+        raise RequestError(f"{name}: there is no such folder: looked for {also}{working} (in the working folder).")
+    return str(found)
 
 
 def checked_decode(decode: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
@@ -78,13 +89,22 @@ def checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
     """The cache that is asked for, if one is."""
     if cache is None:
         return None
-    if not isinstance(cache, Mapping) or not set(cache) <= {"folder", "gb"} or "folder" not in cache:
-        raise TaskError(f'cache= takes {{"folder": PATH, "gb": how much it may hold}}, not {given(cache)}.')
-    gb = cache.get("gb", 10)
+    takes = f'cache= takes {{"folder": PATH, "gb": how much it may hold, {_CACHE_GB} by default}}'
+    if not isinstance(cache, Mapping):
+        raise TaskError(f"{takes}, not {given(cache)}.")
+    unknown = [key for key in cache if key not in ("folder", "gb")]
+    if unknown:
+        raise TaskError(f"{takes}, and no {unknown[0]!r}.")
+    if "folder" not in cache:
+        raise TaskError(f'{takes}; its "folder" is missing.')
+    gb = cache.get("gb", _CACHE_GB)
     is_number = isinstance(gb, int | float) and not isinstance(gb, bool) and math.isfinite(gb)
     if not is_number or gb * _GB < 1:
         raise TaskError(f'The "gb" of cache= is a number above 0 of 1,000,000,000 bytes, such as 20, not {given(gb)}.')
-    folder = placed(cache["folder"])
+    folder = placed(cache["folder"], is_made=True)
     if is_url(folder):
         raise TaskError(f'The "folder" of cache= is on a local disk, such as "/scratch/cache", not {shown(folder)}.')
-    return DiskCache(Path(folder), int(gb * _GB))
+    try:
+        return DiskCache(Path(folder), int(gb * _GB))
+    except RequestError as error:
+        raise RequestError(f"{error.message} Give cache= another folder, or leave it out.") from None

@@ -13,6 +13,7 @@ import numpy
 from quorate.core.addresses import is_url, shown
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample
+from quorate.data.collate import UnlikeSamples
 from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
     COLUMNAR,
@@ -41,10 +42,17 @@ class Shards:
 
     `path` is a folder, or the URL of one in a store; a relative one is looked for beside the file that names it, then
     in the working folder. A record is a dict of bytes by ending (tar), a dict (JSONL), a line (text), or a dict by
-    column (Parquet, HDF5); `decode` makes a sample of it. Without `decode` the records of Parquet and HDF5 come as
-    batches of tensors by column. `columns` chooses some of them. `window` samples are shuffled at a time; more are
-    mixed better and need more memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store,
-    and what `decode` has made as long as it draws no random numbers.
+    column (Parquet, HDF5); `decode` makes a sample of it.
+
+    Without `decode` the records of Parquet and HDF5 come as batches of tensors by column. Those of the others are
+    collated as they are: a batch of JSONL is a dict by field, in which numbers are a tensor, texts a list, and lists of
+    equal length a list of batches, one for each place in them; all records need the same fields, and none may be null.
+    One of tar is a dict by ending, in which the bytes of the files are a list, with a list of keys at `__key__`. One of
+    text is a list of lines.
+
+    `columns` chooses some of the columns. `window` samples are shuffled at a time; more are mixed better and need more
+    memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store, and what `decode` has made
+    as long as it draws no random numbers; it holds 10 GB where "gb" is not given.
     """
 
     def __init__(
@@ -110,6 +118,11 @@ class Shards:
             "memory_bytes": LIMIT,
         }
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong with its cache, as far as this process knows."""
+        return () if self._cache is None else tuple(self._cache.notes)
+
     @cached_property
     def is_columns(self) -> bool:
         """Whether batches come from columns at once, and no code of the task runs for them."""
@@ -150,7 +163,7 @@ class Shards:
                 parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
             except ShardError as error:
                 raise BadSample(error.message) from None
-        return {name: merged([(at, columns[name]) for at, columns in parts], len(numbers)) for name in parts[0][1]}
+        return {name: _merged(name, parts, len(numbers)) for name in parts[0][1]}
 
     def _record(self, block: int, row: int) -> Any:
         try:
@@ -240,6 +253,13 @@ class Shards:
         self.__dict__.update(state)
         self._reader = BlockReader(self._blocks, self._limit)
         self._decoded = self._decoded_cache()
+
+
+def _merged(name: str, parts: list[tuple[Indices, dict[str, Any]]], length: int) -> Any:
+    try:
+        return merged([(at, columns[name]) for at, columns in parts], length)
+    except UnlikeSamples as error:
+        raise error.within(name) from None
 
 
 def _index_path(place: str) -> str:

@@ -24,6 +24,10 @@ def load_index(place: str | Path) -> ShardIndex:
     if not is_url(name):
         path = Path(name).expanduser().absolute()
         file = path / NAME if path.is_dir() else path
+        if path.is_file() and path.suffix != Path(NAME).suffix:
+            raise RequestError(
+                f"{path} is a file of data, and no index. Give the folder that was indexed, such as {path.parent}"
+            )
         return decode(_read_file(file, name), str(file), str(file.parent))
     refuse_secret(name)
     parent, _, last = name.rpartition("/")
@@ -110,6 +114,9 @@ def _read_file(file: Path, named: str) -> bytes:
     try:
         return file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        folder = file.parent if file.suffix == Path(NAME).suffix else file
+        if not folder.exists():
+            raise RequestError(f"{folder}: there is no such folder.") from None
         raise _missing(named) from None
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}.") from None

@@ -1,6 +1,7 @@
 """Making the index of a dataset in shards: every byte is read once, several shards at a time."""
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from quorate.data.shards.patient import opened
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
+# What puts the unpacked file in the place of the packed one.
+_UNPACKERS = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd --rm"}
 
 Progress = Callable[[int, int], None]
 
@@ -79,7 +82,7 @@ def shards_among(place: str, names: Mapping[str, int]) -> tuple[str, tuple[str, 
     if compressed:
         raise RequestError(
             f"{shown(place)}/{compressed[0]} is compressed as a whole, so that no block of it can be read by itself. "
-            f"Unpack it, such as with: gunzip {compressed[0]} (what is in it may be compressed: pictures, parquet)."
+            f"{_unpacking(place, compressed[0])}; what a shard holds may be compressed, such as pictures."
         )
     if not shards:
         raise RequestError(
@@ -96,6 +99,13 @@ def shards_among(place: str, names: Mapping[str, int]) -> tuple[str, tuple[str, 
         if "\n" in name or not name.isprintable():
             raise RequestError(f"{shown(place)} has a shard whose name cannot be listed: {name!r}. Rename it.")
     return next(iter(counts)), tuple(shards)
+
+
+def _unpacking(place: str, name: str) -> str:
+    command = _UNPACKERS.get(Path(name.lower()).suffix)
+    if command is None or is_url(place):
+        return "Have it there unpacked, and not packed"
+    return f"Unpack it with: {command} {shlex.quote(f'{place}/{name}')}"
 
 
 def _each(

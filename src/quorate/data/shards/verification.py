@@ -21,7 +21,7 @@ from quorate.data.shards.patient import opened
 class Flaw:
     """Something that is not as it was indexed: a file, or a part of it that begins at byte or row `start`.
 
-    `records` is how many it takes away.
+    `records` is how many it takes away. `is_new`: nothing is wrong with what was indexed, this came later.
     """
 
     file: str
@@ -30,6 +30,7 @@ class Flaw:
     start: int | None = None
     length: int | None = None
     records: int = 0
+    is_new: bool = False
 
     @property
     def place(self) -> str:
@@ -66,7 +67,7 @@ def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[
             raise
     known = set(index.shards)
     extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in known]
-    return (*flaws, *(Flaw(name, "is not in the index") for name in extra))
+    return (*flaws, *(Flaw(name, "is not in the index", is_new=True) for name in extra))
 
 
 def _examined(

@@ -53,6 +53,7 @@ class DiskCache:
         self.limit = limit
         self._written = limit  # nobody knows yet how full it is
         self.has_failed = False
+        self.notes: list[str] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -153,8 +154,14 @@ class DiskCache:
     def fail(self, error: OSError) -> None:
         """Write no more."""
         if not self.has_failed:
-            log.warning("the cache %s is written to no longer: %s", self.folder, error.strerror)
+            self.note(f"the cache {self.folder} is written to no longer: {error.strerror or error}")
         self.has_failed = True
+
+    def note(self, what: str) -> None:
+        """Say what is wrong, here in the log, and to whoever asks for the notes."""
+        log.warning("%s", what)
+        if what not in self.notes:
+            self.notes.append(what)
 
     # --- making room
 

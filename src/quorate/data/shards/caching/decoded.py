@@ -52,7 +52,7 @@ class DecodedCache:
         try:
             return cls(cache, data, function, identity(function), records)
         except Unidentified as reason:
-            log.warning("decoded samples are not cached: decode() depends on %s", reason)
+            cache.note(f"decoded samples are not cached: decode() depends on {reason}")
             return None
 
     def _begin(self, process: int) -> None:
@@ -264,7 +264,7 @@ class DecodedCache:
         spool.abandon()
 
     def _end(self, why: str) -> None:
-        log.warning("decoded samples are not cached any more: %s", why)
+        self._cache.note(f"decoded samples are not cached any more: {why}")
         self._is_on = False
         self._staged = None
         self._drop_spools()

@@ -65,11 +65,20 @@ class LineScan:
                 continue
             block = Block(self.file.name, scanner.start, cut, records, row)
             content = scanner.cut(cut)
+            if not is_more:
+                self._check_end(content, block)
             if fields is None:
                 fields = self.format.fields(LineRecords(content, block, self.format))
                 self.fields |= fields or {}
             yield Scanned(block, content)
             row += records
+
+    def _check_end(self, content: bytes, block: Block) -> None:
+        """Refuse a last line without a newline that is no whole one."""
+        begin = content.rfind(b"\n") + 1
+        if not self.format.is_whole(content[begin:]):
+            why = "the file ends in the middle of a line: it was cut off"
+            raise BadRecord(self.file.name, f"byte {block.start + begin}", why)
 
 
 class LineRecords:
@@ -149,6 +158,10 @@ class _Lines(OpenRanges):
         """Whether a line is one."""
         raise NotImplementedError
 
+    def is_whole(self, line: bytes) -> bool:
+        """Whether a line that ends with the file may be all of it."""
+        raise NotImplementedError
+
     def decode_exactly(self, line: bytes) -> Any:
         """What a line says where `decode` does not know it; that may take long."""
         raise NotImplementedError
@@ -169,6 +182,10 @@ class TextLines(_Lines):
 
     def is_record(self, line: bytes) -> bool:  # noqa: ARG002
         """Always."""
+        return True
+
+    def is_whole(self, line: bytes) -> bool:  # noqa: ARG002
+        """Nobody can tell."""
         return True
 
     def decode(self, line: bytes) -> str:
@@ -197,6 +214,18 @@ class JsonLines(_Lines):
     def is_record(self, line: bytes) -> bool:
         """Whether there is more than white space."""
         return bool(line.strip(_BLANK))
+
+    def is_whole(self, line: bytes) -> bool:
+        """Whether it is JSON, or blank."""
+        if not self.is_record(line):
+            return True
+        # What is bad for another reason, such as bytes that are not UTF-8, is a bad record and no half of one.
+        with contextlib.suppress(RecursionError):
+            try:
+                json.loads(line.decode("utf-8-sig", errors="replace"))
+            except ValueError:
+                return False
+        return True
 
     def decode_exactly(self, line: bytes) -> Any:
         """What orjson does not know: NaN and Infinity, as Python writes them, and integers of more than 64 bits."""

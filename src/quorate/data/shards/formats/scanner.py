@@ -1,6 +1,18 @@
 """Reads a file from front to end, and hands out what was read block by block."""
 
+import re
+
+from quorate.core.errors import RequestError
 from quorate.data.shards.formats.format import BLOCK, ShardFile
+
+# No text and no tar file begins like this; of bzip2 more is compared than its first letters, which a text may have.
+_COMPRESSED = {
+    ".gz": re.compile(rb"\x1f\x8b\x08"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zip": re.compile(rb"PK\x03\x04"),
+}
 
 
 class Scanner:
@@ -21,6 +33,8 @@ class Scanner:
     def read_on(self) -> bool:
         """Read one piece more; whether there was one."""
         more = self._file.read(self._position, BLOCK)
+        if not self._position:
+            self._refuse_compressed(more)
         self._position += len(more)
         self.buffer += more
         return bool(more)
@@ -44,3 +58,12 @@ class Scanner:
         del self.buffer[:count]
         self.start += count
         return content
+
+    def _refuse_compressed(self, content: bytes) -> None:
+        name = self._file.name
+        ending = next((ending for ending, begin in _COMPRESSED.items() if begin.match(content)), None)
+        if ending is not None:
+            raise RequestError(
+                f"{name} is compressed as a whole, though its name does not say so, and no block of it can be read by "
+                f"itself. Rename it to {name}{ending}, and unpack it."
+            )

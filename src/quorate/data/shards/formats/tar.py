@@ -2,7 +2,7 @@
 
 Files that follow each other and have the same name up to the first dot are one record: ``{"__key__": "0001", "jpg":
 bytes, "cls": bytes}``. Endings are in lower case. Folders, and files whose name has no ending or begins with a dot, are
-no part of any record. A record never spans two blocks.
+no part of any record. A record never spans two blocks, and no key comes twice in a file.
 """
 
 import re
@@ -22,6 +22,9 @@ _FILE, _FOLDER, _SPARSE = b"0\x007", b"5", b"S"
 _EXTENDED, _GLOBAL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
 _MEMBER = 300
 """Bytes of the memory for where a file lies, and what it is called."""
+_KEYS = 100_000
+"""So many keys of a tar file are remembered, its first ones: one that has all files of a field, and then all of the
+next, begins again with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,25 @@ def _extended(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield word, value
 
 
+class _Keys:
+    """The keys that a tar file has had, by their hashes: the keys themselves would take several times the memory."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, member: Member) -> None:
+        """Refuse a record that was there before: it was torn apart, and neither half of it is right."""
+        value = hash(member.key)
+        if value in self._hashes:
+            why = (
+                f"the record {member.key} was there before, and its files must follow each other: tar their folder "
+                "with --sort=name, and give every record a name of its own"
+            )
+            raise _Bad(member.head, why)
+        if len(self._hashes) < _KEYS:
+            self._hashes.add(value)
+
+
 @dataclass
 class TarScan:
     """One tar file while it is indexed."""
@@ -188,6 +210,7 @@ class TarScan:
     def _blocks(self, scanner: Scanner) -> Iterator[Scanned]:
         position = end = records = row = 0
         key: str | None = None
+        keys = _Keys()
         members: set[str] = set()
         walk = Walk(scanner.has, scanner.rest, scanner.buffer)
         while True:
@@ -204,6 +227,7 @@ class TarScan:
                     yield Scanned(Block(self.file.name, start, cut, records, row), scanner.cut(cut))
                     row, records, position = row + records, 0, position - cut
                     member = Member(member.key, member.field, 0, member.begin - cut, member.size)
+                keys.add(member)
                 key, members = member.key, set()
                 records += 1
             if member.field in members:
@@ -211,16 +235,23 @@ class TarScan:
             members.add(member.field)
             self.fields.setdefault(member.field, "bytes")
             end = member.end
+        self._check_end(scanner, position)
+        if records:
+            yield Scanned(Block(self.file.name, scanner.start, end, records, row), scanner.cut(end))
+
+    @staticmethod
+    def _check_end(scanner: Scanner, position: int) -> None:
+        """Refuse a file that was cut off between two members, or that goes on behind its end."""
+        # There should be two units of zeros, and some tools read and write one.
+        if not scanner.has(position + UNIT):
+            why = "the file ends without its end mark, which is zeros: it was cut off"
+            raise _Bad(min(position, scanner.rest()), why)
         if (more := scanner.first_byte(position)) is not None:
             why = (
                 "there is more behind the end of the archive, such as a second tar file: make a shard of each, or "
                 "join them with tar --concatenate"
             )
             raise _Bad(more, why)
-        if records:
-            # The last file need not be filled up to a whole unit.
-            end = min(end, len(scanner.buffer))
-            yield Scanned(Block(self.file.name, scanner.start, end, records, row), scanner.cut(end))
 
 
 class TarRecords:
