@@ -218,6 +218,22 @@ class Stuck:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
+def test_closing_removes_shared_memory_that_a_killed_loader_has_left() -> None:
+    """torch makes it by a name, which it takes away at once; whoever is killed in between does not."""
+
+    def leave() -> int:
+        Path(f"/dev/shm/torch_{os.getpid()}_left_1").touch()
+        return os.getpid()
+
+    with feeding(Calling(leave), 1) as feed:
+        for request in REQUESTS[:3]:
+            loader = int(feed.next(request).content.max())
+        left = Path(f"/dev/shm/torch_{loader}_left_1")
+        assert left.exists()
+    assert not left.exists()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_closing_does_not_wait_for_loaders_that_are_busy() -> None:
     told, tell = os.pipe()
     with feeding(Stuck(tell), 3) as feed:

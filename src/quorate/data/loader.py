@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
@@ -78,10 +79,17 @@ class Loader:
         over = monotonic() + _GRACE
         for process in processes:
             process.join(max(0.0, over - monotonic()))
+            _remove_memory(process.pid)
         # A process that is killed may have held a lock for which a DataLoader waits when it is let go.
         answers = [loader._answers for loader in loaders]
         if answers:
             start_helper(partial(_let_go, answers), "loader-end")
+
+
+def _remove_memory(process: int | None) -> None:
+    """Of a process that was killed between making shared memory and taking its name away."""
+    for left in Path("/dev/shm").glob(f"torch_{process}_*"):
+        left.unlink(missing_ok=True)
 
 
 def _forget_processes(iterator: Any) -> None:
