@@ -160,19 +160,7 @@ def assemble(
     curriculum = ground.curriculum
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
-    requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
-    if errand.evaluates_only:
-        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    feed = Feed(
-        ground.samples,
-        requests,
-        spec.loader_workers,
-        spec.threads,
-        spec.loader_prefetch,
-        # Those that read at all: the batches of a very small set leave some without a sample.
-        lanes=max(1, sum(lane < curriculum.batch_samples(1) for lane in hosted)),
-        check=outside.check_lease,
-    )
+    feed = _feed(ground, evaluation, hosted, progress, errand, outside.check_lease)
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,
@@ -198,6 +186,31 @@ def assemble(
         save_begun=outside.save_begun,
         workers=len(generation.members),
         errand=errand,
+    )
+
+
+def _feed(
+    ground: Ground,
+    evaluation: EvaluationPlan,
+    hosted: range,
+    progress: Progress,
+    errand: Errand,
+    check: Callable[[], None],
+) -> Feed:
+    spec, curriculum = ground.spec, ground.curriculum
+    requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
+    if errand.evaluates_only:
+        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    # Lanes that read at all: the batches of a very small set leave some without a sample.
+    reading = max(1, sum(lane < curriculum.batch_samples(1) for lane in hosted))
+    return Feed(
+        ground.samples,
+        requests,
+        spec.loader_workers,
+        spec.threads,
+        spec.loader_prefetch,
+        lanes=reading,
+        check=check,
     )
 
 
