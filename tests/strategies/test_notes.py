@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quorate.data.ledger import NOTHING, Tally
-from quorate.strategies.notes import LaneNote, decode, encode, note_of
+from quorate.strategies.notes import LaneNote, WorkerNote, decode, encode, note_of
 from quorate.training.lane import LaneResult, LossSum
 
 names = st.text(max_size=5)
@@ -35,11 +35,13 @@ ODD = LossSum(math.nan, math.inf), LossSum(-math.inf, 0.0, True), LossSum(-0.0, 
     "stop",
 )
 def test_notes_survive_the_journey(told: list[LaneNote], stop: str | None) -> None:
-    heard, wish = decode(encode(told, stop))
+    sent = WorkerNote(told, stop, 2**64 - len(told) - 1)
+    decoded = decode(encode(sent))
+    heard = decoded.lanes
     assert [note.present for note in heard] == [note.present for note in told]
     # The rest as text: a NaN does not equal itself.
     assert [repr(replace(note, present=0)) for note in heard] == [repr(replace(note, present=0)) for note in told]
-    assert wish == stop
+    assert (decoded.stop, decoded.state) == (stop, sent.state)
 
 
 def result(table: torch.Tensor) -> LaneResult:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
 from quorate.strategies.notes import note_of
 from quorate.strategies.ring import RingStrategy
 from quorate.training.buffers import Buffers
+from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.strategy import Agreement
 from quorate.training.task import Task
@@ -49,7 +50,9 @@ class Alone:
         self.ring = Ring(generation, 0, None, None, lambda: 10.0)
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         self.buffers = Buffers(model, RULES)
-        self.strategy = RingStrategy(self.ring, generation, 0, self.gradients, self.buffers, skips=skips)
+        self.strategy = RingStrategy(
+            self.ring, generation, 0, self.gradients, self.buffers, cast(ReplicaDigests, None), skips=skips
+        )
         self.exchange_of_buffers = BufferExchange(self.ring, generation, self.buffers, 1)
 
     def exchange(self, *results: LaneResult, stop: str | None = None) -> Agreement:

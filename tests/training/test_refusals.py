@@ -252,16 +252,13 @@ def _other_momentum(position: int, loop: Any) -> None:
 @pytest.mark.parametrize(
     ("sabotage", "worker", "tensor"), [(_other_weights, 1, "0.weight"), (_other_momentum, 2, "0.weight")]
 )
-def test_a_worker_with_other_bits_is_named_at_the_checkpoint(
-    sabotage: Any, worker: int, tensor: str, tmp_path: Path
-) -> None:
+def test_a_worker_with_other_bits_is_named(sabotage: Any, worker: int, tensor: str, tmp_path: Path) -> None:
     spec = gang.job(tasks.Momentum, checkpoint={"every": 2})
     failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=sabotage).failure
-    assert failure.kind == "DivergedError"
+    assert (failure.kind, failure.culprits) == ("ReplicasDiffer", (worker,))
     rest = ", ".join(str(other) for other in range(3) if other != worker)
     assert f"worker {worker} and workers {rest} hold different bits" in failure.message
     assert f"'{tensor}'" in failure.message
-    assert "after step 2" in failure.message
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
 
 

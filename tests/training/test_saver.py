@@ -144,7 +144,9 @@ class TestASave:
         name = crew.present[1].replica.parameters[2][0]
         crew.begin(at(1))
         crew.await_done()
-        with pytest.raises(DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'.*not saved"):
+        with pytest.raises(
+            DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
+        ):
             crew.settle(2)
         assert not crew.first.saver.is_settled
         assert crew.names() == []

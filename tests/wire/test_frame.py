@@ -21,11 +21,12 @@ NUMBERS = st.integers(0, 2**64 - 1)
         index=NUMBERS,
     ),
     length=NUMBERS,
+    checksum=NUMBERS,
 )
-def test_a_header_says_what_was_put_into_it(tag: Tag, length: int) -> None:
-    header = encode_header(tag, length)
+def test_a_header_says_what_was_put_into_it(tag: Tag, length: int, checksum: int) -> None:
+    header = encode_header(tag, length, checksum)
     assert len(header) == HEADER_SIZE
-    assert decode_header(header, "worker 1") == (tag, length)
+    assert decode_header(header, "worker 1") == (tag, length, checksum)
 
 
 @given(st.integers(0, HEADER_SIZE * 8 - 1))

@@ -68,6 +68,27 @@ def autopsy_of_futility(failure: Failure, deaths: int, here: int, terms: Terms) 
     return failure.at(message=message)
 
 
+def autopsy_of_divergence(failure: Failure, known: Enrolled) -> Failure:
+    """Why a worker is replaced whose replica differs, or may be the one that does."""
+    verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"
+    message = (
+        f"{name_enrolled(known)} {verdict}, as bad memory or a bad processor makes them: {failure.message} All workers"
+        " are replaced and go back to the newest checkpoint."
+    )
+    return Failure(failure.kind, message, worker=known.worker, step=known.place.step, phase=known.place.phase)
+
+
+def autopsy_of_divergences(failure: Failure, times: int) -> Failure:
+    """What to say of replicas that differ again and again."""
+    message = (
+        f"{failure.message} That was the {times}th time in a row without the job getting any further, so it is given"
+        " up. Either a machine computes or remembers wrongly, or something in the task's optimizer depends on the"
+        " worker: the time, a generator of its own, a file that changes. `quorate resume` goes on from the newest"
+        " checkpoint."
+    )
+    return failure.at(message=message)
+
+
 def autopsy_of_links(failure: Failure, times: int) -> Failure:
     """What to say of links that break again and again although nobody is dead."""
     message = (

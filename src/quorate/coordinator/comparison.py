@@ -1,10 +1,11 @@
 """What must be equal in all workers: facts and state when they join, weights when they are done."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quorate.coordinator.events import Completed, Registered
 from quorate.core.digests import first_difference
-from quorate.core.errors import DivergedError, RequestError
+from quorate.core.errors import DivergedError, ReplicasDiffer, RequestError
 from quorate.core.failure import Failure
 
 CANARY = "canary"
@@ -24,16 +25,16 @@ def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
 
 
 def completion_difference(completed: Sequence[Completed]) -> Failure | None:
-    """Which workers ended with other weights than the first, if any did."""
-    first = completed[0]
-    other = next((done for done in completed if done.digest != first.digest), None)
-    if other is None:
+    """Which workers ended with other weights than most, if any did."""
+    (usual, count), *others = Counter(done.digest for done in completed).most_common()
+    if not others:
         return None
+    culprits = tuple(done.worker for done in completed if done.digest != usual)
     digests = ", ".join(f"worker {done.worker} has {done.digest}" for done in completed)
-    return _diverged(
-        f"worker {other.worker} ended with other weights than worker {first.worker}: {digests}."
-        " Something in the task depends on the worker: time, a generator of its own, a file that changes.",
-        other.worker,
+    return Failure(
+        ReplicasDiffer.__name__,
+        f"the workers ended with different weights: {digests}.",
+        culprits=culprits if count > len(completed) / 2 else (),
     )
 
 

@@ -88,6 +88,8 @@ class FailureReported:
 
     worker: int | None
     failure: Failure
+    pid: int = 0
+    generation: GenerationId | None = None
 
 
 @dataclass(frozen=True)

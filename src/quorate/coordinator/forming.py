@@ -3,7 +3,12 @@
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordLoss, Refill, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_futility, autopsy_of_links
+from quorate.coordinator.autopsy import (
+    autopsy_of_divergence,
+    autopsy_of_divergences,
+    autopsy_of_futility,
+    autopsy_of_links,
+)
 from quorate.coordinator.balance import share_lanes
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.places import call_to_save, dismiss, is_behind_checkpoint, let_go, places, taking_part
@@ -25,6 +30,9 @@ from quorate.core.generation import Generation, GenerationId, Member
 
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
+
+MOST_DIVERGED = 3
+"""So many times in a row may replicas differ without the job getting any further in between."""
 
 _MOST_DOUBLINGS = 10
 
@@ -68,6 +76,41 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         left, regrouping = regroup(left, now)
         actions = (*actions, *regrouping)
     return fill_place(left, worker, failure, actions, now, is_vacant=not expel)
+
+
+def condemn(state: Active, failure: Failure, now: float) -> Decision:
+    """The replicas of a generation differ. Wrong gradients have been in everybody's sum, so nobody holds the state of
+    the job any more: all are replaced, and go on from the newest checkpoint, which all members had agreed on."""
+    crew = state.crew
+    doomed = [known for known in crew.enrolled if known.has_trained or not known.is_ready]
+    processes = {(known.worker, known.registration.pid) for known in doomed}
+    if isinstance(state, Recalling):
+        processes |= state.missing
+        state = replace(state, missing=frozenset())
+    gone = {worker for worker, _ in processes}
+    crew = replace(
+        crew,
+        enrolled=tuple(known for known in crew.enrolled if known not in doomed),
+        expelled=crew.expelled | processes,
+        awaited=crew.awaited | (gone & set(places(crew))),
+        diverged=crew.diverged + 1,
+        futile=0,
+        victims=(),
+        suspicion=None,
+        links=crew.links_without(gone),
+        is_explained=True,
+    )
+    losses = [
+        RecordLoss(autopsy_of_divergence(failure, known), 0.0)
+        for known in doomed
+        if known.worker in (failure.culprits or gone)
+    ]
+    expulsions = [Expel(worker, pid) for worker, pid in sorted(processes)]
+    if crew.diverged > MOST_DIVERGED and crew.stop is None:
+        return end(autopsy_of_divergences(failure, crew.diverged), *losses)
+    left, regrouping = regroup(replace(state, crew=crew), now)
+    actions = (*losses, *regrouping, *expulsions)
+    return form_if_ready(left, actions, f"{failure.message} All go back to the newest checkpoint.", now)
 
 
 def fill_place(
@@ -173,6 +216,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         furthest=max(crew.furthest, generation.cursor),
         ring=chosen.ring,
         deaths=0 if advanced else crew.deaths,
+        diverged=0 if advanced else crew.diverged,
         stillborn=0,
         victims=not_survived(crew.victims, generation.cursor),
         futile=futile,

@@ -8,7 +8,7 @@ from quorate.coordinator.balance import find_better_sharing
 from quorate.coordinator.comparison import completion_difference
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import Completed, HeartbeatReceived, StateReported
-from quorate.coordinator.forming import end, form_if_ready, regroup
+from quorate.coordinator.forming import condemn, form_if_ready, regroup
 from quorate.coordinator.places import call_together, mark_leaving
 from quorate.coordinator.stall import at_place
 from quorate.coordinator.states import Active, Ended, Enrolled, Suspicion, Training
@@ -103,7 +103,7 @@ def _suspect(before: Suspicion | None, symptom: Failure, now: float) -> Suspicio
     return Suspicion((*before.symptoms, symptom), before.since) if before else Suspicion((symptom,), now)
 
 
-def complete(state: Active, event: Completed) -> Decision:
+def complete(state: Active, event: Completed, now: float) -> Decision:
     """A member is done; the job is, when all are, with equal digests."""
     if not isinstance(state, Training):
         return Decision(state, (), f"worker {event.worker} is done, but its generation is over: ignored")
@@ -120,7 +120,7 @@ def complete(state: Active, event: Completed) -> Decision:
     in_order = sorted(completed, key=lambda done: state.generation.position(done.worker))
     difference = completion_difference(in_order)
     if difference:
-        return end(difference)
+        return condemn(state, difference, now)
     first = in_order[0]
     reason = f"all workers are done with equal weights {first.digest}, {count}"
     return Decision(Ended(None, first.result), (EndJob(None, first.digest, first.result),), reason)

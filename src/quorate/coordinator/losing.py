@@ -6,17 +6,19 @@ from quorate.coordinator.actions import Action, RecordLoss
 from quorate.coordinator.autopsy import autopsy_of_exit
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import ExitReported, FailureReported
-from quorate.coordinator.forming import end, fill_place, form_if_ready, lose, regroup, vacate
+from quorate.coordinator.forming import condemn, end, fill_place, form_if_ready, lose, regroup, vacate
 from quorate.coordinator.places import places
 from quorate.coordinator.poison import with_victim
 from quorate.coordinator.states import Active, Crew, Recalling, Training
 from quorate.coordinator.succession import without_missing
-from quorate.core.errors import LinkError
-from quorate.core.exit_codes import LEFT
+from quorate.core.errors import LinkError, ReplicasDiffer
+from quorate.core.exit_codes import DIVERGED, LEFT
 
 
-def report(state: Active, event: FailureReported) -> Decision:
+def report(state: Active, event: FailureReported, now: float) -> Decision:
     """Somebody tells why it stops: user code that raises ends the job, a broken link is a symptom."""
+    if event.failure.kind == ReplicasDiffer.__name__:
+        return _hear_of_divergence(state, event, now)
     known = state.crew.find(event.worker)
     failure = event.failure
     if failure.worker is None:
@@ -29,6 +31,14 @@ def report(state: Active, event: FailureReported) -> Decision:
     if known is None:
         return Decision(state, (), reason)
     return Decision(replace(state, crew=state.crew.having(replace(known, last_words=failure.message))), (), reason)
+
+
+def _hear_of_divergence(state: Active, event: FailureReported, now: float) -> Decision:
+    """All members tell the same; the first word is enough, and what comes later is of a generation that is no more."""
+    known = state.crew.find(event.worker, event.pid)
+    if known is None or known.within != event.generation:
+        return Decision(state, (), f"worker {event.worker} tells of replicas that have been given up: ignored")
+    return condemn(state, event.failure, now)
 
 
 def _symptom_kinds() -> set[str]:
@@ -49,6 +59,9 @@ def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     if process in crew.dismissed or is_from_before:
         return _see_off(state, event, now)
     failure = autopsy_of_exit(event, known, had_joined=is_missing)
+    if event.exit_code == DIVERGED and (known is not None or is_missing):
+        # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
+        return condemn(state, replace(failure, kind=ReplicasDiffer.__name__), now)
     if known is not None:
         died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known)))
         return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)

@@ -54,11 +54,11 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noq
         case StateReported():
             decision = promise(state, event, now)
         case FailureReported():
-            decision = report(state, event)
+            decision = report(state, event, now)
         case ExitReported():
             decision = see_exit(state, event, now)
         case Completed():
-            decision = complete(state, event)
+            decision = complete(state, event, now)
         case StopRequested():
             decision = stop(state, event, now)
         case ResizeRequested():

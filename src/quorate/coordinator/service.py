@@ -157,7 +157,9 @@ class CoordinatorService(CoordinatorServicer):
         except (ValueError, TypeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the report is no failure: {error}")
         if failure is not None:
-            self.apply(FailureReported(request.worker if request.HasField("worker") else None, failure))
+            worker = request.worker if request.HasField("worker") else None
+            generation = decode_id(request.generation) if request.HasField("generation") else None
+            self.apply(FailureReported(worker, failure, request.pid, generation))
         return pb.Ack()
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteReply:  # noqa: N802

@@ -20,6 +20,7 @@
         ├── UnsupportedModelError
         │                       a kind of gradient or buffer that cannot keep the promise
         ├── DivergedError       replicas, machines or code that should be equal are not
+        │   └── ReplicasDiffer  workers that have trained together hold other bits than each other
         ├── CheckpointError     a checkpoint that cannot be written or read
         │   └── AttemptGone     a save that another worker has given up
         ├── StoreError          trouble with an object store
@@ -145,6 +146,17 @@ class UnsupportedModelError(JobError):
 
 class DivergedError(JobError):
     """Replicas, machines or code that should be equal are not."""
+
+
+class ReplicasDiffer(DivergedError):  # noqa: N818 (a happening, not a mistake)
+    """Workers that have trained together hold other bits than each other; `culprits` are wrong, if that can be told."""
+
+    def __init__(self, message: str, culprits: Sequence[int] = ()) -> None:
+        self.culprits = tuple(culprits)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, self.culprits)
 
 
 class CheckpointError(JobError):

@@ -9,6 +9,7 @@ from quorate.core.errors import (
     MetricError,
     PeerLost,
     QuorateError,
+    ReplicasDiffer,
     RequestError,
     UnsupportedModelError,
     UserCodeError,
@@ -25,7 +26,8 @@ _REPEATABLE |= {POISON_BATCH}
 class Failure:
     """One sentence that says what happened, and the place where it did.
 
-    `peer` is the worker at the other end, where it is a link that failed; `samples` are those that it is about.
+    `peer` is the worker at the other end, where it is a link that failed; `samples` are those that it is about;
+    `culprits` are the workers whose state is wrong, where replicas differ and most of them agree.
     """
 
     kind: str
@@ -38,6 +40,7 @@ class Failure:
     exit_code: int = 1
     peer: int | None = None
     samples: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -51,6 +54,7 @@ class Failure:
             exit_code=error.exit_code if isinstance(error, QuorateError) else 1,
             peer=error.worker if isinstance(error, PeerLost) else None,
             samples=error.samples if isinstance(error, LossError) else (),
+            culprits=error.culprits if isinstance(error, ReplicasDiffer) else (),
         )
 
     def at(self, **place: Any) -> "Failure":
@@ -58,18 +62,18 @@ class Failure:
         return replace(self, **place)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Few failures are about a link or about samples, so these are told only where there are any."""
+        """For JSON. Few failures are about a link, samples or replicas: these are told only where there are any."""
         fields = asdict(self)
-        if self.peer is None:
-            del fields["peer"]
-        if not self.samples:
-            del fields["samples"]
+        for name in ("peer", "samples", "culprits"):
+            if fields[name] in (None, ()):
+                del fields[name]
         return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Failure":
         """From JSON."""
-        return cls(**fields | {"samples": tuple(fields.get("samples", ()))})
+        listed = {name: tuple(fields.get(name, ())) for name in ("samples", "culprits")}
+        return cls(**fields | listed)
 
     @property
     def is_refusal(self) -> bool:

@@ -27,6 +27,7 @@ class Act(StrEnum):
     STOP = "stop"
     TERM = "term"
     SLOW = "slow"
+    FLIP = "flip"
     CUT = "cut"
     ADD = "add"
     REMOVE = "remove"

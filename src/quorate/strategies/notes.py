@@ -1,7 +1,6 @@
 """What workers tell each other at each step besides gradients: a few numbers for each hosted lane, as JSON."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quorate.core.digests import tensor_digest
@@ -48,8 +47,17 @@ def note_of(result: LaneResult) -> LaneNote:
     )
 
 
-def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
-    """One worker's notes. Floats survive JSON exactly."""
+@dataclass(frozen=True)
+class WorkerNote:
+    """What a worker tells: of its lanes, its wish to stop, and a digest of the slice of its state whose turn it is."""
+
+    lanes: list[LaneNote]
+    stop: str | None
+    state: int = 0
+
+
+def encode(told: WorkerNote) -> bytes:
+    """One worker's note. Floats survive JSON exactly."""
     lanes = [
         [
             note.lane,
@@ -64,13 +72,13 @@ def encode(notes: Sequence[LaneNote], stop: str | None) -> bytes:
             note.why,
             note.data_s,
         ]
-        for note in notes
+        for note in told.lanes
     ]
-    return json.dumps({"stop": stop, "lanes": lanes}).encode()
+    return json.dumps({"stop": told.stop, "state": told.state, "lanes": lanes}).encode()
 
 
-def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
-    """Another worker's notes."""
+def decode(payload: bytes) -> WorkerNote:
+    """Another worker's note."""
     told = json.loads(payload)
     notes = [
         LaneNote(
@@ -88,4 +96,4 @@ def decode(payload: bytes) -> tuple[list[LaneNote], str | None]:
         )
         for lane, samples, present, losses, log, buffers, tally, suspects, bad, why, data_s in told["lanes"]
     ]
-    return notes, told["stop"]
+    return WorkerNote(notes, told["stop"], told["state"])

@@ -1,9 +1,11 @@
 """The `ring` strategy: synchronous, and the same bits on any number of workers."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
+from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import LossError
 from quorate.core.generation import Generation
 from quorate.core.sample_names import name_samples
@@ -11,14 +13,16 @@ from quorate.data.ledger import total
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange
 from quorate.strategies.courier import Courier
-from quorate.strategies.notes import LaneNote, decode, encode, note_of
+from quorate.strategies.notes import LaneNote, WorkerNote, decode, encode, note_of
 from quorate.training.buffers import Buffers
+from quorate.training.divergence import ReplicaDigests, compare_replicas
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Skipped, strongest_wish
 
 NOTES_INDEX = 0
 SHARE_INDEX = 2
+COMPARE_INDEX = 4
 
 _REMEDY = (
     "Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample holds a value that is "
@@ -43,6 +47,7 @@ class RingStrategy:
         worker: int,
         gradients: Gradients,
         buffers: Buffers,
+        digests: ReplicaDigests,
         courier: Courier | None = None,
         *,
         skips: bool = False,
@@ -53,6 +58,7 @@ class RingStrategy:
         self._gradients = gradients
         self._courier = courier
         self._buffers = buffers
+        self._digests = digests
         self._skips = skips
         self._buffer_exchange = BufferExchange(reduction, generation, buffers, first_index=gradients.sums)
 
@@ -74,13 +80,15 @@ class RingStrategy:
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
         """Gradients first, since their exchange may have begun with the backward pass; then notes; then buffers."""
         self._sum_gradients(step)
-        own = [note_of(result) for result in results]
-        everyone = [(own, stop)] if self._is_alone else self._tell_everyone(step, own, stop)
-        notes = [note for told, _ in everyone for note in told]
+        everyone = self._tell_everyone(step, [note_of(result) for result in results], stop)
+        notes = [note for told in everyone for note in told.lanes]
         losses = _total_losses(notes)
-        wish = strongest_wish([wish for _, wish in everyone])
-        data_s = max(sum(note.data_s for note in told) for told, _ in everyone)
+        wish = strongest_wish([told.stop for told in everyone])
+        data_s = max(sum(note.data_s for note in told.lanes) for told in everyone)
         poisoned = [note for note in notes if not_finite(note.losses) is not None]
+        # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
+        if len({told.state for told in everyone}) > 1 or (poisoned and not self._is_alone):
+            self._compare_replicas(step)
         if poisoned:
             return self._void(step, notes, poisoned, losses, wish, data_s)
         _check_counts(step, losses)
@@ -137,10 +145,16 @@ class RingStrategy:
         else:
             self._gradients.sum_over(step, self._reduction)
 
-    def _tell_everyone(
-        self, step: int, own: list[LaneNote], stop: str | None
-    ) -> list[tuple[list[LaneNote], str | None]]:
-        return [decode(payload) for payload in self._reduction.gather(step, NOTES_INDEX, encode(own, stop))]
+    def _tell_everyone(self, step: int, lanes: list[LaneNote], stop: str | None) -> list[WorkerNote]:
+        if self._is_alone:
+            return [WorkerNote(lanes, stop)]
+        own = WorkerNote(lanes, stop, self._digests.of_slice(step))
+        return [decode(payload) for payload in self._reduction.gather(step, NOTES_INDEX, encode(own))]
+
+    def _compare_replicas(self, step: int) -> None:
+        """The whole state, which is still that of the step before: to name who differs, and where."""
+        own = Voucher(self.worker, self._digests.of_all())
+        compare_replicas(step - 1, own, partial(self._reduction.gather, step, COMPARE_INDEX))
 
     def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in lane order."""

@@ -8,6 +8,7 @@
     kill worker 1 at step 30 in exchange after 5ms      # not when it begins with that, but so much later
     kill all at step 40
     slow worker 1 4x from step 10                       # its lanes take four times as long from then on
+    flip worker 1 at step 60                            # one bit of its state changes, as bad memory does
     term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
     cut worker 2 at step 10 for 8s                      # nobody reaches it, and it reaches nobody
     kill coordinator at step 30
@@ -30,6 +31,9 @@ from quorate.spec.keys import nearest
 EXAMPLE = "kill worker 1 at step 20"
 NOMINAL_STEP = 0.05
 """Seconds that a step counts for where faults are asked for by time: real ones would give other faults each time."""
+CALM = 64
+"""Steps before and, twice as many, after a flipped bit in which chance does nothing else: so many until it is found."""
+FLIPS = 0.15
 MOST_SLOW = 1000
 """So many times as long may a lane of a slow worker take."""
 
@@ -43,6 +47,7 @@ _VICTIMS = {
     Act.STOP: (_WORKER, _ALL),
     Act.TERM: (_WORKER, _ALL),
     Act.SLOW: (_WORKER, _ALL),
+    Act.FLIP: (_WORKER,),
     Act.CUT: (_WORKER,),
     Act.ADD: (_WORKER,),
     Act.REMOVE: (_WORKER,),
@@ -114,8 +119,8 @@ def parse_fault(text: str) -> Fault:
     if act not in LASTING and seconds is not None:
         raise words.mistake(f"{act} does not last: leave out `for`")
     fault = Fault(act, worker, step, phase, seconds, after, whom=whom)
-    if after is not None and fault.is_outside:
-        raise words.mistake("`after` is for what happens to a worker itself: leave it out")
+    if after is not None and (fault.is_outside or act is Act.FLIP):
+        raise words.mistake("`after` is for signals to a worker: leave it out")
     return fault
 
 
@@ -167,6 +172,8 @@ def _impossible(fault: Fault, workers: int, steps: int | None, lanes: int) -> It
     if fault.worker is not None and fault.worker >= workers:
         there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
         yield f"there is no worker {fault.worker}; the job runs on {there}"
+    if fault.act is Act.FLIP and workers == 1:
+        yield "a job of one worker has nobody to compare its state with"
     if not 1 <= workers + RESIZES.get(fault.act, 0) <= lanes:
         yield f"the job has {workers} workers by then, and can have 1 to {lanes}"
     if steps is not None and fault.step > steps:
@@ -196,8 +203,13 @@ def random_script(
         if step > steps:
             return tuple(faults)
         is_saved = saves_every is not None and step > 2 * saves_every
-        faults.append(_random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved))
-        workers += RESIZES.get(faults[-1].act, 0)
+        fault = _random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved)
+        if is_saved and workers > 1 and chance.random() < FLIPS and (not faults or step > faults[-1].step + CALM):
+            # It is found by comparing with others: they must be there, and live to see it.
+            fault = Fault(Act.FLIP, fault.worker or 0, step)
+            moment += 2 * CALM
+        faults.append(fault)
+        workers += RESIZES.get(fault.act, 0)
 
 
 def _random_fault(

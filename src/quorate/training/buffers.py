@@ -4,9 +4,10 @@ Every lane starts a step from the committed buffers; what the lanes make of them
 becomes the committed value at apply. A redone step therefore starts from the same buffers as the first try.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -82,6 +83,10 @@ class Buffers:
     def committed(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and committed values."""
         return ((name, buffer.committed) for name, buffer in self._buffers.items())
+
+    def sources(self) -> Iterator[Callable[[], torch.Tensor]]:
+        """Where each committed value is found: one of another shape comes in another tensor."""
+        return (partial(getattr, buffer, "committed") for buffer in self._buffers.values())
 
     def get(self, name: str) -> torch.Tensor:
         """One committed value."""

@@ -3,7 +3,8 @@
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,6 +97,22 @@ class Optimizers:
             "schedulers": self._scheduler_states(),
             "given": self._given,
         }
+
+    @property
+    def states(self) -> int:
+        """How many parameters have a state by now."""
+        return sum(len(optimizer.state) for optimizer in self.by_name.values())
+
+    def sources(self) -> Iterator[Callable[[], torch.Tensor | None]]:
+        """Where each tensor of an optimizer's state is found: an optimizer may put another in its place.
+
+        In the order of parameters and names, not in that of the first steps, which somebody who joined has not seen.
+        """
+        for optimizer in self.by_name.values():
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                values = optimizer.state.get(parameter, {})
+                for key in sorted(key for key, value in values.items() if isinstance(value, torch.Tensor)):
+                    yield partial(values.get, key)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state. A setting that the task gives otherwise now, in a branch, is as it is given now."""

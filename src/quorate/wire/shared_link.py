@@ -113,7 +113,7 @@ class SharedLink:
         header = self._incoming.hear(self._patient(deadline))
         if len(header) != HEADER_SIZE:
             raise FrameError(f"{self.peer} sent {len(header)} bytes where a frame begins with {HEADER_SIZE}")
-        tag, length = decode_header(header, self.peer)
+        tag, length, _ = decode_header(header, self.peer)
         check_tag(expected, tag, self.peer)
         if expected_length is None:
             check_limit(RECEIVE_LIMIT, length, tag, self.peer)

@@ -17,7 +17,9 @@ from quorate.wire.frame import (
     Tag,
     check_length,
     check_limit,
+    check_payload,
     check_tag,
+    checksum_of,
     decode_header,
     encode_header,
     flat_bytes,
@@ -49,20 +51,21 @@ class TcpLink:
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
         """Send one frame; it is in the kernel's hands when this returns."""
         content = flat_bytes(payload)
-        self._stream.send_all([memoryview(encode_header(tag, content.nbytes)), content], deadline)
+        header = encode_header(tag, content.nbytes, checksum_of(content))
+        self._stream.send_all([memoryview(header), content], deadline)
 
     def receive(self, tag: Tag, deadline: Deadline) -> bytearray:
         """The payload of the next frame."""
-        length = self._receive_header(tag, None, deadline)
+        length, checksum = self._receive_header(tag, None, deadline)
         payload = bytearray(length)
-        self._stream.fill(memoryview(payload), deadline)
+        self._receive_payload(tag, memoryview(payload), checksum, deadline)
         return payload
 
     def receive_into(self, tag: Tag, buffer: Buffer, deadline: Deadline) -> None:
         """Put the payload of the next frame into `buffer`."""
         view = flat_bytes(buffer)
-        self._receive_header(tag, view.nbytes, deadline)
-        self._stream.fill(view, deadline)
+        _, checksum = self._receive_header(tag, view.nbytes, deadline)
+        self._receive_payload(tag, view, checksum, deadline)
 
     def check_silence(self) -> None:
         """Raise PeerLost if the peer's host has not answered for too long."""
@@ -76,10 +79,10 @@ class TcpLink:
         """End every wait on both ends."""
         self._stream.close()
 
-    def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> int:
+    def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> tuple[int, int]:
         self._stream.fill(memoryview(self._header), deadline, followed_by=expected_length or 0)
         try:
-            tag, length = decode_header(self._header, self.peer)
+            tag, length, checksum = decode_header(self._header, self.peer)
             check_tag(expected, tag, self.peer)
             if expected_length is None:
                 check_limit(RECEIVE_LIMIT, length, tag, self.peer)
@@ -88,7 +91,15 @@ class TcpLink:
         except FrameError:
             self.close()
             raise
-        return length
+        return length, checksum
+
+    def _receive_payload(self, tag: Tag, payload: memoryview, checksum: int, deadline: Deadline) -> None:
+        self._stream.fill(payload, deadline)
+        try:
+            check_payload(checksum, payload, tag, self.peer)
+        except FrameError:
+            self.close()
+            raise
 
 
 def connect(

@@ -32,6 +32,7 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.courier import Courier
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
+from quorate.training.divergence import ReplicaDigests
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
 from quorate.training.flat_gradients import FlatGradients
@@ -170,7 +171,14 @@ def assemble(
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
         strategy=RingStrategy(
-            reduction, generation, worker, gradients, replica.buffers, courier, skips=spec.on_poison == "skip"
+            reduction,
+            generation,
+            worker,
+            gradients,
+            replica.buffers,
+            ReplicaDigests(replica),
+            courier,
+            skips=spec.on_poison == "skip",
         ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
         evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -84,6 +85,8 @@ class FaultWatch:
         self._faults = tuple(faults)
         self._members: Collection[int] = self._everyone
         self._is_called: Callable[[], bool] = lambda: True
+        # Flips a bit of the worker's state, once that is built; tells which.
+        self.flip: Callable[[random.Random], str] | None = None
         self._place = (0, "start")
         self._factor = 1.0
         self._given_up: set[int] = set()
@@ -108,7 +111,7 @@ class FaultWatch:
         self._place = step + 1 if phase in BETWEEN_STEPS else step, phase
         for number, fault in list(self._pending.items()):
             is_dragged_along = self._is_dragged_along(number, fault)
-            if is_dragged_along or fault.is_due(step, phase):
+            if is_dragged_along or (fault.is_due(step, phase) and self._is_noticed(fault)):
                 del self._pending[number]
                 self._bring_about(number, fault, delay=None if is_dragged_along else fault.after)
         for number, fault in list(self._outside.items()):
@@ -119,6 +122,10 @@ class FaultWatch:
                 self._wait_while(lambda met=met: not met.exists(), lane)  # type: ignore[misc]
         if phase == PHASES["data"] and not self._wait_while(lambda: self._misses_somebody(step), lane):
             self._give_up_on_the_absent(step)
+
+    def _is_noticed(self, fault: Fault) -> bool:
+        """Whether anybody can tell that a bit has flipped: where a worker is alone, it comes once another is there."""
+        return fault.act is not Act.FLIP or len(self._members) > 1
 
     def _call_for(self, number: int) -> None:
         """Ask the launcher for a fault from outside, which is to come at this moment."""
@@ -193,5 +200,7 @@ class FaultWatch:
         log.warning("the fault `%s` comes about at step %d, in %s", fault, step, phase)
         if fault.act is Act.SLOW:
             self._factor = fault.factor or 1.0
-            return
-        os.kill(os.getpid(), _SIGNALS[fault.act])
+        elif fault.act is Act.FLIP and self.flip is not None:
+            log.warning("%s", self.flip(random.Random(f"{number} {fault}")))
+        else:
+            os.kill(os.getpid(), _SIGNALS[fault.act])

@@ -222,8 +222,13 @@ class Membership:
         try:
             self._flush(lambda: end - self._clock())
             if not self.ended:
-                worker = self._registration.slot if self._registration else None
-                report = pb.FailureReport(worker=worker, failure=encode_failure(failure))
+                registration, generation = self._registration, self._standing.generation_id
+                report = pb.FailureReport(
+                    worker=registration.slot if registration else None,
+                    failure=encode_failure(failure),
+                    pid=registration.pid if registration else 0,
+                    generation=encode_id(generation) if generation else None,
+                )
                 self._calls.call(self._calls.stub.ReportFailure, report, limit)
         except Exception as error:
             log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._calls.address, error)

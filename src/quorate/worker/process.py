@@ -14,8 +14,8 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, LinkError, QuorateError
-from quorate.core.exit_codes import ENDED_WITH_THE_JOB, LEFT
+from quorate.core.errors import CheckpointError, DivergedError, LinkError, QuorateError, ReplicasDiffer
+from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, LEFT
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
@@ -36,6 +36,7 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
+from quorate.worker.bit_flip import flip_bit
 from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.narration import Narration
@@ -107,7 +108,7 @@ class Worker:
             if self._membership.ended and isinstance(error, LinkError):
                 return self._leave(error)
             log.error("%s", error)
-            return self._report(Failure.of(error))
+            return self._report_error(error)
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
@@ -133,12 +134,25 @@ class Worker:
         self._membership.report_failure(placed.at(message=_with_place(placed)))
         return failure.exit_code
 
+    def _report_error(self, error: QuorateError) -> int:
+        if not isinstance(error, ReplicasDiffer):
+            return self._report(Failure.of(error))
+        # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
+        if self._assignment.checkpoint is None and not CheckpointFolder(self._run.checkpoints).list():
+            message = (
+                f"{error} There is no checkpoint to go back to, so the job ends; `checkpoint.every` saves earlier."
+            )
+            return self._report(Failure.of(DivergedError(message)))
+        self._report(Failure.of(error))
+        return DIVERGED
+
     def _status(self) -> WorkerStatus:
         status = self._page.status
         return WorkerStatus(status.step, status.phase)
 
     def _train(self) -> None:
         ground, progress = self._build()
+        self._faults.flip = lambda chance: flip_bit(ground.replica.state_tensors(), chance)
         listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))

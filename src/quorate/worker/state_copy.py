@@ -4,21 +4,25 @@ import json
 import logging
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import xxhash
 
+from quorate.checkpoint.attempt import Voucher
 from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import DivergedError
 from quorate.core.generation import Generation
 from quorate.reduce.reduction import Reduction
+from quorate.training.divergence import ReplicaDigests, compare_replicas
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 
 log = logging.getLogger(__name__)
 
 COPY_INDEX = 3
+COMPARE_INDEX = 4
 PIECE = 64 * 2**20
 """Bytes that are passed on at a time."""
 
@@ -31,9 +35,10 @@ def align(
     """Have whoever is behind take up the state of the donor; the progress that all have then, and the bytes it took."""
     if not generation.behind:
         return progress, 0
+    step = generation.cursor.step
+    _compare_holders(generation, worker, reduction, replica)
     is_donor = generation.position(worker) == generation.donor
     content = memoryview(_packed(replica, progress)) if is_donor else memoryview(b"")
-    step = generation.cursor.step
 
     def receive(payload: bytes) -> bytes:
         return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
@@ -50,6 +55,14 @@ def align(
     donor = generation.members[generation.donor].worker
     log.info("copied the state at step %d (%d bytes) from worker %d", step, size, donor)
     return _take_up(received, replica), size
+
+
+def _compare_holders(generation: Generation, worker: int, reduction: Reduction, replica: Replica) -> None:
+    """Nobody copies a state before all who hold it have found that they hold the same."""
+    is_holder = worker not in generation.behind
+    own = Voucher(worker, ReplicaDigests(replica).of_all()) if is_holder else None
+    step = generation.cursor.step
+    compare_replicas(step, own, partial(reduction.gather, step, COMPARE_INDEX))
 
 
 def _packed(replica: Replica, progress: Progress) -> bytes:

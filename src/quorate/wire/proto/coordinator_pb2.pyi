@@ -246,12 +246,16 @@ class EndDirective(_message.Message):
     def __init__(self, failure: _Optional[str] = ...) -> None: ...
 
 class FailureReport(_message.Message):
-    __slots__ = ("worker", "failure")
+    __slots__ = ("worker", "failure", "pid", "generation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     worker: int
     failure: str
-    def __init__(self, worker: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    pid: int
+    generation: GenerationId
+    def __init__(self, worker: _Optional[int] = ..., failure: _Optional[str] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
     __slots__ = ("worker", "weights_digest", "result", "pid", "generation")
