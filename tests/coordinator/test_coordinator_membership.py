@@ -214,16 +214,6 @@ def test_job_is_complete_when_all_are_done_with_equal_digests() -> None:
     assert last.actions == (EndJob(None, "d", {"by": 0}),)
 
 
-def test_unequal_digests_end_the_job_and_name_everyone() -> None:
-    failure = ending((1.0, completed(0)), (1.0, completed(1)), (1.0, completed(2, "e")))
-    assert failure is not None
-    assert (failure.kind, failure.worker) == ("DivergedError", 2)
-    assert (
-        "worker 2 ended with other weights than worker 0: worker 0 has d, worker 1 has d, worker 2 has e."
-        in failure.message
-    )
-
-
 def test_who_is_no_member_completes_nothing() -> None:
     # Another process than the one that has the place, and a newcomer that waits for the next generation.
     for stranger in (completed(2, life=1), completed(7)):

@@ -568,12 +568,6 @@ def test_a_loss_explains_the_broken_links_before_it() -> None:
     assert workers_of(declared(lost)) == [0, 2]
 
 
-def test_a_difference_in_weights_still_ends_the_job_in_a_later_generation() -> None:
-    state = second_generation()
-    message = message_of((2.0, completed(0)), (2.0, completed(2, "e")), state=state)
-    assert "worker 2 ended with other weights than worker 0: worker 0 has d, worker 2 has e." in message
-
-
 def test_a_user_error_ends_the_job_while_it_regroups() -> None:
     message = message_of((2.0, FailureReported(0, Failure("UserCodeError", "no"))), state=forming((1.0, killed(1))))
     assert message == "no"

@@ -20,7 +20,7 @@ from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import reception, stream
 from quorate.wire.address import split_address
-from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
+from quorate.wire.frame import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.stream import LOW_WATER, Stream
 from quorate.wire.tcp import Listener, TcpLink, connect
 from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within
@@ -220,7 +220,7 @@ def waiting_for_a_large_frame(threads: ThreadPoolExecutor) -> tuple[socket.socke
     buffer = bytearray(2 * LOW_WATER)
     receiving = threads.submit(TcpLink(Stream(near, "worker 0")).receive_into, TAG, buffer, deadline)
     assert asked.acquire(timeout=5)
-    far.sendall(encode_header(TAG, len(buffer)) + bytes(1000))
+    far.sendall(encode_header(TAG, len(buffer), checksum_of(buffer)) + bytes(1000))
     wait_until(lambda: unread(near) > 1000)
     return far, near, receiving
 
@@ -368,3 +368,18 @@ def _reaped(child: int, status: list[int]) -> bool:
     if pid:
         status.append(code)
     return bool(pid)
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_payload_that_was_damaged_on_its_way_is_refused(into: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+    sent, damaged = b"gradient" * 100, bytearray(b"gradient" * 100)
+    damaged[333] ^= 4
+    with far:
+        far.sendall(encode_header(TAG, len(sent), checksum_of(sent)) + damaged)
+        with pytest.raises(FrameError, match=r"worker 0 sent a damaged payload for generation .*0x.*0x"):
+            link.receive_into(TAG, bytearray(len(sent)), within(5)) if into else link.receive(TAG, within(5))
+        with pytest.raises(PeerLost):
+            link.receive(TAG, within(5))

@@ -70,6 +70,13 @@ class RecordResize:
 
 
 @dataclass(frozen=True)
+class RecordRollback:
+    """Write down that the job goes back to a step: what was told of later ones was wrong, and is told again."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Warn:
     """Tell the user of something that goes on as it is."""
 
@@ -154,6 +161,7 @@ Action = (
     | RecordEvents
     | RecordLoss
     | RecordResize
+    | RecordRollback
     | DeclareGeneration
     | Warn
     | Inform

@@ -47,6 +47,8 @@ class Chronicle:
         for event in events:
             if event.kind in _TOLD_ONCE:
                 self._is_new(event)
+            elif event.kind == "rollback" and event.step is not None:
+                self._forget_after(event.step)
         end = next((event for event in reversed(events) if event.kind in _ENDS), None)
         resize = next((event for event in reversed(events) if event.kind == "resize"), None)
         return Recollection(end, None if resize is None else resize.fields["workers"])
@@ -84,6 +86,11 @@ class Chronicle:
         fields = {"worker": failure.worker, "cause": failure.kind, "message": failure.message, "phase": failure.phase}
         self.write(Event("lost", failure.step, {**fields, "detect_s": round(detect, 4)}))
 
+    def rolled_back(self, step: int) -> None:
+        """The job goes back to a step: what was told of later ones was wrong, and the next telling counts."""
+        self._forget_after(step)
+        self.write(Event("rollback", step))
+
     def warning(self, message: str, step: int | None = None) -> None:
         """Something that somebody may want to look at."""
         self.write(Event("log", step, {"level": "warning", "message": message}))
@@ -117,6 +124,12 @@ class Chronicle:
     def close(self) -> None:
         """Write no more."""
         self._sink.close()
+
+    def _forget_after(self, step: int) -> None:
+        last, bit = divmod(step, _PAGE)
+        for kind, page in [place for place in self._told if place[1] >= last]:
+            kept = (2 << bit) - 1 if page == last else 0
+            self._told[kind, page] &= kept
 
     def _is_new(self, event: Event) -> bool:
         page, bit = divmod(-1 if event.step is None else event.step, _PAGE)

@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordLoss, Refill, Regroup, Warn
+from quorate.coordinator.actions import (
+    Action,
+    DeclareGeneration,
+    EndJob,
+    Expel,
+    RecordLoss,
+    RecordRollback,
+    Refill,
+    Regroup,
+    Warn,
+)
 from quorate.coordinator.autopsy import (
     autopsy_of_divergence,
     autopsy_of_divergences,
@@ -94,6 +104,7 @@ def condemn(state: Active, failure: Failure, now: float) -> Decision:
         expelled=crew.expelled | processes,
         awaited=crew.awaited | (gone & set(places(crew))),
         diverged=crew.diverged + 1,
+        is_condemned=True,
         futile=0,
         victims=(),
         suspicion=None,
@@ -207,6 +218,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     if futile > MOST_FUTILE and crew.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(crew, crew.suspicion, blamed), futile), *actions)
     told = explain_line_up(crew, blamed, chosen)
+    rollback = (RecordRollback(generation.cursor.step),) if crew.is_condemned else ()
     crew = replace(
         crew,
         enrolled=tuple(_at_work(known, generation) for known in crew.enrolled),
@@ -217,6 +229,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         ring=chosen.ring,
         deaths=0 if advanced else crew.deaths,
         diverged=0 if advanced else crew.diverged,
+        is_condemned=False,
         stillborn=0,
         victims=not_survived(crew.victims, generation.cursor),
         futile=futile,
@@ -229,7 +242,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     begun = Training(crew, generation)
     return Decision(
         begun,
-        (*actions, *warnings, DeclareGeneration(generation), *call_to_save(begun)),
+        (*actions, *warnings, *rollback, DeclareGeneration(generation), *call_to_save(begun)),
         "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
     )
 

@@ -24,6 +24,7 @@ from quorate.coordinator.actions import (
     RecordEvents,
     RecordLoss,
     RecordResize,
+    RecordRollback,
     Refill,
     Refuse,
     RelayStop,
@@ -280,7 +281,7 @@ class CoordinatorService(CoordinatorServicer):
         elif isinstance(action, Expel | RecordResize):
             self._tell_news()
 
-    def _write_down(self, action: Action) -> None:
+    def _write_down(self, action: Action) -> None:  # noqa: C901 (one case for each)
         match action:
             case DeclareGeneration(generation):
                 self._chronicle.generation_formed(generation)
@@ -290,6 +291,8 @@ class CoordinatorService(CoordinatorServicer):
                 self._chronicle.worker_lost(failure, detect)
             case RecordResize(before, workers):
                 self._chronicle.resized(before, workers)
+            case RecordRollback(step):
+                self._chronicle.rolled_back(step)
             case Warn(message, step):
                 self._chronicle.warning(message, step)
             case Inform(message, step):

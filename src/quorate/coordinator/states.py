@@ -148,8 +148,9 @@ class Crew:
     futile: int = 0
     # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.
     stillborn: int = 0
-    # How often replicas have differed since the job last advanced.
+    # How often replicas have differed since the job last advanced, and whether they did in the last generation.
     diverged: int = 0
+    is_condemned: bool = False
     # Who died one after the other in the task's own code, all at the same step.
     victims: tuple[Victim, ...] = ()
     # The step that was last reported to take too long.

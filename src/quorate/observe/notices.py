@@ -162,6 +162,10 @@ def _resize(event: Event, _: Progress) -> Notice:
     return Notice(f"asked to go on with {workers} workers instead of {before}", "bold")
 
 
+def _rollback(event: Event, progress: Progress) -> Notice:
+    return Notice(f"back to step {event.step:,}: what follows it is trained again, up to {progress.place}", "yellow")
+
+
 def _of(event: Event) -> str:
     return "" if event.step is None else f" (checkpoint of step {event.step:,})"
 
@@ -176,6 +180,7 @@ _SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
     "lost": _lost,
     "step": _step,
     "resize": _resize,
+    "rollback": _rollback,
     "evaluation": _evaluation,
     "checkpoint": _checkpoint,
     "checkpoint_failed": _checkpoint_failed,
