@@ -89,18 +89,18 @@ def test_faults_travel_to_the_worker_as_they_are(script: list[Fault]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it ends where kill, stop, term, slow, cut, add or remove (what happens) is expected"),
+        ("", "it ends where kill, stop, term, slow, flip, cut, add or remove (what happens) is expected"),
         ("kil worker 1 at step 20", "`kil` is not understood; did you mean kill?"),
         (
             "explode worker 1 at step 20",
-            "`explode` is not understood; expected is kill, stop, term, slow, cut, add or remove (what happens)",
+            "`explode` is not understood; expected is kill, stop, term, slow, flip, cut, add or remove (what happens)",
         ),
         ("stop coordinator at step 3 for 1s", "`coordinator` is not understood; expected is worker or all"),
         ("cut all at step 3 for 1s", "`all` is not understood; expected is worker (to whom it happens)"),
         ("cut worker 1 at step 3", "it does not say for how long: add a time, such as `for 3s`"),
         ("term worker 1 at step 3 for 2s", "term does not last: leave out `for`"),
         ("add worker 3 at step 3", "`3` is not understood; expected is at"),
-        ("kill coordinator at step 3 after 5ms", "`after` is for what happens to a worker itself"),
+        ("kill coordinator at step 3 after 5ms", "`after` is for signals to a worker"),
         ("kill wroker 1 at step 20", "`wroker` is not understood; did you mean worker?"),
         ("kill worker one at step 20", "`one` is not the number of a worker: write a whole number from 0 on"),
         ("kill worker -1 at step 20", "`-1` is not the number of a worker"),

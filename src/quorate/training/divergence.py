@@ -7,7 +7,7 @@ overwrites them with a mean that takes every worker's in; a save, a copy and a l
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -33,14 +33,15 @@ class ReplicaDigests:
         self._replica = replica
         self._slices: list[list[_Piece]] = []
         self._buffers: list[_Piece] = []
+        self._cut_for: list[int] = []
         self._states = -1
 
     def of_slice(self, step: int) -> int:
         """Of the bytes whose turn it is at a step, and of all committed buffers."""
         turn = step % CYCLE
-        # An optimizer has no state before its first step; afterwards its tensors are looked for once in a cycle.
+        # An optimizer has no state before its first step; afterwards it is looked once in a cycle whether it has more.
         if turn == 0 or self._states != self._replica.optimizers.states:
-            self._cut()
+            self._cut_if_changed()
         digest = xxhash.xxh3_64()
         for piece in self._slices[turn]:
             digest.update(piece.content())
@@ -52,48 +53,44 @@ class ReplicaDigests:
         """Of every tensor of the state, by name."""
         return digests(self._replica.state_tensors().items())
 
-    def _cut(self) -> None:
-        """Lay the state end to end, and cut it into as many slices as a cycle has steps."""
+    def _cut_if_changed(self) -> None:
         self._states = self._replica.optimizers.states
-        self._buffers = [_Piece(source) for source in self._replica.buffers.sources()]
-        pieces = [_Piece(source) for source in self._sources()]
-        total = sum(piece.size for piece in pieces)
-        self._slices = [[] for _ in range(CYCLE)]
-        begin = 0
-        for piece in pieces:
-            for turn in range(begin * CYCLE // max(1, total), CYCLE):
-                start, stop = turn * total // CYCLE - begin, (turn + 1) * total // CYCLE - begin
-                if start >= piece.size:
-                    break
-                if part := piece.part(max(0, start), min(piece.size, stop)):
-                    self._slices[turn].append(part)
-                elif start <= 0 < stop:  # one that cannot be cut is compared where it begins
-                    self._slices[turn].append(piece)
-            begin += piece.size
-
-    def _sources(self) -> Iterator[Source]:
-        for _, parameter in self._replica.parameters:
-            yield partial(_itself, parameter)
-        yield from self._replica.optimizers.sources()
+        parameters = (partial(_itself, parameter) for _, parameter in self._replica.parameters)
+        sources: list[Source] = [*parameters, *self._replica.optimizers.sources()]
+        present = [0 if (tensor := source()) is None else tensor.data_ptr() for source in sources]
+        if present != self._cut_for:
+            self._cut_for = present
+            self._buffers = [_Piece(source) for source in self._replica.buffers.sources()]
+            self._slices = _cut([_Piece(source) for source in sources])
 
 
 class _Piece:
     """Some bytes of a tensor. An optimizer may put another tensor in its place, so that is asked for each time."""
 
-    def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, source: Source, part: slice = slice(None), like: "_Piece | None" = None) -> None:
         self._source = source
-        self._range = slice(start, stop)
-        self._pointer = -1
+        self._part = part
         self._tensor: torch.Tensor | None = None
+        self._pointer = 0
         self._view: memoryview | None = None
-        self._look()
-        self.size = 0 if self._tensor is None else self._tensor.numel() * self._tensor.element_size()
+        if like is None or like._view is None:
+            self._look()
+        else:  # a part of it: to make another view of a tensor costs more than to compare its bytes
+            self._tensor, self._pointer, self._view = like._tensor, like._pointer, like._view[part]
 
-    def part(self, start: int, stop: int) -> "_Piece | None":
-        """These bytes of it; None where there are none, or where its elements do not lie one after the other."""
-        if start >= stop or self._view is None:
-            return None
-        return _Piece(self._source, start, stop)
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return 0 if self._tensor is None else self._tensor.numel() * self._tensor.element_size()
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether its elements lie one after the other."""
+        return self._view is not None
+
+    def part(self, start: int, stop: int) -> "_Piece":
+        """Some of its bytes."""
+        return _Piece(self._source, slice(start, stop), self)
 
     def content(self) -> memoryview:
         """Its bytes now."""
@@ -102,14 +99,33 @@ class _Piece:
             self._look()
         if self._view is not None:
             return self._view
-        return memoryview(b"") if tensor is None else content(tensor)[self._range]
+        return memoryview(b"") if tensor is None else content(tensor)[self._part]
 
     def _look(self) -> None:
         self._tensor = tensor = self._source()
         self._view = None
-        if tensor is not None and tensor.is_contiguous():
+        if tensor is not None:
             self._pointer = tensor.data_ptr()
-            self._view = content(tensor)[self._range]
+            if tensor.is_contiguous():
+                self._view = content(tensor)[self._part]
+
+
+def _cut(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Lay the state end to end, and cut it into as many slices of equal size as a cycle has steps."""
+    slices: list[list[_Piece]] = [[] for _ in range(CYCLE)]
+    total = sum(piece.size for piece in pieces)
+    begin = 0
+    for piece in pieces:
+        for turn in range(begin * CYCLE // max(1, total), CYCLE):
+            start, stop = turn * total // CYCLE - begin, (turn + 1) * total // CYCLE - begin
+            if start >= piece.size:
+                break
+            if piece.can_be_cut and stop > 0:
+                slices[turn].append(piece.part(max(0, start), min(piece.size, stop)))
+            elif start <= 0 < stop:  # compared as a whole where it begins
+                slices[turn].append(piece)
+        begin += piece.size
+    return slices
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
