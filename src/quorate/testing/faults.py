@@ -158,11 +158,9 @@ def parse_mean(text: str) -> float:
 def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int) -> None:
     """Refuse what cannot happen in a job of so many workers, lanes and, if that is known, steps."""
     mistakes = []
-    in_order = sorted(faults, key=lambda fault: fault.step)
-    for fault in faults:
-        before = in_order[: in_order.index(fault)]
-        there = workers + sum(RESIZES.get(other.act, 0) for other in before)
-        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, there, steps, lanes)]
+    for fault in sorted(faults, key=lambda fault: fault.step):
+        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, workers, steps, lanes)]
+        workers += RESIZES.get(fault.act, 0)
     if mistakes:
         raise FaultError("\n".join(mistakes))
 
