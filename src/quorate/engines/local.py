@@ -12,10 +12,11 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from quorate.checkpoint.listing import Search
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
-from quorate.core.errors import LinkError, QuorateError
+from quorate.core.errors import CheckpointError, LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.timing import Timing
@@ -75,6 +76,7 @@ class LocalEngine:
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._events_from = self._tail.offset
         self._has_formed = False
+        self._saved: int | None = None
         self._spares = launch.spec.spares if launch.errand.is_training else 0
         self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
@@ -201,8 +203,19 @@ class LocalEngine:
         return Failure("ProcessLost", message, step=step)
 
     def _newest(self) -> Path | None:
-        newest = CheckpointFolder(self._launch.run.checkpoints).newest_whole()
-        return self._launch.checkpoint if newest is None else newest.path
+        """The newest whole checkpoint, or None if there has never been one: then the job begins again.
+
+        Where there was one, to begin again would throw away in silence what was trained.
+        """
+        folder, begin = self._launch.run.checkpoints, self._launch.checkpoint
+        search = CheckpointFolder(folder).search()
+        if search.newest is not None:
+            return search.newest.path
+        if begin is not None and begin.parent != folder and begin.is_dir():
+            return begin  # a branch has its beginning in another run
+        if begin is None and self._saved is None and not search.skipped:
+            return None
+        raise JobFailed(_without_checkpoint(folder, search, self._saved, begin))
 
     def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
@@ -216,6 +229,7 @@ class LocalEngine:
         events = self._tail.read_new()
         for event in events:
             self._has_formed = self._has_formed or event.kind == "generation"
+            self._saved = event.step if event.kind == "checkpoint" else self._saved
             self._show(event)
         return any(event.kind == "step" for event in events)
 
@@ -270,6 +284,19 @@ class LocalEngine:
     def _home(self, place: int) -> dict[str, str]:
         islands = self._launch.islands
         return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
+
+
+def _without_checkpoint(folder: Path, search: Search, saved: int | None, begin: Path | None) -> Failure:
+    """Why a job cannot go on: nobody holds its state, and what was saved of it is gone."""
+    what = f"the checkpoint of step {saved}" if saved is not None else "the checkpoint that it began from"
+    if saved is None and begin is None:
+        what = "the newest checkpoint"
+    found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
+    message = (
+        f"every worker is lost, and {what} cannot be read any more: there is no whole checkpoint in {folder}{found}."
+        " The job ends rather than begin again with step 1. Put the checkpoint back and resume the run, or train anew."
+    )
+    return Failure(CheckpointError.__name__, message, step=saved)
 
 
 def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:
