@@ -12,12 +12,11 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from quorate.checkpoint.listing import Search
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
-from quorate.core.errors import CheckpointError, LinkError, QuorateError
-from quorate.core.failure import Failure, JobFailed
+from quorate.core.errors import LinkError, QuorateError
+from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
@@ -203,19 +202,7 @@ class LocalEngine:
         return Failure("ProcessLost", message, step=step)
 
     def _newest(self) -> Path | None:
-        """The newest whole checkpoint, or None if there has never been one: then the job begins again.
-
-        Where there was one, to begin again would throw away in silence what was trained.
-        """
-        folder, begin = self._launch.run.checkpoints, self._launch.checkpoint
-        search = CheckpointFolder(folder).search()
-        if search.newest is not None:
-            return search.newest.path
-        if begin is not None and begin.parent != folder and begin.is_dir():
-            return begin  # a branch has its beginning in another run
-        if begin is None and self._saved is None and not search.skipped:
-            return None
-        raise JobFailed(_without_checkpoint(folder, search, self._saved, begin))
+        return find_newest(self._launch.run.checkpoints, self._launch.checkpoint, self._saved)
 
     def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
@@ -286,17 +273,28 @@ class LocalEngine:
         return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
 
 
-def _without_checkpoint(folder: Path, search: Search, saved: int | None, begin: Path | None) -> Failure:
-    """Why a job cannot go on: nobody holds its state, and what was saved of it is gone."""
-    what = f"the checkpoint of step {saved}" if saved is not None else "the checkpoint that it began from"
+def find_newest(folder: Path, begin: Path | None, saved: int | None) -> Path | None:
+    """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
+
+    `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
+    none is whole any more, the job fails: to begin again would throw away in silence what was trained.
+    """
+    search = CheckpointFolder(folder).search()
+    if search.newest is not None:
+        return search.newest.path
+    if begin is not None and begin.parent != folder and begin.is_dir():
+        return begin  # of another run, from which this one has branched off
+    if begin is None and saved is None and not search.skipped:
+        return None
+    missed = f"the checkpoint of step {saved}" if saved is not None else "what the job began from"
     if saved is None and begin is None:
-        what = "the newest checkpoint"
+        missed = "its newest checkpoint"
     found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
     message = (
-        f"every worker is lost, and {what} cannot be read any more: there is no whole checkpoint in {folder}{found}."
-        " The job ends rather than begin again with step 1. Put the checkpoint back and resume the run, or train anew."
+        f"every worker is lost, and {missed} cannot be read any more: there is no whole checkpoint in {folder}{found}."
+        " The job ends rather than begin again with step 1."
     )
-    return Failure(CheckpointError.__name__, message, step=saved)
+    raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
 
 
 def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:
