@@ -37,6 +37,7 @@ from quorate.coordinator.events import (
     ResizeRequested,
     StateReported,
     StopRequested,
+    Tick,
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Training
@@ -228,3 +229,17 @@ def test_a_donor_that_dies_leaves_nobody_who_begins_from_less_than_the_checkpoin
     assert DeclareGeneration not in kinds(waits)
     formed = declared(decide(waits.state, registered(1, life=1, cursor=Cursor(16)), 2.0))
     assert (formed.cursor, formed.behind) == (Cursor(16), (0,))
+
+
+def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> None:
+    state = training(PAIR)
+    for now in (2.0, 4.0):
+        state = decide(state, Tick(), now).state  # type: ignore[assignment]
+    lost = play(state, (5.0, Tick()), (5.1, Tick()), (5.2, killed(0)), (5.3, killed(1)))
+    assert [action for decision in lost for action in decision.actions if isinstance(action, Expel | Refill)] == [
+        *(Expel(worker, pid_of(worker)) for worker in range(2)),
+        *(Refill(worker, 0.0, restore=True) for worker in range(2)),
+    ]
+    came = play(lost[-1].state, *((6.0, registered(worker, life=1, cursor=Cursor(16))) for worker in range(2)))
+    assert DeclareGeneration not in kinds(came[0])
+    assert declared(came[1]).cursor == Cursor(16)

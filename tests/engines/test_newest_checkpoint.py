@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
 from quorate.engines.local import find_newest
+from quorate.worker.process import newest_instead
 
 
 def save(folder: Path, step: int) -> Path:
@@ -45,3 +47,13 @@ def test_where_the_beginning_is_gone_the_job_ends(tmp_path: Path) -> None:
     for folder in (tmp_path / "own", tmp_path / "of another run"):
         with pytest.raises(JobFailed, match="what the job began from cannot be read any more"):
             find_newest(tmp_path / "own", folder / "step-00000004", saved=None)
+
+
+def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_room(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "of another run"
+    newest, gone = save(own, 8), own / "step-00000004"
+    assert newest_instead(gone, CheckpointFolder(own), own).path == newest
+    save(other, 8)
+    for folder in (other, tmp_path / "empty"):
+        with pytest.raises(LinkError, match="is not there any more"):
+            newest_instead(folder / "step-00000004", CheckpointFolder(folder), own)
