@@ -388,6 +388,23 @@ class TestPrune:
         assert [info.cursor.step for info in removed] == [1, 3]
         assert [info.cursor.step for info in folder.list()] == [2, 4, 5]
 
+    def test_a_search_finds_what_is_saved_while_it_looks(
+        self, folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A running job saves another and removes the one that is being read: that is not nothing."""
+        verify, old = CheckpointFolder.verify, save(folder, 2)
+
+        def verify_late(self: CheckpointFolder, info: CheckpointInfo) -> None:
+            if info.path == old.path and old.path.exists():
+                save(folder, 4)
+                folder.remove(old.path)
+            verify(self, info)
+
+        monkeypatch.setattr(CheckpointFolder, "verify", verify_late)
+        found = folder.search()
+        assert found.newest is not None
+        assert (found.newest.cursor, found.skipped) == (Cursor(4), ())
+
     def test_never_removes_the_only_whole_one(self, folder: CheckpointFolder) -> None:
         for step in range(1, 5):
             save(folder, step)

@@ -7,16 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quorate.coordinator.__main__ import Appointment
+from quorate.coordinator.__main__ import Appointment, _begin
+from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.states import Recalling
+from quorate.coordinator.terms import Terms
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.timing import Timing
+from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 
 TOKEN = "secret-of-the-job"
@@ -120,6 +126,20 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
     with coordinator(run):
         pass
     assert run.next_incarnation() == 2
+
+
+def test_a_generation_that_the_launcher_has_not_read_of_yet_is_known_to_the_next_coordinator(run: RunFolder) -> None:
+    """Or it would take the job for one that begins, and those who are there for all that there is."""
+    terms = Terms(incarnation=2, lanes=2, workers=2, timing=Timing(1.0))
+    roster = {"present": [], "awaited": [0, 1], "events_from": 0, "has_begun": False}
+    with closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
+        begins = _begin(terms, chronicle, roster)
+        member = Member(0, "127.0.0.1:1", range(2))
+        chronicle.generation_formed(Generation(GenerationId(1, 1), (member,)))
+        goes_on = _begin(terms, chronicle, roster)
+    assert isinstance(begins, Recalling)
+    assert isinstance(goes_on, Recalling)
+    assert (begins.crew.generations, goes_on.crew.generations) == (0, 1)
 
 
 def test_a_missing_appointment_is_told() -> None:

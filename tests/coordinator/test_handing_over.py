@@ -17,11 +17,30 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import DeclareGeneration, Dismiss, Refill, Refuse, Regroup, Welcome
+from quorate.coordinator.actions import (
+    DeclareGeneration,
+    Dismiss,
+    Expel,
+    Inform,
+    RecordLoss,
+    Refill,
+    Refuse,
+    Regroup,
+    Warn,
+    Welcome,
+)
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import ExitReported, HeartbeatReceived, Place, ResizeRequested, StateReported
+from quorate.coordinator.events import (
+    ExitReported,
+    HeartbeatReceived,
+    Place,
+    ResizeRequested,
+    StateReported,
+    StopRequested,
+    Tick,
+)
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Training
+from quorate.coordinator.states import Ended, Training
 from quorate.coordinator.succession import succeed
 from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
@@ -87,12 +106,13 @@ def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not
     saved = StateReported(1, pid_of(1), second, Cursor(19), is_saved=True)
     gone = last_of(shrunk.state, (1.3, saved), (1.4, left(1)))
     came = decide(gone.state, registered(0, life=1), 2.0)
-    assert Dismiss(0, pid_of(0, life=1)) in came.actions
+    assert Expel(0, pid_of(0, life=1)) in came.actions
     assert DeclareGeneration not in kinds(came)
-    seen_off = decide(came.state, replace(left(0), pid=pid_of(0, life=1)), 2.1)
-    assert Refill(0, 0.0, restore=True) in seen_off.actions
+    reaped = decide(came.state, killed(0, life=1), 2.1)
+    assert Refill(0, 0.0, restore=True) in reaped.actions
+    assert RecordLoss not in kinds(reaped)
     # If the checkpoint cannot be read, an older one has to do: it is not tried for ever.
-    formed = declared(decide(seen_off.state, registered(0, life=2, cursor=Cursor(9)), 3.0))
+    formed = declared(decide(reaped.state, registered(0, life=2, cursor=Cursor(9)), 3.0))
     assert formed.cursor == Cursor(9)
 
 
@@ -113,3 +133,113 @@ def test_one_whose_place_is_no_more_comes_back_to_the_next_coordinator_and_leave
     assert [kinds(decision)[0] for decision in decisions] == [Welcome, Welcome]
     assert Regroup(before.id, at_boundary=True) in decisions[-1].actions
     assert kinds(decide(state, registered(2), 100.1)) == [Refuse]
+
+
+# --- nobody begins from nothing
+
+
+PAIR = replace(TERMS, workers=2)
+
+
+def with_newcomer_alone() -> Decision:
+    """Worker 0 died, its replacement was built while worker 1 held the state, and worker 1 has died since."""
+    first = play(training(PAIR), (1.0, killed(0)), (1.1, reported(1, step=17)), (1.2, killed(1)))
+    assert Refill(0, 0.0, restore=False) in first[0].actions
+    assert Refill(1, 0.0, restore=True) in first[2].actions
+    came = decide(first[-1].state, registered(0, life=1), 2.0)
+    assert DeclareGeneration not in kinds(came), "worker 1 brings the checkpoint"
+    return came
+
+
+def test_a_newcomer_without_state_does_not_begin_anew_when_the_place_of_who_was_to_restore_is_removed() -> None:
+    shrunk = decide(with_newcomer_alone().state, ResizeRequested(1), 2.1)
+    assert DeclareGeneration not in kinds(shrunk)
+    assert Expel(0, pid_of(0, life=1)) in shrunk.actions
+    assert any(isinstance(action, Inform) and "newest checkpoint" in action.message for action in shrunk.actions)
+    late = decide(shrunk.state, registered(1, life=1, cursor=Cursor(16)), 2.2)
+    assert kinds(late) == [Refuse], "its place is no more"
+    reaped = decide(late.state, killed(0, life=1), 2.3)
+    assert Refill(0, 0.0, restore=True) in reaped.actions
+    formed = decide(reaped.state, registered(0, life=2, cursor=Cursor(16)), 3.0)
+    assert declared(formed).cursor == Cursor(16)
+    assert Warn not in kinds(formed)
+
+
+def test_where_no_checkpoint_exists_the_job_begins_again_and_says_so() -> None:
+    formed = decide(with_newcomer_alone().state, registered(1, life=1), 2.1)
+    assert declared(formed).cursor == Cursor()
+    (told,) = [action.message for action in formed.actions if isinstance(action, Warn)]
+    assert "no checkpoint exists" in told
+
+
+def test_a_generation_that_ends_before_its_first_step_is_not_told_as_a_new_beginning() -> None:
+    decisions = play(training(PAIR), (1.0, killed(0)), (1.1, reported(1, step=0)))
+    assert declared(decisions[-1]).cursor == Cursor()
+    assert Warn not in kinds(decisions[-1])
+
+
+def test_a_stop_while_nobody_holds_the_state_ends_the_job_as_it_was_saved() -> None:
+    stopped = decide(with_newcomer_alone().state, StopRequested("interrupted"), 2.1)
+    assert stopped.state == Ended(None, {"ending": "interrupted"}, heard={0: 0})
+
+
+def test_what_was_found_before_somebody_held_the_state_again_is_out_of_date() -> None:
+    """Worker 0 looked for a checkpoint while nobody had come back yet; worker 1 came, trained, saved, and is gone."""
+    before = training(PAIR).generation
+    roster = Roster(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
+    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    gone = decide(state, killed(0), 100.1)
+    assert Refill(0, 0.0, restore=True) in gone.actions
+    held = Position(before, Cursor(17), has_left=False, has_trained=True)
+    back = last_of(gone.state, (100.2, registered(1, position=held)))
+    promised = StateReported(1, pid_of(1), before.id, Cursor(19))
+    alone = last_of(back.state, (100.3, promised), (100.4, killed(1)), (100.5, registered(0, life=1)))
+    assert DeclareGeneration not in kinds(alone)
+    shrunk = decide(alone.state, ResizeRequested(1), 100.6)
+    assert Expel(0, pid_of(0, life=1)) in shrunk.actions
+
+
+def test_the_next_coordinator_has_somebody_look_for_the_checkpoint_again() -> None:
+    roster = Roster(frozenset({(0, pid_of(0, life=1))}), frozenset({1}))
+    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    waiting = registered(0, life=1, position=Position())
+    both = last_of(state, (100.1, waiting), (100.2, registered(1, life=1)))
+    assert Expel(0, pid_of(0, life=1)) in both.actions, "both may have been started while others held the state"
+    reaped = decide(both.state, killed(0, life=1), 100.3)
+    assert Refill(0, 0.0, restore=True) in reaped.actions
+    assert declared(decide(reaped.state, registered(0, life=2, cursor=Cursor(16)), 100.4)).cursor == Cursor(16)
+
+
+def test_before_the_first_generation_the_next_coordinator_begins_with_whoever_is_there() -> None:
+    roster = Roster(frozenset({(0, pid_of(0))}), frozenset({1}), has_begun=False)
+    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    formed = last_of(state, (100.1, registered(0, position=Position())), (100.2, registered(1)))
+    assert declared(formed).cursor == Cursor()
+    assert Warn not in kinds(formed)
+
+
+def test_a_donor_that_dies_leaves_nobody_who_begins_from_less_than_the_checkpoint() -> None:
+    state = last_of(training(PAIR), (1.0, killed(0)), (1.1, reported(1, step=17)), (1.2, registered(0, life=1))).state
+    second = declared(decide(state, reported(1, step=18, generation=2), 1.3))
+    copying = decide(state, reported(1, step=18, generation=2), 1.3).state
+    lost = decide(copying, killed(1), 1.4)
+    assert Refill(1, 0.0, restore=True) in lost.actions
+    halfway = StateReported(0, pid_of(0, life=1), second.id, Cursor())
+    waits = decide(lost.state, halfway, 1.5)
+    assert DeclareGeneration not in kinds(waits)
+    formed = declared(decide(waits.state, registered(1, life=1, cursor=Cursor(16)), 2.0))
+    assert (formed.cursor, formed.behind) == (Cursor(16), (0,))
+
+
+def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> None:
+    state = training(PAIR)
+    for now in (2.0, 4.0):
+        state = decide(state, Tick(), now).state  # type: ignore[assignment]
+    lost = play(state, (5.0, Tick()), (5.1, Tick()), (5.2, killed(0)), (5.3, killed(1)))
+    assert [action for decision in lost for action in decision.actions if isinstance(action, Expel | Refill)] == [
+        *(Expel(worker, pid_of(worker)) for worker in range(2)),
+        *(Refill(worker, 0.0, restore=True) for worker in range(2)),
+    ]
+    came = play(lost[-1].state, *((6.0, registered(worker, life=1, cursor=Cursor(16))) for worker in range(2)))
+    assert DeclareGeneration not in kinds(came[0])
+    assert declared(came[1]).cursor == Cursor(16)

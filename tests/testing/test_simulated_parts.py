@@ -218,6 +218,14 @@ def test_the_referee_sees_a_job_that_goes_back_behind_a_checkpoint() -> None:
         watching.declared(generation(3, step=2), {})
 
 
+def test_the_referee_sees_a_newcomer_that_begins_before_the_checkpoint_that_there_was_when_it_was_started() -> None:
+    watching, newcomer = referee(generation()), Witness()
+    watching.commits_checkpoint(Witness(4), generation())
+    watching.started(newcomer)
+    with pytest.raises(InvariantBroken, match=r"invariant 2.* generation 1\.2 begins at step 0 .* before a checkpoint"):
+        watching.declared(generation(2), {0: newcomer})
+
+
 def test_the_referee_sees_what_is_written_down_twice() -> None:
     watching = referee()
     watching.recorded(["a", "b"])

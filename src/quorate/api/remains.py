@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError
-from quorate.core.failure import Failure, Remains
+from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
@@ -44,6 +44,8 @@ def _with_checkpoint(command: str, step: int, changes: bool) -> str:
 
 def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -> str:
     again = "mend it and train again" if changes else "train again"
+    if failure is not None and failure.kind == CHECKPOINT_LOST:
+        return f"put a checkpoint back into the run and resume it, or {again}"
     if failure is None or not failure.step:
         return f"{again}; nothing was trained yet, so there is nothing to resume"
     every = "null" if spec.checkpoint.every is None else spec.checkpoint.every

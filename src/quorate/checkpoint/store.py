@@ -139,14 +139,21 @@ class CheckpointFolder:
             verify_part(info.path, part)
 
     def search(self) -> Search:
-        """The newest whole checkpoint, and what had to be skipped to find it."""
-        skipped: list[Skipped] = []
-        for found in reversed(survey(self.folder)):
-            checked = self._checked(found)
-            if isinstance(checked, CheckpointInfo):
-                return Search(checked, tuple(skipped))
-            skipped.append(checked)
-        return Search(None, tuple(skipped))
+        """The newest whole checkpoint, and what had to be skipped to find it.
+
+        None only where there is none: a running job may save and remove while it looks, so it looks until it has found
+        one or nothing has changed meanwhile.
+        """
+        while True:
+            present = survey(self.folder)
+            skipped: list[Skipped] = []
+            for found in reversed(present):
+                checked = self._checked(found)
+                if isinstance(checked, CheckpointInfo):
+                    return Search(checked, tuple(skipped))
+                skipped.append(checked)
+            if survey(self.folder) == present:
+                return Search(None, tuple(skipped))
 
     def newest_whole(self) -> CheckpointInfo | None:
         """The newest checkpoint that is whole; `search` also tells which newer ones are not."""

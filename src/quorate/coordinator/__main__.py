@@ -124,7 +124,9 @@ def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) ->
         terms = replace(terms, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
     chronicle.coordinator_replaced(terms.incarnation, len(present))
-    return succeed(terms, Roster(present, frozenset(roster["awaited"]), roster["has_begun"]), time.monotonic())
+    # The launcher may not have read yet what the one before has written last.
+    has_begun = roster["has_begun"] or recalled.has_begun
+    return succeed(terms, Roster(present, frozenset(roster["awaited"]), has_begun), time.monotonic())
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:

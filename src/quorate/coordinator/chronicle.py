@@ -22,10 +22,11 @@ _RECALLED = 4 * 2**20
 
 @dataclass(frozen=True)
 class Recollection:
-    """How a job has ended, if it has; and how many workers it was to have, if that was changed."""
+    """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun."""
 
     end: Event | None
     workers: int | None
+    has_begun: bool
 
 
 class Chronicle:
@@ -51,7 +52,8 @@ class Chronicle:
                 self._forget_after(event.step)
         end = next((event for event in reversed(events) if event.kind in _ENDS), None)
         resize = next((event for event in reversed(events) if event.kind == "resize"), None)
-        return Recollection(end, None if resize is None else resize.fields["workers"])
+        has_begun = any(event.kind == "generation" for event in events)
+        return Recollection(end, None if resize is None else resize.fields["workers"], has_begun)
 
     def record(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""

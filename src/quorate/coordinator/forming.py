@@ -7,6 +7,7 @@ from quorate.coordinator.actions import (
     DeclareGeneration,
     EndJob,
     Expel,
+    Inform,
     RecordLoss,
     RecordRollback,
     Refill,
@@ -21,7 +22,7 @@ from quorate.coordinator.autopsy import (
 )
 from quorate.coordinator.balance import share_lanes
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.places import call_to_save, dismiss, is_behind_checkpoint, let_go, places, taking_part
+from quorate.coordinator.places import call_to_save, dismiss, may_begin, places, taking_part
 from quorate.coordinator.poison import find_poison, not_survived
 from quorate.coordinator.ring_order import are_neighbours
 from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Suspicion, Training, WeakLink
@@ -34,7 +35,6 @@ from quorate.coordinator.weak_links import (
     is_bad,
     line_up,
 )
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 
@@ -77,6 +77,8 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         suspicion=None,
         links=state.crew.links_without({worker}),
         is_explained=isinstance(state, Forming) or not known.is_ready,
+        # It may have saved a checkpoint after others have looked for one.
+        founders=state.crew.founders if known.is_ready and not known.has_trained else frozenset(),
     )
     actions: tuple[Action, ...] = (RecordLoss(failure, detect),)
     if expel:
@@ -153,7 +155,9 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
         left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
         return form_if_ready(left, actions, reason, now)
     if crew.stop is None:
-        return form_if_ready(state, (*actions, refill(crew, worker)), reason, now)
+        founders = crew.founders if crew.has_state else crew.founders | {worker}
+        left = replace(state, crew=replace(crew, founders=founders))
+        return form_if_ready(left, (*actions, refill(crew, worker)), reason, now)
     left = replace(state, crew=replace(crew, awaited=crew.awaited - {worker}))
     if isinstance(left, Forming) and _holds_nothing(left.crew):
         return _stopped(crew.stop, actions, reason)
@@ -202,7 +206,7 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     waiting = _waits_for(crew)
     if waiting:
         return Decision(state, actions, f"{reason}; {waiting}")
-    form = _begin_from_checkpoint if is_behind_checkpoint(crew) else _form
+    form = _form if may_begin(crew) else _begin_from_checkpoint
     return form(state, actions, reason, now)
 
 
@@ -217,7 +221,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     futile = 0 if advanced or is_treated else crew.futile + (1 if crew.suspicion else 0)
     if futile > MOST_FUTILE and crew.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(crew, crew.suspicion, blamed), futile), *actions)
-    told = explain_line_up(crew, blamed, chosen)
+    told = [*_explain_beginning(crew, generation), *explain_line_up(crew, blamed, chosen)]
     rollback = (RecordRollback(generation.cursor.step),) if crew.is_condemned else ()
     crew = replace(
         crew,
@@ -247,17 +251,33 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     )
 
 
+def _explain_beginning(crew: Crew, generation: Generation) -> list[str]:
+    """That a job begins once more, as a sentence: nobody shall wonder where its steps have gone."""
+    if not crew.generations or crew.has_state or generation.cursor.step:
+        return []
+    return ["nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."]
+
+
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Have one process make room for another that begins from the newest checkpoint; the rest copy from that.
 
-    Once: if the checkpoint turns out to be unreadable, an older one has to do.
+    It holds nothing, and is killed rather than asked: one that does not answer would be waited for without end.
     """
     first = min(state.crew.enrolled, key=lambda known: known.worker)
-    crew, dismissals = let_go(replace(state.crew, saved=Cursor()), [first])
-    left = replace(state, crew=crew, since=now)
-    return Decision(
-        left, (*actions, *dismissals), f"{reason}; worker {first.worker} begins from the checkpoint instead"
+    process = (first.worker, first.registration.pid)
+    crew = replace(
+        state.crew,
+        enrolled=tuple(known for known in state.crew.enrolled if known is not first),
+        expelled=state.crew.expelled | {process},
+        awaited=state.crew.awaited | {first.worker},
+        links=state.crew.links_without({first.worker}),
     )
+    told = (
+        "nobody holds the state of the job any more: another process in the place of worker"
+        f" {first.worker} looks for the newest checkpoint"
+    )
+    left = replace(state, crew=crew, since=now)
+    return Decision(left, (*actions, Inform(f"{told}.", crew.cursor.step), Expel(*process)), f"{reason}; {told}")
 
 
 def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:

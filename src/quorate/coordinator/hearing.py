@@ -83,8 +83,6 @@ def promise(state: Active, event: StateReported, now: float) -> Decision:
         known, within=None, cursor=event.cursor, has_trained=has_trained, is_saved=event.is_saved, heard=now
     )
     crew = state.crew.having(promised)
-    if event.is_saved:
-        crew = replace(crew, saved=max(crew.saved, event.cursor))
     if event.symptom is not None and not crew.is_explained:
         crew = replace(crew, suspicion=_suspect(crew.suspicion, event.symptom.at(worker=event.worker), now))
     why = f" ({event.symptom.message})" if event.symptom else ""

@@ -71,7 +71,15 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noq
             decision = tick(state, now)
         case _:
             assert_never(event)
-    return _remembering(decision, state)
+    return _remembering(_with_founders(decision), state)
+
+
+def _with_founders(decision: Decision) -> Decision:
+    """Where somebody holds the state again, what others have found before is out of date: it may save a newer one."""
+    after = decision.state
+    if isinstance(after, Ended) or not after.crew.founders or not after.crew.has_state:
+        return decision
+    return replace(decision, state=replace(after, crew=replace(after.crew, founders=frozenset())))
 
 
 def _remembering(decision: Decision, before: Active) -> Decision:

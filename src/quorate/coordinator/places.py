@@ -57,9 +57,14 @@ def _holders(crew: Crew) -> list[Enrolled]:
     return [known for known in trained if known.cursor == max(one.cursor for one in trained)]
 
 
-def is_behind_checkpoint(crew: Crew) -> bool:
-    """Whether all who are here would go back behind a checkpoint: they came when others held the state."""
-    return not crew.has_state and all(known.cursor < crew.saved for known in crew.enrolled)
+def may_begin(crew: Crew) -> bool:
+    """Whether those who are here may form a generation: nobody begins from nothing where there may be a checkpoint.
+
+    The first begins with what its workers were started with. After that somebody holds the state, or has looked for the
+    newest checkpoint since nobody does: whoever was started before would silently take the job back to its beginning.
+    """
+    has_founder = any(known.worker in crew.founders and not known.is_leaving for known in crew.enrolled)
+    return not crew.generations or crew.has_state or has_founder
 
 
 def call_together(state: Active) -> tuple[Action, ...]:

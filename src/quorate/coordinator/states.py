@@ -142,8 +142,9 @@ class Crew:
     formed: float = 0.0
     # The highest cursor that a generation has begun from: losing everybody does not make it lower.
     furthest: Cursor = field(default_factory=Cursor)
-    # Of what there is a checkpoint for sure.
-    saved: Cursor = field(default_factory=Cursor)
+    # Places for which a process was ordered after the last one that may have held the state was lost: it brings the
+    # newest checkpoint, or the supervisor's word that there is none. Nobody else may begin from what it has built.
+    founders: frozenset[int] = frozenset()
     deaths: int = 0
     futile: int = 0
     # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.

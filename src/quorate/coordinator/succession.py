@@ -61,6 +61,7 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
         enrolled=(*state.crew.enrolled, returned),
         reference=state.crew.reference or event,
         awaited=state.crew.awaited - {event.worker},
+        founders=state.crew.founders - {event.worker},
     )
     if not isinstance(state, Recalling):
         return replace(state, crew=crew)
@@ -72,8 +73,8 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
 
 
 def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
-    """One that will not come back, which explains every link to it that broke."""
-    crew = replace(state.crew, is_explained=True, suspicion=None)
+    """One that will not come back, which explains every link to it that broke; it may have saved a checkpoint last."""
+    crew = replace(state.crew, is_explained=True, suspicion=None, founders=frozenset())
     return replace(state, crew=crew, missing=state.missing - {process})
 
 

@@ -22,6 +22,10 @@ _REPEATABLE = {error.__name__ for error in (UserCodeError, LossError, MetricErro
 _REPEATABLE |= {POISON_BATCH}
 
 
+CHECKPOINT_LOST = "CheckpointLost"
+"""The kind of failure of a job of which nobody holds the state, and whose checkpoints are gone."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """One sentence that says what happened, and the place where it did.

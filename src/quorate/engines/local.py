@@ -16,7 +16,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
 from quorate.core.errors import LinkError, QuorateError
-from quorate.core.failure import Failure, JobFailed
+from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
@@ -75,6 +75,7 @@ class LocalEngine:
         self._tail.read_new()  # what an earlier part of the run has told is not news
         self._events_from = self._tail.offset
         self._has_formed = False
+        self._saved: int | None = None
         self._spares = launch.spec.spares if launch.errand.is_training else 0
         self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
@@ -201,8 +202,7 @@ class LocalEngine:
         return Failure("ProcessLost", message, step=step)
 
     def _newest(self) -> Path | None:
-        newest = CheckpointFolder(self._launch.run.checkpoints).newest_whole()
-        return self._launch.checkpoint if newest is None else newest.path
+        return find_newest(self._launch.run.checkpoints, self._launch.checkpoint, self._saved)
 
     def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
@@ -216,6 +216,7 @@ class LocalEngine:
         events = self._tail.read_new()
         for event in events:
             self._has_formed = self._has_formed or event.kind == "generation"
+            self._saved = event.step if event.kind == "checkpoint" else self._saved
             self._show(event)
         return any(event.kind == "step" for event in events)
 
@@ -270,6 +271,30 @@ class LocalEngine:
     def _home(self, place: int) -> dict[str, str]:
         islands = self._launch.islands
         return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
+
+
+def find_newest(folder: Path, begin: Path | None, saved: int | None) -> Path | None:
+    """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
+
+    `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
+    none is whole any more, the job fails: to begin again would throw away in silence what was trained.
+    """
+    search = CheckpointFolder(folder).search()
+    if search.newest is not None:
+        return search.newest.path
+    if begin is not None and begin.parent != folder and begin.is_dir():
+        return begin  # of another run, from which this one has branched off
+    if begin is None and saved is None and not search.skipped:
+        return None
+    missed = f"the checkpoint of step {saved}" if saved is not None else "what the job began from"
+    if saved is None and begin is None:
+        missed = "its newest checkpoint"
+    found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
+    message = (
+        f"every worker is lost, and {missed} cannot be read any more: there is no whole checkpoint in {folder}{found}."
+        " The job ends rather than begin again with step 1."
+    )
+    raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
 
 
 def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:

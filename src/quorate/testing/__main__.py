@@ -6,8 +6,10 @@ import time
 from collections import Counter
 
 from quorate.testing.mutants import MUTANTS, SOUND, Mutant
+from quorate.testing.schedules import PAIRS, Coverage
 from quorate.testing.simulation import Simulation, Verdict, shrink
 
+_NAMED = 12
 _BY_NAME = {mutant.name: mutant for mutant in (SOUND, *MUTANTS)}
 
 
@@ -26,7 +28,8 @@ def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
     began = time.perf_counter()
     endings: Counter[str] = Counter()
     steps = copies = generations = successions = deaths = 0
-    for seed in range(first, first + seeds):
+    coverage = Coverage()
+    for seed in coverage.seeds(first, seeds):
         verdict = Simulation(seed, mutant).run()
         if verdict.broken is not None:
             print(f"seed {seed} breaks an invariant; with as few mishaps as still do:")
@@ -38,6 +41,7 @@ def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
         steps, copies = steps + verdict.steps, copies + verdict.copies
         generations, deaths = generations + verdict.generations, deaths + verdict.deaths
         successions += verdict.successions
+        coverage.add(verdict.pairs)
     seconds = time.perf_counter() - began
     told = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
     print(
@@ -45,6 +49,9 @@ def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
         f" {steps / seconds:.0f} a second, {generations} generations, {copies} copies, {deaths} workers"
         f" and {successions} coordinators ended"
     )
+    print(f"{len(coverage.seen)} of {len(PAIRS)} pairs of an event and a fault during it were covered", end="")
+    missing = [f"{fault} in {event}" for event, fault in coverage.missing]
+    print(f"; not {', '.join(missing[:_NAMED])}{' …' if len(missing) > _NAMED else ''}" if missing else "")
     return 0
 
 
@@ -67,7 +74,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m quorate.testing", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many jobs to simulate (default 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="from which seed on (default 0): even ones draw, of odd ones the best aims are taken",
+    )
     parser.add_argument("--seed", type=int, help="replay this one, and print what happens")
     parser.add_argument("--without", default="", help="numbers of mishaps to leave out, such as 0,2")
     parser.add_argument("--mutant", default=SOUND.name, choices=list(_BY_NAME), help="build it with this mistake")

@@ -63,11 +63,20 @@ class Referee:
         self._at_work: set[tuple[int, int]] = set()
         self._told: set[str] = set()
         self._empty: dict[int, float] = {}
+        # By process, how far the newest checkpoint was when it was started.
+        self._found: dict[int, int] = {}
         self.commits: list[Commit] = []
         self.steps = 0
         self.copies = 0
         self.generations = 0
         self.successions = 0
+
+    # --- what the supervisor does
+
+    def started(self, worker: Watched) -> None:
+        """A process begins, in a place."""
+        newest = self.newest_checkpoint()
+        self._found[worker.pid] = 0 if newest is None else newest.cursor.step
 
     # --- what the coordinator does
 
@@ -84,6 +93,8 @@ class Referee:
                     f" {_at(worker.holding.cursor)}, and it had promised {_at(member.cursor)}",
                 )
         before = [one.holding.cursor.step for one in self.commits if one.during < self._latest]
+        # Whoever holds the state is past it, and whoever was started since nobody does has it.
+        before += [self._found.get(workers[one.worker].pid, 0) for one in generation.members if one.worker in workers]
         # A worker may be left that was a step behind one which saved, and is gone.
         if generation.cursor.step < max(before, default=0) - 1:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")

@@ -34,7 +34,8 @@ class Mishap:
     """One thing that goes wrong.
 
     At a time, or when the worker enters a phase for the n-th time from then on; for a coordinator, when it decides on
-    such an action. What passes by itself does so after `seconds`.
+    such an action. What passes by itself does so after `seconds`. One that is part of a chain waits until the mishap of
+    the number `after` has befallen somebody, and says `whom` it befalls itself (schedules.py).
     """
 
     kind: str
@@ -46,8 +47,16 @@ class Mishap:
     others: tuple[str, ...] = ()
     weather: Weather = field(default_factory=Weather)
     workers: int = 0
+    whom: str = ""
+    after: int | None = None
 
-    def __str__(self) -> str:  # noqa: PLR0911 (one sentence for each kind)
+    def __str__(self) -> str:
+        if not self.whom:
+            return self._told()
+        chained = "" if self.after is None else f" after mishap {self.after}"
+        return f"{self._told()}; aimed at {self.phase}{chained}, to befall {self.whom}"
+
+    def _told(self) -> str:  # noqa: PLR0911 (one sentence for each kind)
         when = f"from {self.at:.3f} s on" if self.phase else f"at {self.at:.3f} s"
         where = f", the {self.nth}. time in {self.phase}" if self.phase else ""
         who = "anybody" if self.worker == ANYBODY else f"worker {self.worker}"
@@ -99,8 +108,8 @@ class Scenario:
         return max(ends, default=0.0)
 
 
-def scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
+def drawn(seed: int) -> Scenario:
+    """A scenario in which each mishap is drawn for itself."""
     chance = random.Random(derive_seed(seed, "scenario"))
     workers = chance.choice((1, 2, 2, 3, 3, 4))
     lanes = chance.randint(workers, workers + 4)
@@ -140,7 +149,7 @@ def _crashes(chance: random.Random, others: list[Mishap], length: float) -> list
     at = chance.choice(others).at if others and chance.random() < 0.5 else chance.uniform(0.0, 1.2 * length)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         phase = chance.choice(DECISIONS) if chance.random() < 0.6 else ""
-        away = FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.02, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
+        away = _away(chance)
         crashes.append(Mishap(CRASH, at, phase=phase, nth=chance.choice((1, 1, 1, 2, 3)), seconds=away))
         at += away + chance.choice((0.01, 0.1, 1.0)) * chance.random()
     return crashes
@@ -179,7 +188,7 @@ def _stop_writer(chance: random.Random, workers: int, at: float) -> Mishap:
 
 def _mishap(chance: random.Random, workers: int, at: float) -> Mishap:
     kind, worker = chance.choice(_KINDS), chance.randrange(workers)
-    long = FAILURE_TIMEOUT * chance.choice((0.1, 0.5, 0.9, 1.0, 1.1, 2.0)) * chance.uniform(0.8, 1.2)
+    long = _long(chance)
     match kind:
         case "kill":
             return Mishap(kind, at, *_moment(chance, worker))
@@ -188,15 +197,49 @@ def _mishap(chance: random.Random, workers: int, at: float) -> Mishap:
         case "cut":
             return Mishap(kind, at, worker, seconds=long, others=_others(chance, worker, workers))
         case "storm":
-            weather = Weather(
-                loss=chance.choice((0.0, 0.02, 0.1)),
-                duplication=chance.choice((0.0, 0.1, 0.3)),
-                lateness=chance.choice((0.1, 0.3)),
-                latest=chance.choice((0.02, 0.1, 0.5)),
-            )
-            return Mishap(kind, at, seconds=chance.uniform(0.2, 2.0) * FAILURE_TIMEOUT, weather=weather)
+            return _storm(chance, at)
         case _:
             return Mishap(kind, at, seconds=min(long, 1.2 * FAILURE_TIMEOUT))
+
+
+def draw(chance: random.Random, kind: str, worker: int, workers: int, lanes: int) -> Mishap:  # noqa: PLR0911
+    """A mishap of a kind, for whoever says when it befalls whom."""
+    match kind:
+        case "stop":
+            return Mishap(kind, 0.0, worker, seconds=_long(chance))
+        case "cut":
+            return Mishap(kind, 0.0, worker, seconds=_long(chance), others=_others(chance, worker, workers))
+        case "link":
+            return _cut_link(chance, workers, 0.0)
+        case "storm":
+            return _storm(chance, 0.0)
+        case "pause":
+            return Mishap(kind, 0.0, seconds=min(_long(chance), 1.2 * FAILURE_TIMEOUT))
+        case "crash":
+            return Mishap(kind, 0.0, seconds=_away(chance))
+        case "resize":
+            return Mishap(kind, 0.0, workers=chance.choice((1, 1, 1, max(1, workers - 1), chance.randint(1, lanes))))
+        case _:
+            return Mishap(kind, 0.0, worker)
+
+
+def _long(chance: random.Random) -> float:
+    return FAILURE_TIMEOUT * chance.choice((0.1, 0.5, 0.9, 1.0, 1.1, 2.0)) * chance.uniform(0.8, 1.2)
+
+
+def _away(chance: random.Random) -> float:
+    """How long there is no coordinator."""
+    return FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.02, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
+
+
+def _storm(chance: random.Random, at: float) -> Mishap:
+    weather = Weather(
+        loss=chance.choice((0.0, 0.02, 0.1)),
+        duplication=chance.choice((0.0, 0.1, 0.3)),
+        lateness=chance.choice((0.1, 0.3)),
+        latest=chance.choice((0.02, 0.1, 0.5)),
+    )
+    return Mishap(STORM, at, seconds=chance.uniform(0.2, 2.0) * FAILURE_TIMEOUT, weather=weather)
 
 
 def _moment(chance: random.Random, worker: int) -> tuple[int, str, int]:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from quorate.coordinator.actions import DeclareGeneration, Regroup
+from quorate.coordinator.actions import DeclareGeneration, Refill, Regroup
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import Completed, MembershipEvent, StateReported
+from quorate.coordinator.events import Completed, MembershipEvent, Registered, StateReported
 from quorate.coordinator.membership import decide
-from quorate.coordinator.states import Ended, State, Training
+from quorate.coordinator.states import Ended, Recalling, State, Training
 from quorate.core.generation import Generation, GenerationId
 from quorate.testing.simulated_coordinator import Decide
 from quorate.testing.simulated_membership import Habits
@@ -57,6 +57,40 @@ def decide_to_let_go(state: State, event: MembershipEvent, now: float) -> Decisi
     return replace(decision, actions=actions)
 
 
+def decide_from_nothing(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Let whoever is here begin, also from nothing: whoever was to bring the checkpoint may not come any more."""
+    if not isinstance(state, Ended):
+        anybody = frozenset(known.worker for known in state.crew.enrolled)
+        event_of = {event.worker} if isinstance(event, Registered) else set()
+        state = replace(state, crew=replace(state.crew, founders=anybody | event_of))
+    return decide(state, event, now)
+
+
+def decide_without_restoring(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Have replacements begin from nothing, also where nobody is left to copy from."""
+    decision = decide(state, event, now)
+    actions = tuple(replace(one, restore=False) if isinstance(one, Refill) else one for one in decision.actions)
+    return replace(decision, actions=actions)
+
+
+def decide_before_the_copy(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Take who is in a generation for one that holds its state, also before it has copied that."""
+    decision = decide(state, event, now)
+    after = decision.state
+    is_declared = any(isinstance(action, DeclareGeneration) for action in decision.actions)
+    if not is_declared or not isinstance(after, Training):
+        return decision
+    enrolled = tuple(replace(known, has_trained=known.within is not None) for known in after.crew.enrolled)
+    return replace(decision, state=replace(after, crew=replace(after.crew, enrolled=enrolled)))
+
+
+def decide_as_at_the_beginning(state: State, event: MembershipEvent, now: float) -> Decision:
+    """After another coordinator, take a job of which nobody is left that was in a generation for one that begins."""
+    if isinstance(state, Recalling) and state.newest is None:
+        state = replace(state, crew=replace(state.crew, generations=0))
+    return decide(state, event, now)
+
+
 SOUND = Mutant("sound")
 
 MUTANTS = (
@@ -75,4 +109,8 @@ MUTANTS = (
     Mutant("a late word of an earlier coordinator heeded", Habits(ignores_late_words=False)),
     Mutant("a worker deaf to the coordinator that it has come back to", Habits(goes_by_who_recalls=False)),
     Mutant("the only holder of the state let go", decide=decide_to_let_go),
+    Mutant("a generation founded from nothing", decide=decide_from_nothing),
+    Mutant("a replacement that does not restore", decide=decide_without_restoring),
+    Mutant("a state counted before it is copied", decide=decide_before_the_copy),
+    Mutant("a next coordinator that begins anew", decide=decide_as_at_the_beginning),
 )

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,9 +15,10 @@ from quorate.coordinator.terms import Terms
 from quorate.core.seeds import derive_seed
 from quorate.testing.clock import Clock, HostClock, VirtualClock
 from quorate.testing.invariants import InvariantBroken, Referee
-from quorate.testing.mishaps import ANYBODY, CRASH, Mishap, Scenario, scenario
+from quorate.testing.mishaps import ANYBODY, CRASH, Mishap, Scenario
 from quorate.testing.mutants import SOUND, Mutant
 from quorate.testing.network import Network, Weather
+from quorate.testing.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
 from quorate.testing.simulated_coordinator import Chronicle, Office, SimulatedCoordinator, events_in
 from quorate.testing.simulated_membership import SimulatedMember, Surroundings
 from quorate.testing.simulated_memory import SimulatedMemory
@@ -32,7 +33,10 @@ AFTERMATH = 3.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a simulation. `broken` is the invariant that does not hold, if one does not."""
+    """What came of a simulation. `broken` is the invariant that does not hold, if one does not.
+
+    `pairs`: which mishaps have befallen the job while what happened in it (schedules.py).
+    """
 
     seed: int
     without: tuple[int, ...]
@@ -44,18 +48,35 @@ class Verdict:
     successions: int
     deaths: int
     seconds: float
+    pairs: frozenset[Pair]
     trace: tuple[str, ...]
 
 
 class Simulation:
-    """One seed's job. `without` names mishaps of its scenario, by number, that are left out."""
+    """One seed's job. `without` names mishaps of its scenario, by number, that are left out.
+
+    Where a scenario is `given`, it is that one, and the seed decides the rest.
+    """
 
     def __init__(
-        self, seed: int, mutant: Mutant = SOUND, without: Collection[int] = (), *, traces: bool = False
+        self,
+        seed: int,
+        mutant: Mutant = SOUND,
+        without: Collection[int] = (),
+        *,
+        given: Scenario | None = None,
+        traces: bool = False,
     ) -> None:
         self._seed = seed
         self._without = tuple(sorted(without))
-        self._scenario = _leave_out(scenario(seed), without)
+        self._scenario = given or scenario(seed)
+        # What has befallen the job, and what waits for something to happen.
+        self._befallen = set(without)
+        self._waiting: dict[str, list[tuple[int, Mishap]]] = {}
+        for number, mishap in self._planned():
+            self._waiting.setdefault(mishap.phase, []).append((number, mishap))
+        self._decided: dict[str, float] = {}
+        self._pairs: set[Pair] = set()
         self._traces = traces
         self._trace: list[str] = []
         self._ending = "unfinished"
@@ -116,6 +137,7 @@ class Simulation:
             self._referee.successions,
             self._deaths,
             self._clock.now,
+            frozenset(self._pairs),
             tuple(self._trace),
         )
 
@@ -123,10 +145,10 @@ class Simulation:
         for slot in range(self._scenario.workers + self._scenario.spares):
             self._supervisor.start(slot, restore=False)
         self._clock.after(1.0, self._look_at_places)
-        for mishap in self._scenario.mishaps:
+        for number, mishap in self._planned():
             self._note(f"planned: {mishap}")
             if not mishap.phase:
-                self._clock.after(mishap.at, partial(self._befall, mishap))
+                self._clock.after(mishap.at, partial(self._befall, number, mishap))
         over = self._scenario.calm_from + PATIENCE
         while not self._supervisor.is_outcome_known:
             if self._clock.now > over or not self._clock.advance():
@@ -157,6 +179,7 @@ class Simulation:
             self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
         )
         self._workers[slot] = worker
+        self._referee.started(worker)
         return worker
 
     def _on_exit(self, worker: SimulatedMember) -> None:
@@ -181,21 +204,18 @@ class Simulation:
         if self._traces and any(not isinstance(action, GrantLease) for action in decision.actions):
             told = ", ".join(type(action).__name__ for action in decision.actions)
             self._note(f"coordinator: {decision.reason} [{told}]")
-        crash = next((crash for crash in self._due_in({type(action).__name__ for action in decision.actions})), None)
+        crash: Mishap | None = None
+        for kind in dict.fromkeys(type(action).__name__ for action in decision.actions):
+            self._decided[kind] = self._clock.now
+            for number, mishap in self._due_at(kind):
+                if mishap.kind != CRASH:
+                    self._befall_soon(number, mishap)
+                elif crash is None:
+                    crash = mishap
+                    self._note_befallen(number, mishap)
         if crash is not None:
-            self._note(f"mishap: {crash}")
             self._bury(self._coordinator, crash.seconds)
         return crash is not None
-
-    def _due_in(self, kinds: set[str]) -> list[Mishap]:
-        """Crashes of the coordinator that are due in the middle of a decision with such actions."""
-        due = []
-        for number, mishap in enumerate(self._scenario.mishaps):
-            if mishap.kind == CRASH and mishap.phase in kinds and self._clock.now >= mishap.at:
-                self._entered[number] = self._entered.get(number, 0) + 1
-                if self._entered[number] == mishap.nth:
-                    due.append(mishap)
-        return due
 
     def sees_written(self, state: State, action: Action) -> None:
         """Judge what the coordinator has decided, once it is more than a thought."""
@@ -246,18 +266,77 @@ class Simulation:
 
     # --- mishaps
 
-    def _on_phase(self, worker: SimulatedMember, phase: str) -> None:
-        for number, mishap in enumerate(self._scenario.mishaps):
-            is_meant = mishap.worker in (worker.slot, ANYBODY) and mishap.phase == phase and mishap.kind != CRASH
-            if is_meant and self._clock.now >= mishap.at:
+    def _planned(self) -> list[tuple[int, Mishap]]:
+        """Every mishap with its number."""
+        return [one for one in enumerate(self._scenario.mishaps) if one[0] not in self._without]
+
+    def _due_at(self, event: str, worker: SimulatedMember | None = None) -> list[tuple[int, Mishap]]:
+        """The mishaps that have waited for this to happen, and whose turn it is."""
+        due = []
+        for number, mishap in self._waiting.get(event, ()):
+            is_meant = worker is None or mishap.worker in (worker.slot, ANYBODY)
+            is_its_turn = mishap.after is None or mishap.after in self._befallen
+            if is_meant and is_its_turn and self._clock.now >= mishap.at:
                 self._entered[number] = self._entered.get(number, 0) + 1
                 if self._entered[number] == mishap.nth:
-                    moment = self._chance.choice((0.0, 0.001, 0.01, 0.05)) * self._chance.random()
-                    self._clock.after(moment, partial(self._befall, mishap, worker))
+                    due.append((number, mishap))
+        return due
 
-    def _befall(self, mishap: Mishap, worker: SimulatedMember | None = None) -> None:  # noqa: C901
+    def _on_phase(self, worker: SimulatedMember, phase: str) -> None:
+        events = (phase, REBUILD) if phase == "build" and self._chronicle.has_begun else (phase,)
+        for event in events:
+            for number, mishap in self._due_at(event, worker):
+                self._befall_soon(number, mishap, worker)
+
+    def _befall_soon(self, number: int, mishap: Mishap, worker: SimulatedMember | None = None) -> None:
+        moment = self._chance.choice((0.0, 0.001, 0.01, 0.05)) * self._chance.random()
+        self._clock.after(moment, partial(self._befall, number, mishap, worker))
+
+    def _note_befallen(self, number: int, mishap: Mishap) -> None:
         self._note(f"mishap: {mishap}")
-        worker = worker or self._workers[mishap.worker]
+        self._befallen.add(number)
+        now, has_begun = self._clock.now, self._chronicle.has_begun
+        phases = {worker.phase for worker in self._workers.values() if worker.is_alive}
+        if has_begun and "build" in phases:
+            phases = phases - {"build"} | {REBUILD}
+        decided = {kind for kind in DECISIONS if now - self._decided.get(kind, -RECENT) < RECENT}
+        self._pairs |= {(event, mishap.kind) for event in phases | decided}
+
+    def _whom(self, mishap: Mishap, met: SimulatedMember | None) -> Sequence[SimulatedMember]:
+        """Whom a mishap befalls; `met`: who has come to what it waited for."""
+        if not mishap.whom:
+            return [met or self._workers[mishap.worker]]
+        alive = [worker for _, worker in sorted(self._workers.items()) if worker.is_alive]
+        others = [worker for worker in alive if worker is not met] or alive
+        if not alive or mishap.whom == ALL:
+            return alive
+        if mishap.whom == IT and met is not None and met.is_alive:
+            return [met]
+        if mishap.whom == HOLDER:
+            return [max(others, key=lambda worker: worker.holding.cursor)]
+        if mishap.whom == NEWCOMER:
+            return [max(alive, key=lambda worker: worker.pid)]
+        return [self._chance.choice(others)]
+
+    def _befall(self, number: int, mishap: Mishap, met: SimulatedMember | None = None) -> None:
+        self._note_befallen(number, mishap)
+        match mishap.kind:
+            case "kill" | "stop" | "term" | "cut" | "link":
+                for worker in self._whom(mishap, met):
+                    self._befall_worker(mishap, worker)
+            case "storm":
+                self._network.weather = mishap.weather
+                self._clock.after(mishap.seconds, self._clear_up)
+            case "pause":
+                self._hold_up(self._coordinator, mishap.seconds)
+            case "crash":
+                self._crash(self._coordinator, mishap.seconds)
+            case "resize":
+                self._supervisor.ask_to_resize(mishap.workers)
+            case _:
+                self._supervisor.ask_to_stop("interrupted")
+
+    def _befall_worker(self, mishap: Mishap, worker: SimulatedMember) -> None:
         match mishap.kind:
             case "kill":
                 worker.die()
@@ -266,22 +345,13 @@ class Simulation:
                     worker.stop()
                     self._clock.after(mishap.seconds, worker.go_on)
             case "cut" | "link":
-                mend = self._network.cut(frozenset({worker.place}), frozenset(mishap.others))
+                neighbour = f"worker {(worker.slot + 1) % self._scenario.workers}"
+                others = frozenset(mishap.others) - {worker.place} or {neighbour}
+                mend = self._network.cut(frozenset({worker.place}), frozenset(others))
                 if math.isfinite(mishap.seconds):
                     self._clock.after(mishap.seconds, mend)
-            case "storm":
-                self._network.weather = mishap.weather
-                self._clock.after(mishap.seconds, self._clear_up)
-            case "pause":
-                self._hold_up(self._coordinator, mishap.seconds)
-            case "crash":
-                self._crash(self._coordinator, mishap.seconds)
-            case "term":
-                worker.ask_to_leave()
-            case "resize":
-                self._supervisor.ask_to_resize(mishap.workers)
             case _:
-                self._supervisor.ask_to_stop("interrupted")
+                worker.ask_to_leave()
 
     def _hold_up(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
         """Stop it for a while; whoever supervises it may take it for dead before that is over, and kill it."""
@@ -316,11 +386,6 @@ class Simulation:
     def _note(self, text: str) -> None:
         if self._traces:
             self._trace.append(f"{self._clock.now:9.4f}  {text}")
-
-
-def _leave_out(whole: Scenario, without: Collection[int]) -> Scenario:
-    kept = tuple(mishap for number, mishap in enumerate(whole.mishaps) if number not in without)
-    return replace(whole, mishaps=kept)
 
 
 def shrink(seed: int, mutant: Mutant = SOUND) -> Verdict:

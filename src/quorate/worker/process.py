@@ -223,10 +223,7 @@ class Worker:
         folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)
         if info is None and self._assignment.is_replacement:
-            # Others have gone on and removed it: what is newest now is as good, and so is a copy of their state.
-            info = folder.newest_whole()
-            if info is None:
-                return Progress()
+            info = newest_instead(path, folder, self._run.checkpoints)
         if info is None:
             raise CheckpointError(
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
@@ -265,6 +262,18 @@ class Worker:
             tensors=digests(ground.replica.tensors()),
             cursor=progress.cursor,
         )
+
+
+def newest_instead(gone: Path, folder: CheckpointFolder, own: Path) -> CheckpointInfo:
+    """Others have gone on and removed the checkpoint that was meant: what is newest now in the run's own is as good.
+
+    Who finds none must not register as if there had never been one. It makes room for another, and the launcher looks
+    again; if others hold the state by then, that one copies it.
+    """
+    newest = folder.newest_whole() if gone.parent == own else None
+    if newest is None:
+        raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is not there any more")
+    return newest
 
 
 def _under(progress: Progress, early_stop: EarlyStopSpec | None) -> Progress:
