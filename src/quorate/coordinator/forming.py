@@ -107,6 +107,8 @@ def condemn(state: Active, failure: Failure, now: float) -> Decision:
         awaited=crew.awaited | (gone & set(places(crew))),
         diverged=crew.diverged + 1,
         is_condemned=True,
+        # What others have found before may be older than what these have saved.
+        founders=frozenset(),
         futile=0,
         victims=(),
         suspicion=None,
