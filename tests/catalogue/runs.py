@@ -25,7 +25,7 @@ def put_a_file_in_the_way(workplace: Workplace) -> None:
 
 
 def change_source(workplace: Workplace) -> None:
-    workplace.task.write_text(workplace.task.read_text() + "\n# changed\n")
+    workplace.task.write_text(workplace.task.read_text() + "\nCHANGED = True\n")
 
 
 CASES = (

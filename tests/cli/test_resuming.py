@@ -14,7 +14,7 @@ def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, und
 
     # A changed source is allowed as a branch, which goes on from the checkpoint with the changed meaning.
     source = workplace.task.read_text()
-    workplace.task.write_text(f"{source}\n# changed\n")
+    workplace.task.write_text(f"{source}\nCHANGED = True\n")
     branched = workplace.run("resume", "last", "--branch", "--steps", "6", "--set", "clip_norm=0.1", "--json")
     assert branched.code == 0, branched.stderr
     assert (branched.document["run"], branched.document["steps"]) == ("tiny-0002", 6)
@@ -105,9 +105,9 @@ def test_a_run_folder_that_was_edited_is_refused_by_what_its_checkpoint_knows(us
     assert "job.yaml was changed since checkpoint step-00000008-evaluated was saved: seed: 0 → 7" in edited.error
     job.write_text(whole)
     (used_workplace.last / "environment.json").unlink()
-    used_workplace.task.write_text(used_workplace.task.read_text() + "\n# changed\n")
+    used_workplace.task.write_text(used_workplace.task.read_text() + "\nCHANGED = True\n")
     changed = used_workplace.run("resume", "last", "--steps", "16")
     assert changed.code == 2
-    assert "the task's source has changed since run tiny-0001 began" in changed.error
+    assert "the task's code has changed since run tiny-0001 began" in changed.error
     assert "--branch" in changed.error
     assert used_workplace.result()["status"] == "complete", "what is refused leaves the run as it was"

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped
@@ -23,7 +22,7 @@ EARLY_STOP = "early stop"
 
 def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
     """Refuse what would make the run produce something else, with both values and who asks for it."""
-    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not _is_moved_task(change)]
+    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not is_moved_task(change)]
     if not changed:
         return
     if {change.key for change in changed} <= {"epochs", "steps"}:
@@ -34,9 +33,13 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
     )
 
 
-def _is_moved_task(change: Change) -> bool:
-    """On another machine the task's file may lie elsewhere. Its source is compared by itself."""
-    return change.key == "task" and PurePath(str(change.before)).name == PurePath(str(change.after)).name
+def is_moved_task(change: Change) -> bool:
+    """A task may lie elsewhere, and under another name. Its code is compared by itself."""
+    return change.key == "task" and _class_of(change.before) == _class_of(change.after)
+
+
+def _class_of(reference: object) -> str:
+    return str(reference).rpartition(":")[2]
 
 
 def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:

@@ -25,6 +25,7 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.api.task_place import TaskPlace, find_task, keep_task, placed, refuse_other_code
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -35,6 +36,8 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.engines.islands import islands_for
 from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.messages import SOURCE
+from quorate.engines.nursery_process import Prepared
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
@@ -47,7 +50,6 @@ from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-SOURCE = "task source"
 ENDINGS = {"complete": "complete", EARLY_STOP: "complete", "interrupted": "interrupted", "terminated": "terminated"}
 STOPPED = {130: "interrupted", 143: "terminated"}
 
@@ -122,18 +124,17 @@ class Narrator:
 Watch = Callable[[Begun], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
-Facts = dict[str, str]
-
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is about to be trained. `accept_facts` refuses a machine or a task that does not fit the run."""
+    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
 
     run: RunFolder
     resolved: ResolvedJob
-    accept_facts: Callable[[Facts], None]
+    accept: Callable[[Prepared], None]
     checkpoint: CheckpointInfo | None = None
     faults: tuple[Fault, ...] = ()
+    place: TaskPlace | None = None
 
 
 def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
@@ -167,7 +168,9 @@ def resume(
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        return _train_in_new_run(resolved, folder, watch, checkpoint=newest_checkpoint(run))
+        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        checkpoint = newest_checkpoint(run)
+        return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -175,7 +178,9 @@ def resume(
         _refuse_without_key(resolved.spec)
         checkpoint = newest_checkpoint(run)
         refuse_edited_job(run, checkpoint, resolved)
-        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
+        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        resolved = placed(resolved, place)
+        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
         with _as_it_was(run):
             return _train(plan, watch, signals)
 
@@ -196,6 +201,7 @@ def _train_in_new_run(
     watch: Watch,
     checkpoint: CheckpointInfo | None,
     faults: tuple[Fault, ...] = (),
+    place: TaskPlace | None = None,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
@@ -204,7 +210,8 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text)
-                return _train(Plan(run, resolved, run.write_environment, checkpoint, faults), watch, signals)
+                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, faults, place)
+                return _train(plan, watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -235,23 +242,26 @@ def _as_it_was(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, facts: Facts) -> None:
+def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskPlace | None) -> None:
+    """What a new run's bits depend on besides its job."""
+    run.write_environment(now.facts)
+    keep_task(run, resolved.spec.task, now.source, place)
+
+
+def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
-    _check_facts(run, run.read_environment() or checkpoint.manifest.environment, facts)
+    _check_facts(run, run.read_environment() or checkpoint.manifest.environment, now)
     run.write_job(dump_job(resolved))
+    keep_task(run, resolved.spec.task, now.source)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
 
-def _check_facts(run: RunFolder, recorded: Mapping[str, Any], facts: Facts) -> None:
-    if recorded.get(SOURCE, facts[SOURCE]) != facts[SOURCE]:
-        raise RunError(
-            f"the task's source has changed since run {run.name} began (digest {recorded[SOURCE][:12]}… then, "
-            f"{facts[SOURCE][:12]}… now), so it would not produce what it promised. "
-            "Restore the source, or start a new run from its checkpoint with --branch."
-        )
-    for name, value in facts.items():
-        if recorded.get(name, value) != value:
+def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> None:
+    remedy = "Undo the change, or start a new run from its checkpoint with --branch."
+    refuse_other_code(run, recorded, now, remedy)
+    for name, value in now.facts.items():
+        if name != SOURCE and recorded.get(name, value) != value:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
 
 
@@ -267,6 +277,8 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     try:
         copies = Copies(run, spec, narrator.handle)
         launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+        if plan.place is not None:
+            launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
         try:
             fields = _trained(plan, launch, signals, narrator, copies)
         finally:
@@ -284,7 +296,7 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
     started = time.perf_counter()
     try:
         with islands_for(plan.faults, launch.workers + launch.spec.spares) as islands:
-            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept_facts, signals).run()
+            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, cursor_in
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.place import Place
@@ -18,6 +18,7 @@ from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.kept_source import keep_page
 from quorate.storage.objects import ObjectMissing
 
 FETCHING = ".fetching-"
@@ -57,6 +58,9 @@ def fetch_pages(place: Place, folder: Path) -> None:
             content = place.read(name)
             if content is not None:
                 write_new_file(folder / name, [content])
+    source = place.read(SOURCE_PAGE)
+    if source is not None:
+        keep_page(folder, source)
 
 
 def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -> Search:
