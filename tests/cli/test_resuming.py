@@ -1,10 +1,14 @@
+import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 
 from checkpoint.only_part import part_of
 from command import Workplace
+from quorate.checkpoint.manifest import Manifest
 
 
 def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, undisturbed: str) -> None:
@@ -92,6 +96,38 @@ def test_a_result_that_is_cut_off_is_warned_of_and_does_not_keep_a_run_from_goin
     assert f"WARNING: {file} is not JSON" in resumed.stderr
     assert (resumed.document["steps"], resumed.document["weights_digest"]) == (8, undisturbed)
     assert used_workplace.result()["status"] == "complete"
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_lost_job_a_cut_environment_and_a_newer_checkpoint_of_another_run_do_not_keep_a_run_from_going_on(
+    used_workplace: Workplace, undisturbed: str
+) -> None:
+    run = used_workplace.last
+    (run / "result.json").unlink()
+    environment = (run / "environment.json").read_text()
+    (run / "environment.json").write_text(environment[:40])
+    shutil.rmtree(run / "checkpoints" / "step-00000008-evaluated")
+    # Whole, and of a job with another seed: somebody has copied it here.
+    foreign = shutil.copytree(run / "checkpoints" / "step-00000006", run / "checkpoints" / "step-00000100")
+    manifest = Manifest.from_json((foreign / "manifest.json").read_text())
+    job = {**manifest.job, "seed": 7, "name": "other"}
+    (foreign / "manifest.json").write_text(replace(manifest, step=100, phase=0, job=job).to_json())
+    (run / "job.yaml").unlink()
+
+    resumed = used_workplace.run("resume", "last", "--workers", "2", "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.stderr.count("WARNING: ") == 4
+    for told in (
+        "runs/tiny-0001/job.yaml was gone: it is written again, with the job in checkpoint step-00000006",
+        "step-00000100 is not of this run, so step-00000006 is used: its job has seed 7 where the run has 0",
+        "environment.json is not JSON",
+        "checkpoint step-00000100 was moved to runs/tiny-0001/checkpoints-of-other-runs",
+    ):
+        assert told in resumed.stderr
+    assert (resumed.document["from_step"], resumed.document["weights_digest"]) == (6, undisturbed)
+    assert json.loads((run / "environment.json").read_text()) == json.loads(environment)
+    assert (run / "checkpoints-of-other-runs" / "step-00000100" / "manifest.json").is_file()
+    assert "seed: 0" in (run / "job.yaml").read_text()
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -10,6 +10,7 @@ from typing import Any
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
+from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
 from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
 from quorate.api.task_place import find_task, is_other_code
@@ -19,7 +20,6 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.nursery_process import Prepared
 from quorate.spec.change import changes
-from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
@@ -66,18 +66,19 @@ def evaluate_run(
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = load_recorded(run.job_file, {}, [])
-    resolved = load_recorded(run.job_file, environment, overrides)
+    recorded = recorded_job(run, {}, [])
+    resolved = recorded_job(run, environment, overrides)
     _refuse_other_meaning(run, recorded, resolved)
     place = find_task(run, recorded.spec.task, resolved.spec.task)
 
     def warn_of_changed_code(now: Prepared) -> None:
-        if is_other_code(run, run.read_environment() or {}, now):
+        if is_other_code(run, recorded_environment(run, info), now):
             log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
     errand = Errand(evaluates_only=True)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
+        warn_of_foreign(info, recorded.spec)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")

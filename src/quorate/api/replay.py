@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.aside import Aside, held, run_aside
+from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.task_place import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -13,7 +14,6 @@ from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.nursery_process import Prepared
 from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
-from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.scratch import scratch_folder
 from quorate.training.errand import Errand
@@ -69,13 +69,13 @@ def replay(runs: tuple[RunFolder, RunFolder], step: int, told: tuple[Mapping[str
 
 
 def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
-    resolved = load_recorded(run.job_file, {}, [])
+    resolved = recorded_job(run, {}, [])
 
     place = find_task(run, resolved.spec.task)
 
     def refuse(now: Prepared) -> None:
         try:
-            refuse_other_code(run, run.read_environment() or {}, now, "Undo the change, and try again.")
+            refuse_other_code(run, recorded_environment(run, info), now, "Undo the change, and try again.")
         except RunError as error:
             raise RunError(f"run {run.name} cannot be replayed: {error.message}") from None
 

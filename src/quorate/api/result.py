@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.api.recorded_run import recorded_job, warn_of_foreign
 from quorate.api.resumption import warn_of_damaged_result
 from quorate.api.task_place import find_task
 from quorate.checkpoint.key import cipher_by
@@ -14,7 +15,6 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
-from quorate.spec.load import load_recorded
 from quorate.spec.task_reference import TaskReference
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
@@ -125,9 +125,10 @@ def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None
     from quorate.training.params import configure
     from quorate.training.replica import Replica
 
-    spec = load_recorded(run.job_file, {}, []).spec
+    spec = recorded_job(run, {}, []).spec
     folder = CheckpointFolder(run.checkpoints)
     info = select(run.name, folder, checkpoint, Ranking.of(spec))
+    warn_of_foreign(info, spec)
     with preserved_generators():
         if isinstance(task, type):
             task_type = task

@@ -13,6 +13,12 @@ from typing import Any, Protocol
 from quorate.api.copies import Copies
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
+from quorate.api.recorded_run import (
+    recorded_environment,
+    recorded_job,
+    restore_environment,
+    set_foreign_aside,
+)
 from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
 from quorate.api.resumption import (
@@ -43,7 +49,6 @@ from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
-from quorate.spec.load import load_recorded
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder
@@ -161,22 +166,22 @@ def resume(
     if is_copy(reference):
         reference = str(fetch_run(runs, reference))
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = load_recorded(run.job_file, {}, [])
-    resolved = load_recorded(run.job_file, environment, overrides)
+    recorded = recorded_job(run, {}, [])
+    resolved = recorded_job(run, environment, overrides)
     warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task)
-        checkpoint = newest_checkpoint(run)
+        checkpoint = newest_checkpoint(run, recorded.spec)
         return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
-        checkpoint = newest_checkpoint(run)
+        checkpoint = newest_checkpoint(run, recorded.spec)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task)
         resolved = placed(resolved, place)
@@ -250,8 +255,11 @@ def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskPla
 
 def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
-    _check_facts(run, run.read_environment() or checkpoint.manifest.environment, now)
+    recorded = recorded_environment(run, checkpoint)
+    _check_facts(run, recorded, now)
+    set_foreign_aside(run, resolved.spec)
     run.write_job(dump_job(resolved))
+    restore_environment(run, recorded, now.facts)
     keep_task(run, resolved.spec.task, now.source)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from quorate.checkpoint.attempt import WRITING, Attempt
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.digester import DIGESTS
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, look_at, survey
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.retention import Retention, surplus
@@ -138,10 +138,16 @@ class CheckpointFolder:
         for part in read_manifest(info.path).parts:
             verify_part(info.path, part)
 
-    def search(self) -> Search:
-        """The newest whole checkpoint, and what had to be skipped to find it."""
+    def search(self, foreign: Callable[[CheckpointInfo], str] = lambda _: "") -> Search:
+        """The newest whole checkpoint, and what had to be skipped to find it.
+
+        `foreign` says why a checkpoint is none of the run that it is looked for, or nothing.
+        """
         skipped: list[Skipped] = []
         for found in reversed(survey(self.folder)):
+            if isinstance(found, CheckpointInfo) and (why := foreign(found)):
+                skipped.append(Skipped(found.path, why, Unusable.FOREIGN))
+                continue
             checked = self._checked(found)
             if isinstance(checked, CheckpointInfo):
                 return Search(checked, tuple(skipped))

@@ -21,6 +21,8 @@
         │                       a kind of gradient or buffer that cannot keep the promise
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
+        │   ├── NewerFormatError
+        │   │                   one that a newer version of Quorate has written
         │   └── AttemptGone     a save that another worker has given up
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
@@ -149,6 +151,10 @@ class DivergedError(JobError):
 
 class CheckpointError(JobError):
     """A checkpoint that cannot be written or read."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a newer version of Quorate has written: not damaged, and not for this version."""
 
 
 class LinkError(JobError):

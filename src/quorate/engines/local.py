@@ -18,6 +18,7 @@ from quorate.coordinator.client import Outcome, SupervisorClient
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
+from quorate.core.networks import refuse_without_loopback
 from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
@@ -82,6 +83,8 @@ class LocalEngine:
 
     def run(self) -> Outcome:
         """Run the job to its end."""
+        if self._launch.islands is None:
+            refuse_without_loopback()
         logs = self._launch.run.logs
         try:
             with contextlib.ExitStack() as stack:

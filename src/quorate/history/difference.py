@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,8 +58,8 @@ class RunSide:
         return cls(
             folder,
             load_recorded(folder.job_file, {}, []),
-            folder.read_environment() or {},
-            _result(folder),
+            _whole(folder.read_environment),
+            _whole(folder.read_result),
             Timeline.read(folder.events_file, keep=_depends_on_every_bit),
             None if kept is None else kept.source,
         )
@@ -117,9 +117,9 @@ class RunPair:
         return compare(self.left.timeline, self.right.timeline)
 
 
-def _result(folder: RunFolder) -> dict[str, Any]:
+def _whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     try:
-        return folder.read_result() or {}
+        return read() or {}
     except DamagedFileError as error:
         log.warning("%s", error)
         return {}
