@@ -43,8 +43,8 @@ def _restore_job(run: RunFolder) -> None:
     job = saved_job(own[-1])
     if job is None:
         raise RunError(
-            f"{near(run.job_file)} is gone, and the job in checkpoint {own[-1].path.name} cannot be read by this version "
-            "of Quorate. Put the file back."
+            f"{near(run.job_file)} is gone, and the job in checkpoint {own[-1].path.name} cannot be read by this "
+            "version of Quorate. Put the file back."
         )
     run.write_job(dump_job(ResolvedJob(job, {}, str(run.job_file))))
     log.warning(
