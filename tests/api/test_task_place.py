@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.task_place import TaskPlace, find_task, is_other_code, refuse_other_code
+from quorate.api.task_place import TaskPlace, find_task, is_other_code, keep_task, refuse_other_code
+from quorate.core import task_source
 from quorate.core.errors import RunError
 from quorate.core.task_source import TaskSource
 from quorate.engines.nursery_process import Prepared
@@ -37,6 +38,10 @@ def project(folder: Path, rate: float = 0.1) -> RunFolder:
     source = TaskSource(names[0], {name: (folder / name).read_bytes() for name in names})
     keep_source(run, source, folder / names[0])
     return RunFolder(run)
+
+
+def prepared(source: TaskSource, python: str = "3.11") -> Prepared:
+    return Prepared({"python": python, "task source": source.digest}, source)
 
 
 def test_it_is_where_the_job_says_or_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -105,9 +110,9 @@ def test_other_code_is_refused_with_the_difference_and_the_same_is_not(tmp_path:
     then = TaskSource("task_of_mine.py", {**now.files, "nets_of_mine.py": b"RATE = 0.1\n"})
     recorded = {"task source": then.digest, "python": "3.11"}
     commented = replace(then, files={**then.files, "nets_of_mine.py": b"RATE = 0.1  # slow\n"})
-    refuse_other_code(run, recorded, Prepared({"python": "3.11"}, commented), "Undo it.")
+    refuse_other_code(run, recorded, prepared(commented), "Undo it.")
     with pytest.raises(RunError) as refused:
-        refuse_other_code(run, recorded, Prepared({"python": "3.11"}, now), "Undo it.")
+        refuse_other_code(run, recorded, prepared(now), "Undo it.")
     first, *lines = refused.value.message.split("\n")
     assert first.endswith("so it would not produce what it promised. Undo it. What differs:")
     assert lines[0] == f"  --- nets_of_mine.py (kept in {run.path})"
@@ -118,8 +123,8 @@ def test_the_same_text_under_another_python_is_the_same_code(tmp_path: Path) -> 
     run = project(tmp_path)
     then = TaskSource("task_of_mine.py", {f.name: f.read_bytes() for f in tmp_path.glob("*.py")})
     recorded = {"task source": "code-1:another tree", "python": "3.11"}
-    assert not is_other_code(run, recorded, Prepared({"python": "3.99"}, then))
-    assert is_other_code(run, recorded, Prepared({"python": "3.11"}, then)), "a kept source that was edited"
+    assert not is_other_code(run, recorded, prepared(then, "3.99"))
+    assert is_other_code(run, recorded, prepared(then)), "a kept source that was edited"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,18 @@ def test_the_same_text_under_another_python_is_the_same_code(tmp_path: Path) -> 
     ],
 )
 def test_without_a_kept_source_the_digests_are_told(tmp_path: Path, recorded: str, text: str) -> None:
-    now = Prepared({}, TaskSource("t.py", {"t.py": b""}))
+    now = prepared(TaskSource("t.py", {"t.py": b""}))
     with pytest.raises(RunError, match=text):
         refuse_other_code(RunFolder(tmp_path), {"task source": recorded}, now, "Undo it.")
+
+
+def test_too_much_source_is_not_kept_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = TaskSource("t.py", {"t.py": b"x = 1\n"})
+    assert source.to_page() == source.to_json()
+    monkeypatch.setattr(task_source, "MOST_KEPT", 5)
+    assert source.to_page() is None
+    keep_task(RunFolder(tmp_path), "/t.py:T", None)
+    assert list(tmp_path.iterdir()) == []
+    assert "the task's source is not kept in the run: it has more than 4,194,304 bytes" in caplog.text

@@ -16,6 +16,7 @@ from quorate.cli.app import app
 from quorate.cli.page import Page
 from quorate.cli.run_page import print_run
 from quorate.cli.show import as_typed
+from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.task_source import TaskSource
@@ -168,10 +169,12 @@ def test_a_lost_run_says_so_once(runs: Path) -> None:
     silent = page(build_run(runs, story=story))
     assert "why          it was killed together with its launcher" in silent
     assert "took         6 s, as far as is known" in silent
-    told = page(build_run(runs, story=story.tell("failure", 4, cause="LauncherGone", message="its launcher has ended")))
-    assert "failure      its launcher has ended" in told
+    failure = autopsy_of_launcher()
+    told = page(build_run(runs, story=story.tell("failure", 4, cause=failure.kind, message=failure.message)))
+    assert f"failure      {failure.message}" in told
     assert "killed together" not in told
     assert "nothing was saved to go on from" in told
+    assert "resume" not in told, "one advice, which knows whether there is a checkpoint"
 
 
 def test_a_run_in_several_parts(runs: Path) -> None:

@@ -44,15 +44,6 @@ def test_it_is_whole_or_not_there_and_what_a_writer_left_is_swept(
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 
-def test_too_much_of_it_is_not_kept_and_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(kept_source, "MOST_BYTES", SOURCE.size - 1)
-    keep_source(tmp_path, SOURCE, None)
-    assert list(tmp_path.iterdir()) == []
-    assert f"its 3 files have {SOURCE.size} bytes, more than {SOURCE.size - 1}" in caplog.text
-
-
 def test_a_folder_that_is_not_as_it_was_written_counts_as_none_and_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quorate.api.remains import near
 from quorate.core.errors import RunError
-from quorate.core.task_source import KIND, TaskSource
+from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
 from quorate.engines.messages import SOURCE
 from quorate.engines.nursery_process import Prepared
 from quorate.spec.resolved import ResolvedJob
@@ -82,8 +82,11 @@ def placed(resolved: ResolvedJob, place: TaskPlace) -> ResolvedJob:
     return replace(resolved, spec=resolved.spec.model_copy(update={"task": place.reference}))
 
 
-def keep_task(run: RunFolder, task: str, source: TaskSource, place: TaskPlace | None = None) -> None:
+def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskPlace | None = None) -> None:
     """Keep the source of a run's task in the run; not that of one that is installed, which is no project's."""
+    if source is None:
+        log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
+        return
     reference = TaskReference.parse(task)
     file = reference.file or locate(reference.module or "")
     if (place is not None and place.kept is not None) or (file is not None and is_own(file.resolve())):
@@ -92,11 +95,12 @@ def keep_task(run: RunFolder, task: str, source: TaskSource, place: TaskPlace | 
 
 def is_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> bool:
     """Whether the task's code is another than the run began with, as far as that can be told."""
-    if recorded.get(SOURCE, now.source.digest) == now.source.digest:
+    digest = now.facts[SOURCE]
+    if recorded.get(SOURCE, digest) == digest:
         return False
     # Another version of Python may read the same text into another tree.
     kept = read_source(run.path) if recorded.get("python") != now.facts.get("python") else None
-    return kept is None or kept.source.files != now.source.files
+    return kept is None or now.source is None or kept.source.files != now.source.files
 
 
 def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared, remedy: str) -> None:
@@ -111,8 +115,8 @@ def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared
         )
     told = f"the task's code has changed since run {run.name} began, so it would not produce what it promised. {remedy}"
     kept = read_source(run.path)
-    if kept is None:
-        since = now.source.digest
+    if kept is None or now.source is None:
+        since = now.facts[SOURCE]
         short = [digest.removeprefix(KIND)[:12] for digest in (then, since)]
         raise RunError(f"{told} Its digest was {short[0]}… then and is {short[1]}… now; the run keeps no source.")
     lines = kept.source.difference(now.source, (f"kept in {near(run.path)}", "now"))

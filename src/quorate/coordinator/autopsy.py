@@ -99,10 +99,7 @@ def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:
 
 def autopsy_of_launcher() -> Failure:
     """What to say when nobody is left to look after the workers."""
-    return Failure(
-        LAUNCHER_GONE,
-        "the launcher of the job has ended without stopping it.",
-    )
+    return Failure(LAUNCHER_GONE, "the launcher of the job has ended without stopping it.")
 
 
 def _progress(place: Place) -> tuple[int, bool]:

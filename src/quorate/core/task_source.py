@@ -12,6 +12,8 @@ from typing import Any
 
 KIND = "code-1:"
 """What a digest begins with. Earlier ones had no such word, and were of the text."""
+MOST_KEPT = 4 << 20
+"""Bytes of source that travel and are kept; of more there is a digest only."""
 _SHOWN = 20
 # With one of these in any of the files, the task may read its docstrings, and they count.
 _READS_DOCSTRINGS = (b"__doc__", b"getdoc")
@@ -64,6 +66,10 @@ class TaskSource:
     @cached_property
     def _reads_docstrings(self) -> bool:
         return any(word in content for content in self.files.values() for word in _READS_DOCSTRINGS)
+
+    def to_page(self) -> str | None:
+        """As JSON, unless it is too much to be sent about and kept."""
+        return self.to_json() if self.size <= MOST_KEPT else None
 
     def to_json(self) -> str:
         """As JSON; a file that is not UTF-8 comes back as it was."""

@@ -85,7 +85,7 @@ class Nursery:
 
             facts = machine_facts(message["threads"], message["deterministic"])
             source = task_source(self._task_type)
-            self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_json())
+            self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
         except QuorateError as error:
             self._messages.send(FAILED, failure=Failure.of(error).to_dict())
         except Exception as error:

@@ -53,10 +53,11 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What it tells then: facts about machine and task that the bits depend on, and the task's source."""
+    """What it tells then: facts about machine and task that the bits depend on, and the task's source, unless that is
+    too large."""
 
     facts: dict[str, str]
-    source: TaskSource
+    source: TaskSource | None
 
 
 class NurseryLost(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -94,7 +95,8 @@ class NurseryProcess:
             for message in self._messages.read() if ready else ():
                 if message["what"] == READY:
                     self._is_ready = True
-                    return Prepared(message["facts"], TaskSource.from_json(message["source"]))
+                    source = message["source"]
+                    return Prepared(message["facts"], None if source is None else TaskSource.from_json(source))
                 if message["what"] == FAILED:
                     raise Failure.from_dict(message["failure"]).error()
         raise JobError(f"{self._departure()} while it imported the task; its log is {self._log_file}.")

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 FOLDER = "source"
 INDEX = "index.json"
-MOST_BYTES = 4 << 20
 _WRITING = ".source-"
 
 
@@ -43,17 +42,8 @@ class KeptSource:
 
 def keep_source(run: Path, source: TaskSource, file: Path | None) -> None:
     """Keep a task's source in a run's folder, unless one is kept already; `file` is where the task's file is."""
-    if (run / FOLDER).exists():
-        return
-    if source.size > MOST_BYTES:
-        log.warning(
-            "the task's source is not kept in the run: its %s files have %s bytes, more than %s",
-            len(source.files),
-            f"{source.size:,}",
-            f"{MOST_BYTES:,}",
-        )
-        return
-    _write(run, source, None if file is None else os.path.relpath(file, run))
+    if not (run / FOLDER).exists():
+        _write(run, source, None if file is None else os.path.relpath(file, run))
 
 
 def keep_page(run: Path, page: bytes) -> None:

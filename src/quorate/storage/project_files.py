@@ -126,7 +126,7 @@ def _imports(module: str, file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")
+            parents = package.split(".") if package else []
             around = parents[: len(parents) - node.level + 1] if node.level else []
             base = ".".join([*around, *([node.module] if node.module else [])])
             yield from ([base] if base else [])
