@@ -16,6 +16,7 @@ from quorate.api import evaluate
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.evaluate import evaluate_run
 from quorate.api.replay import replay
+from quorate.api.task_place import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
@@ -90,7 +91,8 @@ def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
     shutil.rmtree(gone)
     with socket.create_server(("127.0.0.1", 0)) as server:
         spec = resolved.spec.model_copy(update={"port": server.getsockname()[1]})
-        aside = Aside(replace(resolved, spec=spec), Errand(evaluates_only=True), gone, lambda facts: None)
+        place = find_task(run, spec.task)
+        aside = Aside(replace(resolved, spec=spec), Errand(evaluates_only=True), gone, lambda _: None, place)
         with pytest.raises(JobFailed, match="is not there any more: it was removed while this job was starting"):
             run_aside(aside, tmp_path / "scratch")
 

@@ -15,11 +15,13 @@ from quorate.core import cores
 from quorate.core.cgroup import Limits
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.engines.nursery_process import Prepared
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
+from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 
 Show = Callable[[Event], None]
@@ -38,11 +40,13 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
     run = RunFolder(workplace.last)
 
     class Engine:
-        def __init__(self, _: Any, show: Show, accept_facts: Callable[[dict[str, str]], None], *__: Any) -> None:
-            self.show, self.accept_facts = show, accept_facts
+        def __init__(self, _: Any, show: Show, accept: Callable[[Prepared], None], *__: Any) -> None:
+            self.show, self.accept = show, accept
 
         def run(self) -> Outcome:
-            self.accept_facts(dict(run.read_environment() or {}))
+            kept = read_source(run.path)
+            assert kept is not None
+            self.accept(Prepared(run.read_environment() or {}, kept.source))
             for step in range(steps):
                 self.show(Event("step", 9 + step, {}))
             return refuse()

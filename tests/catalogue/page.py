@@ -32,6 +32,7 @@ PLACEHOLDERS: Placeholders = [
     (r"\b[0-9,]+ are free", "<n> are free"),
     (r"(-of-\d)\.[0-9a-f]{32}\.", r"\1.<digest>."),
     (r"\bport \d{5}\b", "port <port>"),
+    (r"\breads up to \d+", "reads up to <n>"),
     (r"The keys here: (version|params)[^.]*\.", "The keys here: <keys>."),
     # How a place in a line is marked depends on the version of Python.
     (r"\n *[~^]+(?=\n|$)", ""),

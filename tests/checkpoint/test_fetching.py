@@ -19,6 +19,8 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.verification import MANIFEST, read_manifest
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
+from quorate.core.task_source import TaskSource
+from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
 
@@ -181,3 +183,15 @@ def test_damage_on_a_store_is_found(source: Source, s3: SeaweedStore, tmp_path: 
     assert [skipped.path.name for skipped in search.skipped] == ["step-00000006", "step-00000004"]
     assert "damaged" in search.skipped[0].reason
     assert "there is no object" in search.skipped[1].reason
+
+
+def test_brings_the_source_of_the_task_unless_the_checkpoints_are_encrypted(source: Source, tmp_path: Path) -> None:
+    code = TaskSource("task.py", {"task.py": b"x = 1\n", "parts/net.py": b""})
+    keep_source(source.run.path, code, tmp_path / "task.py")
+    for is_encrypted in (False, True):
+        place = tmp_path / f"backup-{is_encrypted}"
+        place.mkdir()
+        copy_checkpoints(replace(source, is_encrypted=is_encrypted), FolderPlace(place / "tiny-0001"))
+        fetched = fetch_run(tmp_path / f"elsewhere-{is_encrypted}", str(place / "tiny-0001"))
+        kept = read_source(fetched)
+        assert (None if kept is None else kept.source) == (None if is_encrypted else code)

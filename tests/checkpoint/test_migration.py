@@ -17,7 +17,7 @@ from quorate.checkpoint.tree import decode
 from quorate.checkpoint.verification import read_manifest, verify_part
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, NewerFormatError
 
 FORMATS = Path(__file__).parent / "formats"
 NAME = "step-00000006-evaluated"
@@ -77,7 +77,18 @@ def test_brought_to_the_present_format_it_is_written_as_such() -> None:
     assert Manifest.from_json(text) == manifest
 
 
-@pytest.mark.parametrize("given", [0, 3, "1", None, True, 1.0])
+def test_a_format_of_the_future_is_no_damage_unless_its_digest_says_so() -> None:
+    text = resealed((FORMATS / "1" / NAME / "manifest.json").read_text(), format=FORMAT + 1)
+    with pytest.raises(
+        NewerFormatError, match=rf"a newer Quorate \(format {FORMAT + 1}; this one reads up to {FORMAT}\)"
+    ):
+        Manifest.from_json(text)
+    with pytest.raises(CheckpointError, match="differs from its own digest") as damaged:
+        Manifest.from_json(text.replace('"step"', '"stem"'))
+    assert not isinstance(damaged.value, NewerFormatError)
+
+
+@pytest.mark.parametrize("given", [0, "1", None, True, 1.0])
 def test_an_unknown_format_is_refused_with_those_that_are_known(given: Any) -> None:
     text = resealed((FORMATS / "1" / NAME / "manifest.json").read_text(), format=given)
     with pytest.raises(CheckpointError, match=rf"has format {given!r} and .* formats 1 and 2"):

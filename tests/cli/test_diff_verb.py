@@ -39,10 +39,10 @@ def test_the_step_at_which_two_runs_part_and_the_tensors_in_which_they_do(two_ru
     assert max(len(line.rstrip()) for line in told.splitlines()) <= 40
 
     # A replay by other code would explain nothing.
-    two_runs.task.write_text(two_runs.task.read_text() + "\n# changed\n")
+    two_runs.task.write_text(two_runs.task.read_text() + "\nCHANGED = True\n")
     refused = two_runs.run("diff", "tiny-0001", "last", "--tensor")
     assert refused.code == 2
-    assert "run tiny-0001 cannot be replayed: the task's source has changed since it began" in refused.error
+    assert "run tiny-0001 cannot be replayed: the task's code has changed since run tiny-0001 began" in refused.error
 
 
 def test_a_run_and_itself_do_not_part(used_workplace: Workplace) -> None:

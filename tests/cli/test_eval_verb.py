@@ -35,13 +35,13 @@ def test_what_a_killed_evaluation_has_left_is_removed_by_the_next(used_workplace
 
 @pytest.mark.usefixtures("unmeasured")
 def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(used_workplace: Workplace) -> None:
-    used_workplace.task.write_text(used_workplace.task.read_text() + "\n# changed\n")
+    used_workplace.task.write_text(used_workplace.task.read_text() + "\nCHANGED = True\n")
     # A parameter that decides how it was trained changes nothing in what was trained.
     done = used_workplace.run("eval", "tiny", "--checkpoint", "6", "--set", "params.learning_rate=0.5")
     assert done.code == 0, done.stderr
     assert "at step 6" in done.stdout
     assert used_workplace.result()["weights_digest"] not in done.stdout
-    assert "the task's source has changed since run tiny-0001 began" in done.stderr
+    assert "the task's code has changed since run tiny-0001 began" in done.stderr
 
 
 def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import quorate
 from catalogue import machine
-from command import Workplace, await_condition
+from command import Done, Workplace, await_condition
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
 from quorate.observe.tail import EventTail
@@ -25,6 +25,16 @@ def test_a_port_in_use_is_told_at_once(workplace: Workplace) -> None:
         done = workplace.train("--json")
     assert f"port {port} on 127.0.0.1 is in use" in done.error
     machine.PAGE.hold(machine.PORT, done, workplace)
+    assert workplace.runs() == []
+
+
+@pytest.mark.usefixtures("namespaces", "unmeasured")
+def test_a_machine_without_loopback_is_told_before_a_process_is_started(workplace: Workplace) -> None:
+    train = [sys.executable, "-m", "quorate", "train", "job.yaml", "--json"]
+    done = subprocess.run(
+        ["unshare", "--net", *train], cwd=workplace.folder, capture_output=True, text=True, check=False
+    )
+    machine.PAGE.hold(machine.NO_LOOPBACK, Done(done.returncode, done.stdout, done.stderr), workplace)
     assert workplace.runs() == []
 
 

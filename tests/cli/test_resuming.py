@@ -1,10 +1,14 @@
+import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 
 from checkpoint.only_part import part_of
 from command import Workplace
+from quorate.checkpoint.manifest import Manifest
 
 
 def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, undisturbed: str) -> None:
@@ -14,7 +18,7 @@ def test_a_branch_an_extension_and_a_broken_checkpoint(workplace: Workplace, und
 
     # A changed source is allowed as a branch, which goes on from the checkpoint with the changed meaning.
     source = workplace.task.read_text()
-    workplace.task.write_text(f"{source}\n# changed\n")
+    workplace.task.write_text(f"{source}\nCHANGED = True\n")
     branched = workplace.run("resume", "last", "--branch", "--steps", "6", "--set", "clip_norm=0.1", "--json")
     assert branched.code == 0, branched.stderr
     assert (branched.document["run"], branched.document["steps"]) == ("tiny-0002", 6)
@@ -95,6 +99,38 @@ def test_a_result_that_is_cut_off_is_warned_of_and_does_not_keep_a_run_from_goin
 
 
 @pytest.mark.usefixtures("unmeasured")
+def test_a_lost_job_a_cut_environment_and_a_newer_checkpoint_of_another_run_do_not_keep_a_run_from_going_on(
+    used_workplace: Workplace, undisturbed: str
+) -> None:
+    run = used_workplace.last
+    (run / "result.json").unlink()
+    environment = (run / "environment.json").read_text()
+    (run / "environment.json").write_text(environment[:40])
+    shutil.rmtree(run / "checkpoints" / "step-00000008-evaluated")
+    # Whole, and of a job with another seed: somebody has copied it here.
+    foreign = shutil.copytree(run / "checkpoints" / "step-00000006", run / "checkpoints" / "step-00000100")
+    manifest = Manifest.from_json((foreign / "manifest.json").read_text())
+    job = {**manifest.job, "seed": 7, "name": "other"}
+    (foreign / "manifest.json").write_text(replace(manifest, step=100, phase=0, job=job).to_json())
+    (run / "job.yaml").unlink()
+
+    resumed = used_workplace.run("resume", "last", "--workers", "2", "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert resumed.stderr.count("WARNING: ") == 4
+    for told in (
+        "runs/tiny-0001/job.yaml was gone: it is written again, with the job in checkpoint step-00000006",
+        "step-00000100 is not of this run, so step-00000006 is used: its job has seed 7 where the run has 0",
+        "environment.json is not JSON",
+        "checkpoint step-00000100 was moved to runs/tiny-0001/checkpoints-of-other-runs",
+    ):
+        assert told in resumed.stderr
+    assert (resumed.document["from_step"], resumed.document["weights_digest"]) == (6, undisturbed)
+    assert json.loads((run / "environment.json").read_text()) == json.loads(environment)
+    assert (run / "checkpoints-of-other-runs" / "step-00000100" / "manifest.json").is_file()
+    assert "seed: 0" in (run / "job.yaml").read_text()
+
+
+@pytest.mark.usefixtures("unmeasured")
 def test_a_run_folder_that_was_edited_is_refused_by_what_its_checkpoint_knows(used_workplace: Workplace) -> None:
     job = used_workplace.last / "job.yaml"
     whole = job.read_text()
@@ -105,9 +141,9 @@ def test_a_run_folder_that_was_edited_is_refused_by_what_its_checkpoint_knows(us
     assert "job.yaml was changed since checkpoint step-00000008-evaluated was saved: seed: 0 → 7" in edited.error
     job.write_text(whole)
     (used_workplace.last / "environment.json").unlink()
-    used_workplace.task.write_text(used_workplace.task.read_text() + "\n# changed\n")
+    used_workplace.task.write_text(used_workplace.task.read_text() + "\nCHANGED = True\n")
     changed = used_workplace.run("resume", "last", "--steps", "16")
     assert changed.code == 2
-    assert "the task's source has changed since run tiny-0001 began" in changed.error
+    assert "the task's code has changed since run tiny-0001 began" in changed.error
     assert "--branch" in changed.error
     assert used_workplace.result()["status"] == "complete", "what is refused leaves the run as it was"

@@ -16,11 +16,14 @@ from quorate.cli.app import app
 from quorate.cli.page import Page
 from quorate.cli.run_page import print_run
 from quorate.cli.show import as_typed
+from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
+from quorate.core.task_source import TaskSource
 from quorate.history.advice import Advice, advise
 from quorate.history.run_detail import RunDetail
 from quorate.spec.override import Override
+from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
 
@@ -65,6 +68,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     run = complete_run(runs, overrides=[Override("workers", 2, "--workers")])
+    keep_source(run.path, TaskSource("task.py", {"task.py": b"", "nets.py": b"", "a/b.py": b""}), None)
     text = page(run)
     assert text.startswith("tiny-0001  complete  8/8 steps\n  created")
     shown = rows(text)
@@ -73,6 +77,7 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     assert shown["speed"] == "640 samples/s; 0.1 s a step (compute 50%)"
     assert (shown["best"], shown["metrics"]) == ("loss 0.5000 at step 8", "loss 0.5000")
     assert shown["task"] == "task.py:Tiny, 4 lanes on 2 workers"
+    assert shown["source"] == "kept in source/: task.py, a/b.py, nets.py"
     assert (shown["weights"], shown["folder"]) == ("ab" * 32, str(run.path))
     assert shown["next"] == "quorate resume tiny-0001 --steps 16"
     assert shown["told"] == "8 steps, 2 evaluations, 1 generation"
@@ -164,10 +169,12 @@ def test_a_lost_run_says_so_once(runs: Path) -> None:
     silent = page(build_run(runs, story=story))
     assert "why          it was killed together with its launcher" in silent
     assert "took         6 s, as far as is known" in silent
-    told = page(build_run(runs, story=story.tell("failure", 4, cause="LauncherGone", message="its launcher has ended")))
-    assert "failure      its launcher has ended" in told
+    failure = autopsy_of_launcher()
+    told = page(build_run(runs, story=story.tell("failure", 4, cause=failure.kind, message=failure.message)))
+    assert f"failure      {failure.message}" in told
     assert "killed together" not in told
     assert "nothing was saved to go on from" in told
+    assert "resume" not in told, "one advice, which knows whether there is a checkpoint"
 
 
 def test_a_run_in_several_parts(runs: Path) -> None:

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from command import await_condition, command_line
+from quorate.core.task_source import TaskSource
 from quorate.engines import nursery_process
 from quorate.engines.messages import STARTED
-from quorate.engines.nursery_process import NurseryProcess, Preparation
+from quorate.engines.nursery_process import NurseryProcess, Preparation, Prepared
 from quorate.engines.pidfds import Pidfds
 from quorate.worker.assignment import Assignment
 
+SOURCE = TaskSource("task.py", {"task.py": b"x = 'a'\n"})
 # A nursery that starts a worker, which does not die with it, and then does not listen any more.
 DEAF_NURSERY = """#!{python}
 import json, pathlib, socket, subprocess, sys, time
 messages = socket.socket(fileno=int(sys.argv[4]))
-messages.sendall(json.dumps({{"what": "ready", "facts": {{}}}}).encode() + b"\\n")
+messages.sendall(json.dumps({{"what": "ready", "facts": {{}}, "source": {source!r}}}).encode() + b"\\n")
 heard = b""
 while b'"what": "start"' not in heard:
     heard += messages.recv(4096)
@@ -67,13 +69,13 @@ def test_closing_a_deaf_nursery_waits_for_its_workers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
 ) -> None:
     script, sign = tmp_path / "python", tmp_path / "started"
-    script.write_text(DEAF_NURSERY.format(python=sys.executable, sign=str(sign)))
+    script.write_text(DEAF_NURSERY.format(python=sys.executable, sign=str(sign), source=SOURCE.to_json()))
     script.chmod(0o755)
     monkeypatch.setattr(nursery_process, "CLOSE_PATIENCE", 0.3)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
         nursery = NurseryProcess(tmp_path / "log", Preparation("t:T", {}, "", [], 0, 1, True))
-    assert nursery.await_ready(lambda: False) == {}
+    assert nursery.await_ready(lambda: False) == Prepared({}, SOURCE)
     nursery.start(Assignment(str(tmp_path), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
     await_condition("the worker", sign.exists)
     messages = list(nursery.poll(5.0)) if told else []

@@ -119,7 +119,7 @@ def build_run(
 def complete_run(runs: Path, **options: Any) -> RunFolder:
     """A run that nothing happened to, with the checkpoint of its end."""
     run = build_run(runs, **{"story": whole_story(), "result": COMPLETE, **options})
-    run.write_environment({"python": "3.11.7", "torch": "2.13.0", "task source": "cd" * 32})
+    run.write_environment({"python": "3.11.7", "torch": "2.13.0", "task source": "code-1:" + "cd" * 32})
     add_checkpoint(run, 8)
     return run
 

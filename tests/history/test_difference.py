@@ -1,3 +1,4 @@
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -5,8 +6,11 @@ from typing import Any
 import pytest
 
 from history.run_builder import complete_run
+from quorate.cli.difference_view import print_difference
+from quorate.core.task_source import TaskSource
 from quorate.history.difference import RunPair, RunSide, compare, differing
 from quorate.history.timeline import Timeline
+from quorate.storage.kept_source import keep_source
 
 
 def timeline(*losses: float, **more: Any) -> Timeline:
@@ -59,3 +63,22 @@ def test_a_result_that_is_cut_off_is_warned_of_and_the_rest_is_compared(
     assert (pair.comparison.common_steps, pair.comparison.parting) == (8, None)
     assert pair.weights[1] is None
     assert f"{right.result_file} is not JSON" in caplog.text
+
+
+def test_the_code_of_two_tasks_is_compared_where_both_runs_keep_it(tmp_path: Path) -> None:
+    left, right = complete_run(tmp_path), complete_run(tmp_path)
+    keep_source(left.path, TaskSource("task.py", {"task.py": b"RATE = 0.1\n"}), None)
+    assert RunPair.read(left, right).source is None
+    keep_source(right.path, TaskSource("task.py", {"task.py": b"# Faster.\nRATE = 0.2\n"}), None)
+    pair = RunPair.read(left, right)
+    assert pair.source == [
+        "--- task.py (tiny-0001)",
+        "+++ task.py (tiny-0002)",
+        "@@ -1 +1,2 @@",
+        "-RATE = 0.1",
+        "+# Faster.",
+        "+RATE = 0.2",
+    ]
+    told = io.StringIO()
+    print_difference(pair, None, told, is_terminal=False)
+    assert "\nThe code of their tasks differs:\n" + "\n".join(pair.source) in told.getvalue()

@@ -25,7 +25,7 @@ def test_everything_about_a_run(tmp_path: Path) -> None:
         "canary": "ef" * 16,
         "dataset": "01" * 16,
         "python": "3.11.7",
-        "task source": "cd" * 32,
+        "task source": "code-1:" + "cd" * 32,
     }
     assert detail.timeline.steps[2].keys() == {"loss", "samples", "samples_per_second", "compute_s"}
 

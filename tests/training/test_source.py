@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from quorate.core.errors import TaskError, UserCodeError
-from quorate.training.source import load_task_type, source_digest
+from quorate.core.task_source import TaskSource
+from quorate.training.source import load_task_type, task_source
 from quorate.training.task import Task
 
 TASK = """
@@ -136,32 +137,57 @@ def test_an_import_that_fails_shows_the_users_traceback(
     assert "import a_library_that_is_not_installed" in lines[2]
 
 
-class TestSourceDigest:
-    def load(self, file: Path, *beside: Path) -> str:
+class TestTaskSource:
+    def load(self, file: Path, *beside: Path) -> TaskSource:
         forget(file, *beside)
-        return source_digest(load_task_type(f"{file}:Digits", 0))
+        return task_source(load_task_type(f"{file}:Digits", 0))
 
-    def test_it_changes_with_the_tasks_file_and_only_then(self, tmp_path: Path) -> None:
+    def test_it_changes_with_the_code_of_the_tasks_file_and_only_then(self, tmp_path: Path) -> None:
         file = write(tmp_path)
         before = self.load(file)
         assert self.load(file) == before
-        file.write_text(file.read_text() + "\n# another word\n")
-        assert self.load(file) != before
+        file.write_text(f"# another word\n\n{file.read_text()}")
+        commented = self.load(file)
+        assert (commented.digest, commented == before) == (before.digest, False)
+        file.write_text(f"{file.read_text()}\nx = 1\n")
+        assert self.load(file).digest != before.digest
 
-    def test_it_changes_with_what_the_task_imports_from_its_folder(self, tmp_path: Path) -> None:
+    def test_it_has_what_the_task_imports_from_its_project_also_inside_a_function(self, tmp_path: Path) -> None:
         folder = tmp_path / "parts"
         folder.mkdir()
-        beside, below = write(tmp_path), write(folder)
-        file = write(tmp_path, f"import {beside.stem}\nimport parts.{below.stem}")
+        beside, below, late, inner = write(tmp_path), write(folder), write(tmp_path), write(tmp_path)
+        late.write_text(f"from {inner.stem} import number\n")
+        lines = f"import {beside.stem}\nimport parts.{below.stem}, json\ndef later():\n    import {late.stem}\n"
+        file = write(tmp_path, lines)
         before = self.load(file, beside)
-        beside.write_text(beside.read_text() + "\n# another word\n")
-        changed = self.load(file, beside)
-        assert changed != before
-        below.write_text(below.read_text() + "\n# another word\n")
-        sys.modules.pop(f"parts.{below.stem}")
-        assert self.load(file, beside) != changed
+        assert before.files.keys() == {file.name, beside.name, f"parts/{below.name}", late.name, inner.name}
+        for changed in (beside, below, late, inner):
+            text = changed.read_text()
+            changed.write_text(f"{text}\nx = 1\n")
+            assert self.load(file, beside).digest != before.digest
+            changed.write_text(text)
+        assert self.load(file, beside) == before
 
-    def test_it_does_not_change_with_what_the_task_does_not_import(self, tmp_path: Path) -> None:
+    def test_a_module_that_is_imported_by_a_computed_name_is_in_it(self, tmp_path: Path) -> None:
+        beside = write(tmp_path)
+        file = write(tmp_path, f"import importlib\nimportlib.import_module({beside.stem[:3]!r} + {beside.stem[3:]!r})")
+        assert self.load(file, beside).files.keys() == {file.name, beside.name}
+
+    def test_it_has_the_packages_around_a_module_and_what_they_import(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        package = tmp_path / f"package_{next(numbers)}"
+        (package / "tasks").mkdir(parents=True)
+        for name in ("__init__.py", "nets.py", "tasks/__init__.py", "tasks/losses.py", "unused.py"):
+            (package / name).write_text("")
+        write(package / "tasks", "from .. import nets\nfrom .losses import *", name="digits.py")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        source = task_source(load_task_type(f"{package.name}.tasks.digits:Digits", 0))
+        assert source.main == f"{package.name}/tasks/digits.py"
+        names = ("__init__.py", "nets.py", "tasks/__init__.py", "tasks/losses.py", "tasks/digits.py")
+        assert source.files.keys() == {f"{package.name}/{name}" for name in names}
+
+    def test_it_has_nothing_that_the_task_does_not_import(self, tmp_path: Path) -> None:
         file = write(tmp_path)
         before = self.load(file)
         write(tmp_path)
@@ -170,15 +196,25 @@ class TestSourceDigest:
         elsewhere.mkdir()
         load_task_type(f"{write(elsewhere)}:Digits", 0)
         assert self.load(file) == before
+        assert before.files.keys() == {file.name}, "neither torch nor quorate"
 
-    def test_it_does_not_change_when_the_folder_moves(self, tmp_path: Path) -> None:
+    def test_its_digest_does_not_change_when_the_folder_moves_or_the_file_is_renamed(self, tmp_path: Path) -> None:
         home, other = tmp_path / "home", tmp_path / "other"
         home.mkdir()
         other.mkdir()
         file = write(home)
         before = self.load(file)
-        forget(file)
-        assert self.load(file.rename(other / file.name)) == before
+        moved = file.rename(other / file.name)
+        assert self.load(moved) == before
+        renamed = moved.rename(other / f"renamed.{file.name}")
+        assert self.load(renamed).digest == before.digest
+
+    def test_it_is_of_the_code_that_was_imported_whatever_the_file_says_later(self, tmp_path: Path) -> None:
+        file = write(tmp_path)
+        task_type = load_task_type(f"{file}:Digits", 0)
+        before = task_source(task_type)
+        file.write_text("changed = True")
+        assert task_source(task_type) is before
 
     def test_a_task_without_a_file_is_refused(self) -> None:
         module = type(sys)("made_up")
@@ -186,7 +222,7 @@ class TestSourceDigest:
         sys.modules["made_up"] = module
         task_type = type("Digits", (Task,), {"__module__": "made_up"})
         with pytest.raises(TaskError, match="made_up has no file"):
-            source_digest(task_type)
+            task_source(task_type)
 
 
 def test_a_library_that_a_package_lacks_is_not_taken_for_the_package(

@@ -3,15 +3,17 @@
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quorate.api.task_place import TaskPlace
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError
 from quorate.core.failure import JobFailed
 from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.nursery_process import Prepared
 from quorate.engines.signals import listening_to_signals
 from quorate.observe.event import Event
 from quorate.spec.resolved import ResolvedJob
@@ -21,12 +23,13 @@ from quorate.training.errand import Errand
 
 @dataclass(frozen=True)
 class Aside:
-    """A job to be run beside its run. `accept_facts` refuses a machine or a task that does not fit."""
+    """A job to be run beside its run. `accept` refuses a machine or a task that does not fit."""
 
     resolved: ResolvedJob
     errand: Errand
     checkpoint: Path | None
-    accept_facts: Callable[[dict[str, str]], None]
+    accept: Callable[[Prepared], None]
+    place: TaskPlace
 
 
 def held(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
@@ -69,7 +72,8 @@ def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
         launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.errand)
-        outcome = LocalEngine(launch, _show_nothing, aside.accept_facts, signals).run()
+        launch = replace(launch, task=aside.place.reference, search_path=aside.place.search_path)
+        outcome = LocalEngine(launch, _show_nothing, aside.accept, signals).run()
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

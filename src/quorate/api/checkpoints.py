@@ -120,7 +120,8 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     folder, ranking = CheckpointFolder(run.checkpoints), Ranking.of(spec)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
     refuse_own_folder(run, place)
-    source = Source(run, Retention(spec.checkpoint.keep, spec.checkpoint.keep_every), ranking)
+    retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
+    source = Source(run, retention, ranking, spec.checkpoint.encrypt is not None)
     infos = [select(run.name, folder, which, ranking)] if which is not None else list(folder.list())
     copied: list[Copied] = []
     damaged = [found for found in survey(run.checkpoints) if isinstance(found, Skipped)] if which is None else []

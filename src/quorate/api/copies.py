@@ -45,7 +45,7 @@ class Copies:
         # In the file, and not seen by `handle` yet.
         self._unseen: deque[Event] = deque()
         retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-        source = Source(run, retention, Ranking.of(spec))
+        source = Source(run, retention, Ranking.of(spec), spec.checkpoint.encrypt is not None)
         places = [place_for(to, run.name) for to in self._places]
         for place in places:
             refuse_own_folder(run, place, "checkpoint.to: ")

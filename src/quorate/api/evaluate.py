@@ -9,14 +9,17 @@ from typing import Any
 
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
-from quorate.api.resumption import listed
-from quorate.api.session import SOURCE, refuse_in_worker
+from quorate.api.job import overrides_from
+from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
+from quorate.api.resumption import is_moved_task, listed
+from quorate.api.session import refuse_in_worker
+from quorate.api.task_place import find_task, is_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
+from quorate.engines.nursery_process import Prepared
 from quorate.spec.change import changes
-from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
@@ -45,12 +48,14 @@ def evaluate(
     overrides: Mapping[str, Any] | None = None,
     *,
     runs: str | Path | None = None,
+    task: Any = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
 
     `overrides` (dotted keys) may change how it runs, and which data the task reads: ``{"params.data": "other"}``.
+    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
     """
-    layer = [Override(key, value, "quorate.evaluate") for key, value in (overrides or {}).items()]
+    layer = overrides_from("quorate.evaluate", overrides, task)
     with passing_on_signals():
         return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer)
 
@@ -61,18 +66,20 @@ def evaluate_run(
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    resolved = load_recorded(run.job_file, environment, overrides)
-    _refuse_other_meaning(run, load_recorded(run.job_file, {}, []), resolved)
+    recorded = recorded_job(run, {}, [])
+    resolved = recorded_job(run, environment, overrides)
+    _refuse_other_meaning(run, recorded, resolved)
+    place = find_task(run, recorded.spec.task, resolved.spec.task)
 
-    def warn_of_changed_source(facts: dict[str, str]) -> None:
-        recorded = (run.read_environment() or {}).get(SOURCE, facts[SOURCE])
-        if recorded != facts[SOURCE]:
-            log.warning("the task's source has changed since run %s began; it is evaluated by the one of now", run.name)
+    def warn_of_changed_code(now: Prepared) -> None:
+        if is_other_code(run, recorded_environment(run, info), now):
+            log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
     errand = Errand(evaluates_only=True)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
-        _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_source), scratch)
+        warn_of_foreign(info, recorded.spec)
+        _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
@@ -94,7 +101,7 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
     changed = [
         change
         for change in changes(recorded.spec, resolved.spec)
-        if change.mark is Mark.MEANING and not change.key.startswith("params.")
+        if change.mark is Mark.MEANING and not change.key.startswith("params.") and not is_moved_task(change)
     ]
     if changed:
         raise RunError(

@@ -41,7 +41,9 @@ class Exported:
     weights_digest: str
 
 
-def export_model(run: RunFolder, out: Path, which: str, kind: Format | None, *, force: bool) -> Exported:
+def export_model(
+    run: RunFolder, out: Path, which: str, kind: Format | None, *, force: bool, task: str | None = None
+) -> Exported:
     """Write the model of a checkpoint (last, best, or that of a step) to a file, or into a folder.
 
     It has the names of the model's own `state_dict`, each with a tensor of its own in a safetensors file, also where
@@ -51,7 +53,7 @@ def export_model(run: RunFolder, out: Path, which: str, kind: Format | None, *, 
     file = out / _USUAL_NAMES[kind] if out.is_dir() else out
     if file.exists() and not force:
         raise RunError(f"{file} is there already. Choose another file, or replace it with --force")
-    info, model = model_of(run, which)
+    info, model = model_of(run, which, task)
     state: Mapping[str, Any] = model.state_dict()
     manifest = info.manifest
     if kind is Format.SAFETENSORS:

@@ -123,6 +123,12 @@ def reference_to(task: Any) -> str:
     return f"{task.__module__}:{task.__qualname__}"
 
 
+def overrides_from(caller: str, keys: Mapping[str, Any] | None, task: Any = None) -> list[Override]:
+    """What a call puts over a recorded job: keys, and where the task is now."""
+    said = dict(keys or {}) if task is None else {**(keys or {}), "task": _reference(task)}
+    return [Override(key, value, caller) for key, value in said.items()]
+
+
 def _is_installed(file: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 

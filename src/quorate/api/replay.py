@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.aside import Aside, held, run_aside
-from quorate.api.session import SOURCE
+from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.task_place import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
+from quorate.engines.nursery_process import Prepared
 from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
-from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.scratch import scratch_folder
 from quorate.training.errand import Errand
@@ -68,19 +69,19 @@ def replay(runs: tuple[RunFolder, RunFolder], step: int, told: tuple[Mapping[str
 
 
 def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
-    resolved = load_recorded(run.job_file, {}, [])
+    resolved = recorded_job(run, {}, [])
 
-    def refuse_other_source(facts: dict[str, str]) -> None:
-        recorded = (run.read_environment() or {}).get(SOURCE, facts[SOURCE])
-        if recorded != facts[SOURCE]:
-            raise RunError(
-                f"run {run.name} cannot be replayed: the task's source has changed since it began (digest "
-                f"{recorded[:12]}… then, {facts[SOURCE][:12]}… now). Restore the source, and try again."
-            )
+    place = find_task(run, resolved.spec.task)
+
+    def refuse(now: Prepared) -> None:
+        try:
+            refuse_other_code(run, recorded_environment(run, info), now, "Undo the change, and try again.")
+        except RunError as error:
+            raise RunError(f"run {run.name} cannot be replayed: {error.message}") from None
 
     info = _checkpoint_before(run, step)
     checkpoint = None if info is None else held(run, info, scratch)
-    done, _ = run_aside(Aside(resolved, Errand(replayed_step=step), checkpoint, refuse_other_source), scratch)
+    done, _ = run_aside(Aside(resolved, Errand(replayed_step=step), checkpoint, refuse, place), scratch)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()

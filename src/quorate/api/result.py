@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.api.recorded_run import recorded_job, warn_of_foreign
 from quorate.api.resumption import warn_of_damaged_result
+from quorate.api.task_place import find_task
 from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
@@ -13,7 +15,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
-from quorate.spec.load import load_recorded
+from quorate.spec.task_reference import TaskReference
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
 
@@ -80,14 +82,17 @@ class Result:
         failure = self.fields.get("failure") or {}
         return failure.get("message")
 
-    def load_model(self, checkpoint: str | int = LAST, *, map_location: Any = None) -> Any:
+    def load_model(self, checkpoint: str | int = LAST, *, map_location: Any = None, task: Any = None) -> Any:
         """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
 
         The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
         It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
         random generators are left as they are.
+
+        A task that is not where it was is looked for relative to the run, and otherwise built from the source that the
+        run keeps; `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
         """
-        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type)
+        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type if task is None else task)
         return model if map_location is None else model.to(map_location)
 
     def __repr__(self) -> str:
@@ -114,18 +119,22 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     return Result.of(folder, known | _ending_of(folder))
 
 
-def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None = None) -> tuple[CheckpointInfo, Any]:
-    """The checkpoint of a run that is meant, and its model, as the task builds it."""
+def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None) -> tuple[CheckpointInfo, Any]:
+    """The checkpoint of a run that is meant, and its model, as the task builds it: that of the run, or another."""
     from quorate.data.streams import preserved_generators
     from quorate.training.params import configure
     from quorate.training.replica import Replica
-    from quorate.training.source import load_task_type
 
-    spec = load_recorded(run.job_file, {}, []).spec
+    spec = recorded_job(run, {}, []).spec
     folder = CheckpointFolder(run.checkpoints)
     info = select(run.name, folder, checkpoint, Ranking.of(spec))
+    warn_of_foreign(info, spec)
     with preserved_generators():
-        task_type = task_type or load_task_type(spec.task, spec.seed)
+        if isinstance(task, type):
+            task_type = task
+        else:
+            asked = None if task is None else str(TaskReference.parse(task).within(Path.cwd()))
+            task_type = find_task(run, spec.task, asked).load(spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
     # Where the run looks for its key now: it may have moved since the checkpoint was written.
     folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)

@@ -1,19 +1,22 @@
 """Whether a run can go on as it is asked to, and from which checkpoint."""
 
 import logging
+import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
 
+from quorate.api.recorded_run import changes_since, why_foreign
 from quorate.api.remains import near, typed
-from quorate.checkpoint.listing import CheckpointInfo, Skipped
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable
 from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import DamagedFileError, RunError
+from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.layers import DEFAULT
 from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import OWN_PLACE
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -23,7 +26,7 @@ EARLY_STOP = "early stop"
 
 def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
     """Refuse what would make the run produce something else, with both values and who asks for it."""
-    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not _is_moved_task(change)]
+    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not is_moved_task(change)]
     if not changed:
         return
     if {change.key for change in changed} <= {"epochs", "steps"}:
@@ -34,9 +37,13 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
     )
 
 
-def _is_moved_task(change: Change) -> bool:
-    """On another machine the task's file may lie elsewhere. Its source is compared by itself."""
-    return change.key == "task" and PurePath(str(change.before)).name == PurePath(str(change.after)).name
+def is_moved_task(change: Change) -> bool:
+    """A task may lie elsewhere, and under another name. Its code is compared by itself."""
+    return change.key == "task" and _class_of(change.before) == _class_of(change.after)
+
+
+def _class_of(reference: object) -> str:
+    return str(reference).rpartition(":")[2]
 
 
 def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:
@@ -109,11 +116,17 @@ def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
         )
 
 
-def newest_checkpoint(run: RunFolder) -> CheckpointInfo:
-    """The newest whole checkpoint; those that had to be skipped are warned of."""
-    search = CheckpointFolder(run.checkpoints).search()
+def newest_checkpoint(run: RunFolder, recorded: JobSpec) -> CheckpointInfo:
+    """The newest whole checkpoint of the run; those that had to be skipped are warned of."""
+    folder = CheckpointFolder(run.checkpoints)
+    search = folder.search(lambda info: why_foreign(info, recorded))
+    if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
+        search = folder.search()  # none at all is of this job: then it is the job that was changed
+    for left in search.skipped:
+        if left.kind is Unusable.NEWER:
+            raise RunError(_why_not_older(run, left, search.newest))
     if search.newest is None:
-        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
+        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(run, recorded, search.skipped)}")
     return warned_of(search.newest, search.skipped)
 
 
@@ -122,17 +135,27 @@ def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: Reso
 
     Where the task is does not count: a project may be moved, and its source is compared by itself.
     """
-    saved = JobSpec.model_validate(checkpoint.manifest.job)
-    changed = [change for change in refused_on_resume(saved, resolved.spec) if change.key != "task"]
+    changed = changes_since(checkpoint, resolved.spec)
     if changed:
+        owner = checkpoint.manifest.job.get("name")
+        other = f", or that is a checkpoint of another run (of job {owner})" if owner != resolved.spec.name else ""
         raise RunError(
-            f"{near(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved: "
+            f"{near(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved{other}: "
             f"{listed(changed, resolved)}. Restore it, or start a new run from the checkpoint with --branch."
         )
 
 
-def _why_nothing(skipped: Sequence[Skipped]) -> str:
+def _why_not_older(run: RunFolder, newer: Skipped, newest: CheckpointInfo | None) -> str:
+    """Going back would undo the steps in between, which nobody has asked for."""
+    instead = "" if newest is None else f", or move {near(newer.path)} away to go on from {newest.path.name}"
+    return f"checkpoint {newer.path.name} of run {run.name} {newer.reason}. Resume with that version{instead}."
+
+
+def _why_nothing(run: RunFolder, recorded: JobSpec, skipped: Sequence[Skipped]) -> str:
     if not skipped:
+        step = _last_saved(run)
+        if step is not None:
+            return _why_gone(run, recorded, step)
         return (
             "it ended before its first checkpoint. Start it anew with quorate train; "
             "`checkpoint: {every: N}` saves every N steps."
@@ -143,3 +166,19 @@ def _why_nothing(skipped: Sequence[Skipped]) -> str:
         f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {near(newest.path.parent)}). "
         "Start it anew with quorate train, or put back a copy of the folder if you have one."
     )
+
+
+def _why_gone(run: RunFolder, recorded: JobSpec, step: int) -> str:
+    copies = [place for place in recorded.checkpoint.to if place != OWN_PLACE]
+    commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
+    copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
+    return (
+        f"its events tell of a checkpoint at step {step}, and {near(run.checkpoints)} has none any more. Put the "
+        f"folder back if you have it{copied}. Otherwise start it anew with quorate train."
+    )
+
+
+def _last_saved(run: RunFolder) -> int | None:
+    """The step of the newest checkpoint that the run has told of."""
+    saved = (event.step for event in EventTail(run.events_file).read_new() if event.kind == "checkpoint")
+    return max((step for step in saved if step is not None), default=None)

@@ -13,6 +13,12 @@ from typing import Any, Protocol
 from quorate.api.copies import Copies
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
+from quorate.api.recorded_run import (
+    recorded_environment,
+    recorded_job,
+    restore_environment,
+    set_foreign_aside,
+)
 from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
 from quorate.api.resumption import (
@@ -25,6 +31,7 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.api.task_place import TaskPlace, find_task, keep_task, placed, refuse_other_code
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -35,19 +42,19 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.engines.islands import islands_for
 from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.messages import SOURCE
+from quorate.engines.nursery_process import Prepared
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
-from quorate.spec.load import load_recorded
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-SOURCE = "task source"
 ENDINGS = {"complete": "complete", EARLY_STOP: "complete", "interrupted": "interrupted", "terminated": "terminated"}
 STOPPED = {130: "interrupted", 143: "terminated"}
 
@@ -122,18 +129,17 @@ class Narrator:
 Watch = Callable[[Begun], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
-Facts = dict[str, str]
-
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is about to be trained. `accept_facts` refuses a machine or a task that does not fit the run."""
+    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
 
     run: RunFolder
     resolved: ResolvedJob
-    accept_facts: Callable[[Facts], None]
+    accept: Callable[[Prepared], None]
     checkpoint: CheckpointInfo | None = None
     faults: tuple[Fault, ...] = ()
+    place: TaskPlace | None = None
 
 
 def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
@@ -160,22 +166,26 @@ def resume(
     if is_copy(reference):
         reference = str(fetch_run(runs, reference))
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = load_recorded(run.job_file, {}, [])
-    resolved = load_recorded(run.job_file, environment, overrides)
+    recorded = recorded_job(run, {}, [])
+    resolved = recorded_job(run, environment, overrides)
     warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        return _train_in_new_run(resolved, folder, watch, checkpoint=newest_checkpoint(run))
+        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        checkpoint = newest_checkpoint(run, recorded.spec)
+        return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
-        checkpoint = newest_checkpoint(run)
+        checkpoint = newest_checkpoint(run, recorded.spec)
         refuse_edited_job(run, checkpoint, resolved)
-        plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
+        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        resolved = placed(resolved, place)
+        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
         with _as_it_was(run):
             return _train(plan, watch, signals)
 
@@ -196,6 +206,7 @@ def _train_in_new_run(
     watch: Watch,
     checkpoint: CheckpointInfo | None,
     faults: tuple[Fault, ...] = (),
+    place: TaskPlace | None = None,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
@@ -204,7 +215,8 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text)
-                return _train(Plan(run, resolved, run.write_environment, checkpoint, faults), watch, signals)
+                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, faults, place)
+                return _train(plan, watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -235,23 +247,29 @@ def _as_it_was(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, facts: Facts) -> None:
+def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskPlace | None) -> None:
+    """What a new run's bits depend on besides its job."""
+    run.write_environment(now.facts)
+    keep_task(run, resolved.spec.task, now.source, place)
+
+
+def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
-    _check_facts(run, run.read_environment() or checkpoint.manifest.environment, facts)
+    recorded = recorded_environment(run, checkpoint)
+    _check_facts(run, recorded, now)
+    set_foreign_aside(run, resolved.spec)
     run.write_job(dump_job(resolved))
+    restore_environment(run, recorded, now.facts)
+    keep_task(run, resolved.spec.task, now.source)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
 
-def _check_facts(run: RunFolder, recorded: Mapping[str, Any], facts: Facts) -> None:
-    if recorded.get(SOURCE, facts[SOURCE]) != facts[SOURCE]:
-        raise RunError(
-            f"the task's source has changed since run {run.name} began (digest {recorded[SOURCE][:12]}… then, "
-            f"{facts[SOURCE][:12]}… now), so it would not produce what it promised. "
-            "Restore the source, or start a new run from its checkpoint with --branch."
-        )
-    for name, value in facts.items():
-        if recorded.get(name, value) != value:
+def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> None:
+    remedy = "Undo the change, or start a new run from its checkpoint with --branch."
+    refuse_other_code(run, recorded, now, remedy)
+    for name, value in now.facts.items():
+        if name != SOURCE and recorded.get(name, value) != value:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
 
 
@@ -267,6 +285,8 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     try:
         copies = Copies(run, spec, narrator.handle)
         launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+        if plan.place is not None:
+            launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
         try:
             fields = _trained(plan, launch, signals, narrator, copies)
         finally:
@@ -284,7 +304,7 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
     started = time.perf_counter()
     try:
         with islands_for(plan.faults, launch.workers + launch.spec.spares) as islands:
-            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept_facts, signals).run()
+            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise

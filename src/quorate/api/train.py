@@ -8,12 +8,11 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.interruption import pass_on_signal, passing_on_signals
-from quorate.api.job import Job
+from quorate.api.job import Job, overrides_from
 from quorate.api.result import Result
 from quorate.api.show import NotebookStage, watch_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.given import given
-from quorate.spec.override import Override
 from quorate.storage.runs_folder import runs_folder
 
 
@@ -50,6 +49,7 @@ def resume(
     *,
     runs: str | Path | None = None,
     branch: bool = False,
+    task: Any = None,
     progress: bool = True,
 ) -> Result:
     """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
@@ -57,8 +57,9 @@ def resume(
     The address of a copy of a run, such as ``s3://bucket/prefix/digits-0001``, will do as well: it is fetched first.
     `overrides` (dotted keys, such as ``{"workers": 3}``) may change how it runs, and train it longer; with `branch` a
     new run begins from the checkpoint, and they may change what it means. It ends as `train` does.
+    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
     """
-    layer = [Override(key, value, "quorate.resume") for key, value in (overrides or {}).items()]
+    layer = overrides_from("quorate.resume", overrides, task)
     return _shown(
         lambda watch: session.resume(runs_folder(runs), str(run), os.environ, layer, watch=watch, branch=branch),
         progress,

@@ -17,12 +17,14 @@ from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.selection import Ranking
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
+from quorate.storage.kept_source import read_source
 from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 ORIGIN = "origin.json"
+SOURCE_PAGE = "source.json"
 LEFT_BEHIND = 24 * 3600.0
 """Seconds since its last change after which an unfinished copy is nobody's any more."""
 LONGEST_PAUSE = 60.0
@@ -61,11 +63,15 @@ def pause_after(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True)
 class Source:
-    """A run whose checkpoints are copied, and what its job says about which to keep."""
+    """A run whose checkpoints are copied, and what its job says about which to keep.
+
+    The source of its task is copied as well, unless the checkpoints are encrypted: it would lie there in plain.
+    """
 
     run: RunFolder
     retention: Retention
     ranking: Ranking
+    is_encrypted: bool = False
 
     @property
     def origin(self) -> bytes:
@@ -75,7 +81,9 @@ class Source:
     def pages(self) -> dict[str, bytes]:
         """What a copy of a run has beside checkpoints."""
         files = [file for file in (self.run.job_file, self.run.environment_file) if file.is_file()]
-        return {file.name: file.read_bytes() for file in files}
+        pages = {file.name: file.read_bytes() for file in files}
+        kept = None if self.is_encrypted else read_source(self.run.path)
+        return pages if kept is None else {**pages, SOURCE_PAGE: kept.to_page()}
 
 
 @dataclass(frozen=True)

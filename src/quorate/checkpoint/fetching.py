@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, cursor_in
+from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.place import Place
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, JobError
+from quorate.core.errors import CheckpointError, JobError, NewerFormatError
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.kept_source import keep_page
 from quorate.storage.objects import ObjectMissing
 
 FETCHING = ".fetching-"
@@ -57,6 +58,9 @@ def fetch_pages(place: Place, folder: Path) -> None:
             content = place.read(name)
             if content is not None:
                 write_new_file(folder / name, [content])
+    source = place.read(SOURCE_PAGE)
+    if source is not None:
+        keep_page(folder, source)
 
 
 def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -> Search:
@@ -71,6 +75,8 @@ def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -
             break
         try:
             return Search(fetch_checkpoint(place, name, folder), tuple(skipped))
+        except NewerFormatError:
+            raise  # not to go on from an earlier one unasked
         except (CheckpointError, ObjectMissing) as error:
             skipped.append(Skipped(Path(name), error.message))
     return Search(None, tuple(skipped))
@@ -139,6 +145,8 @@ def _fetched(place: Place, name: str, target: Path) -> Manifest:
             _write_through(target / part.file)
     except CheckpointError as error:
         reason = error.message.removeprefix(f"checkpoint {target}: ")
+        if isinstance(error, NewerFormatError):
+            raise NewerFormatError(f"the copy of {name} at {place} {reason}. Resume with that version.") from None
         raise CheckpointError(f"the copy of {name} at {place} is not whole: {reason}") from None
     return manifest
 

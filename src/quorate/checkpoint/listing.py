@@ -1,13 +1,14 @@
 """What is in a folder of checkpoints, by their manifests: no part is read."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import read_manifest
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, NewerFormatError
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,32 @@ class CheckpointInfo:
         return sum(part.bytes for part in self.manifest.parts)
 
 
+class Unusable(StrEnum):
+    """Why a checkpoint is not for use; told after its name."""
+
+    DAMAGED = "is damaged"
+    NEWER = "is of a newer version"
+    FOREIGN = "is not of this run"
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A checkpoint that cannot be used, and why; the reason leaves out where, which the path says."""
 
     path: Path
     reason: str
+    kind: Unusable = Unusable.DAMAGED
 
     @classmethod
     def of(cls, path: Path, error: CheckpointError) -> "Skipped":
         """The checkpoint at a path, skipped for this error."""
-        return cls(path, str(error).removeprefix(f"checkpoint {path}: "))
+        kind = Unusable.NEWER if isinstance(error, NewerFormatError) else Unusable.DAMAGED
+        return cls(path, str(error).removeprefix(f"checkpoint {path}: "), kind)
 
 
 @dataclass(frozen=True)
 class Search:
-    """The newest checkpoint that is whole, and the newer ones that are not, newest first."""
+    """The newest checkpoint that is whole, and the newer ones that cannot be used, newest first."""
 
     newest: CheckpointInfo | None
     skipped: tuple[Skipped, ...]

@@ -10,7 +10,7 @@ from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, NewerFormatError
 from quorate.core.given import given
 
 _HEAD = '{{"digest": "{digest}",\n'
@@ -69,9 +69,15 @@ class Manifest:
         """From what `to_json` wrote; anything else is refused with what is wrong."""
         content = _parsed(text)
         digest = content.pop("digest", None)
-        refuse_unknown(content)
         head = _HEAD.format(digest=digest)
-        if not text.startswith(head) or content_digest(text[len(head) :].encode()) != digest:
+        is_sound = text.startswith(head) and content_digest(text[len(head) :].encode()) == digest
+        try:
+            refuse_unknown(content)
+        except NewerFormatError:
+            # A flipped bit may make any number of a format; only what is sound was written by a newer version.
+            if is_sound:
+                raise
+        if not is_sound:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
         try:
             present = migrated(content)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, NewerFormatError
 
 FORMAT = 2
 
@@ -19,9 +19,11 @@ def migrated(content: Content) -> Content:
 
 
 def refuse_unknown(content: Content) -> None:
-    """Raise `CheckpointError` for a format that is not known, such as that of a later version."""
+    """Raise `CheckpointError` for a format that is not known, and `NewerFormatError` for that of a later version."""
     given = content.get("format")
     # The exact type: to Python, true equals 1.
+    if type(given) is int and given > FORMAT:
+        raise NewerFormatError(f"was written by a newer Quorate (format {given}; this one reads up to {FORMAT})")
     if type(given) is not int or given not in (*_STEPS, FORMAT):
         known = " and ".join(map(str, (*_STEPS, FORMAT)))
         raise CheckpointError(f"the manifest has format {given!r} and this version of Quorate reads formats {known}")

@@ -3,7 +3,8 @@
 ::
 
     PLACE/RUN/origin.json                       whose copies these are
-    PLACE/RUN/job.yaml, environment.json        what `quorate resume PLACE/RUN` needs beside them
+    PLACE/RUN/job.yaml, environment.json,
+              source.json                       what `quorate resume PLACE/RUN` needs beside them
     PLACE/RUN/step-00000200/manifest.json       the marker that commits: it is put last and removed first
     PLACE/RUN/step-00000200/0-of-1.….safetensors
 

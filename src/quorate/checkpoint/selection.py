@@ -68,9 +68,9 @@ def _newest(run: str, search: Search) -> CheckpointInfo:
 
 
 def warned_of(newest: CheckpointInfo, skipped: Sequence[Skipped]) -> CheckpointInfo:
-    """The newest whole checkpoint, after a warning of each newer one that is damaged."""
-    for damaged in skipped:
-        log.warning("checkpoint %s is damaged, so %s is used: %s", damaged.path.name, newest.path.name, damaged.reason)
+    """The newest whole checkpoint, after a warning of each newer one that cannot be used."""
+    for left in skipped:
+        log.warning("checkpoint %s %s, so %s is used: %s", left.path.name, left.kind, newest.path.name, left.reason)
     return newest
 
 

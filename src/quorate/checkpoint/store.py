@@ -15,7 +15,7 @@ from quorate.checkpoint.attempt import WRITING, Attempt
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.digester import DIGESTS
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, look_at, survey
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.retention import Retention, surplus
@@ -138,16 +138,20 @@ class CheckpointFolder:
         for part in read_manifest(info.path).parts:
             verify_part(info.path, part)
 
-    def search(self) -> Search:
+    def search(self, foreign: Callable[[CheckpointInfo], str] = lambda _: "") -> Search:
         """The newest whole checkpoint, and what had to be skipped to find it.
 
         None only where there is none: a running job may save and remove while it looks, so it looks until it has found
-        one or nothing has changed meanwhile.
+        one or nothing has changed meanwhile. `foreign` says why a checkpoint is none of the run that it is looked for,
+        or nothing.
         """
         while True:
             present = survey(self.folder)
             skipped: list[Skipped] = []
             for found in reversed(present):
+                if isinstance(found, CheckpointInfo) and (why := foreign(found)):
+                    skipped.append(Skipped(found.path, why, Unusable.FOREIGN))
+                    continue
                 checked = self._checked(found)
                 if isinstance(checked, CheckpointInfo):
                     return Search(checked, tuple(skipped))

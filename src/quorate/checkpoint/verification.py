@@ -25,7 +25,7 @@ def read_manifest(path: Path) -> Manifest:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise CheckpointError(f"checkpoint {path}: cannot read {MANIFEST}: {reason}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"checkpoint {path}: {error}") from None
+        raise type(error)(f"checkpoint {path}: {error}") from None
     if cursor_of(path.name) != manifest.cursor:
         expected = checkpoint_name(manifest.cursor)
         raise CheckpointError(f"checkpoint {path}: the manifest is of another checkpoint, {expected}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.document import print_document
-from quorate.cli.options import RUNS, Json, Run, Runs
+from quorate.cli.options import RUNS, Json, Run, Runs, Task
 from quorate.cli.verbs import group_of_verbs
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
@@ -103,13 +103,14 @@ def export(
         typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    task: Task = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Write a run's model as a file that PyTorch reads without Quorate.
 
     A safetensors file, or a state_dict of torch (.pt, .pth): the names are those of the model's own state_dict, and
-    load_state_dict takes it. The model is built by the task, which has to be where it was.
+    load_state_dict takes it. The model is built by the task: the one where it was, or the source that the run keeps.
 
     \b
     Examples:
@@ -125,7 +126,7 @@ def export(
     wanted = one_word(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        done = export_model(folder, out, checkpoint, wanted, force=force)
+        done = export_model(folder, out, checkpoint, wanted, force=force, task=task)
     if as_json:
         fields = {
             "run": folder.name,

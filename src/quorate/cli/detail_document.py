@@ -38,6 +38,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
         "job": None if detail.job is None else [_job_value(each) for each in job_values(detail.job)],
         "environment": detail.environment,
+        "source": None if detail.source is None else {"main": detail.source.main, "files": sorted(detail.source.files)},
         "timing": None
         if timing is None
         else {

@@ -36,6 +36,10 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
         if rows:
             screen.print()
             screen.print(_side_by_side(title, names, rows, screen.width))
+    if pair.source:
+        screen.print("\nThe code of their tasks differs:")
+        for told in pair.source:
+            screen.print(Text(told, style={"-": "red", "+": "green"}.get(told[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
 
@@ -51,6 +55,7 @@ def document(pair: RunPair, replay: Replay | None) -> dict[str, Any]:
             for change in pair.keys
         ],
         "environment": {name: _sides(both) for name, both in pair.environment.items()},
+        "source": pair.source,
         "metrics": {name: _sides(both) for name, both in pair.metrics.items()},
         "weights_digest": _sides(weights),
         "same_weights": None if None in weights else weights[0] == weights[1],

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from quorate.cli.document import print_document
-from quorate.cli.options import RUNS, Json, Run, Runs, Set, Workers
+from quorate.cli.options import RUNS, Json, Run, Runs, Set, Task, Workers
 
 
 def evaluate(
     run: Run,
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
     workers: Workers = None,
+    task: Task = None,
     settings: Set = None,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -31,7 +32,7 @@ def evaluate(
     from quorate.cli.overrides import overrides
     from quorate.observe.summary import print_summary
 
-    layer = overrides(settings, workers=workers)
+    layer = overrides(settings, workers=workers, task=task)
     done = evaluate_run(runs, run, checkpoint, os.environ, layer)
     if as_json:
         fields = {

@@ -34,6 +34,10 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as checkpoint.every=50. Repeatable."),
 ]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it was moved.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on standard output.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Epochs, Json, Lanes, Quiet, Run, Runs, Seed, Set, Steps, Workers
+from quorate.cli.options import RUNS, Epochs, Json, Lanes, Quiet, Run, Runs, Seed, Set, Steps, Task, Workers
 
 
 def resume(
@@ -15,6 +15,7 @@ def resume(
     steps: Steps = None,
     epochs: Epochs = None,
     seed: Seed = None,
+    task: Task = None,
     settings: Set = None,
     runs: Runs = RUNS,
     branch: Annotated[
@@ -27,6 +28,9 @@ def resume(
 
     On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
     may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
+
+    A task that is not where it was is looked for relative to the run; without it, the source that the run keeps is
+    used. What counts of it is the code: a run goes on after a changed comment, and not after a changed line.
 
     A run of which only a copy is at hand (see checkpoint.to), on another disk or on a store, is fetched first.
 
@@ -42,6 +46,6 @@ def resume(
     from quorate.cli.overrides import overrides
     from quorate.cli.report import report
 
-    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
+    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, task=task)
     watch = show_quietly if quiet else show_on_stderr
     report(session.resume(runs, run, os.environ, layer, watch=watch, branch=branch), as_json)

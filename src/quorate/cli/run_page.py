@@ -37,11 +37,12 @@ STEEP = 30.0
 CHECKPOINTS_SHOWN = 8
 STORY_SHOWN = 12
 MEMBERS_SHOWN = 8
+FILES_SHOWN = 5
 NOUNS = {"lost": "lost worker", "copied": "copied state", "coordinator": "replaced coordinator"}
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
-_DIGEST = re.compile(r"[0-9a-f]{32,}")
+_DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
 
 
 def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
@@ -109,6 +110,10 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
         yield "metrics", "   ".join(f"{name} {measure(value)}" for name, value in record.metrics.items())
     if record.task:
         yield "task", f"{short_task(record.task)}, {_hosting(record)}"
+    if detail.source is not None:
+        names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
+        more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
+        yield "source", f"kept in source/: {', '.join(names[:FILES_SHOWN])}{more}"
     if record.launcher is not None:
         listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
         yield "launcher", f"{record.launcher}{listening}"
@@ -279,8 +284,9 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
     if not detail.environment:
         return
     page.section("what else the bits depend on")
-    facts = {name: value for name, value in detail.environment.items() if not _DIGEST.fullmatch(value)}
-    digests = {name: value[:DIGEST_SHOWN] for name, value in detail.environment.items() if name not in facts}
+    matches = {name: _DIGEST.fullmatch(value) for name, value in detail.environment.items()}
+    digests = {name: match[1][:DIGEST_SHOWN] for name, match in matches.items() if match is not None}
+    facts = {name: value for name, value in detail.environment.items() if name not in digests}
     page.items("machine", [f"{name} {value}" for name, value in facts.items()])
     page.items("digests", [f"{name} {value}" for name, value in digests.items()])
 

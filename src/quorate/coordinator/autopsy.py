@@ -63,7 +63,7 @@ def autopsy_of_futility(failure: Failure, deaths: int, here: int, terms: Terms) 
     needed = f" ({here} are left, and min_workers is {terms.min_workers})" if here < terms.min_workers > 1 else ""
     message = (
         f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
-        f" between{needed}, so the job is given up; `quorate resume` goes on from the newest checkpoint."
+        f" between{needed}, so the job is given up."
     )
     return failure.at(message=message)
 
@@ -120,10 +120,7 @@ def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:
 
 def autopsy_of_launcher() -> Failure:
     """What to say when nobody is left to look after the workers."""
-    return Failure(
-        LAUNCHER_GONE,
-        "the launcher of the job has ended without stopping it; `quorate resume` goes on from the newest checkpoint.",
-    )
+    return Failure(LAUNCHER_GONE, "the launcher of the job has ended without stopping it.")
 
 
 def _progress(place: Place) -> tuple[int, bool]:

@@ -22,6 +22,8 @@
         ├── DivergedError       replicas, machines or code that should be equal are not
         │   └── ReplicasDiffer  workers that have trained together hold other bits than each other
         ├── CheckpointError     a checkpoint that cannot be written or read
+        │   ├── NewerFormatError
+        │   │                   one that a newer version of Quorate has written
         │   └── AttemptGone     a save that another worker has given up
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
@@ -161,6 +163,10 @@ class ReplicasDiffer(DivergedError):  # noqa: N818 (a happening, not a mistake)
 
 class CheckpointError(JobError):
     """A checkpoint that cannot be written or read."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a newer version of Quorate has written: not damaged, and not for this version."""
 
 
 class LinkError(JobError):

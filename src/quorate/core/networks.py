@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,9 +12,23 @@ from quorate.core.programs import find_program
 
 Result = TypeVar("Result")
 
+_PATIENCE = 5.0
 _CLONE_NEWNET = 0x40000000
 _OWN = "/proc/thread-self/ns/net"
 _RIGHTS = "it is for root, with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+
+
+def refuse_without_loopback(host: str = "127.0.0.1") -> None:
+    """Before any process is started: without it a job would lose one coordinator after the other, and never say why."""
+    try:
+        with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), _PATIENCE):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"{host} is not reachable ({error.strerror or error}), and the processes of a job talk to each other over "
+            "it. Bring the loopback interface up (ip link set lo up), or look at the firewall or the container's "
+            "network; quorate doctor looks closer."
+        ) from None
 
 
 def make_network() -> int:

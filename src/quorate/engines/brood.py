@@ -15,7 +15,7 @@ from quorate.core.errors import LinkError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.log_keeper import LogKeeper
 from quorate.engines.messages import EXITED, FAILED, STARTED
-from quorate.engines.nursery_process import NurseryLost, NurseryProcess
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Prepared
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import Status, read_status, status_file
@@ -76,8 +76,8 @@ class Brood:
         self._departed: deque[Departed] = deque()
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
 
-    def await_ready(self, give_up: Callable[[], bool]) -> dict[str, str] | None:
-        """Facts about the machine and the task, once they are known; None when given up."""
+    def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
+        """What is known of machine and task, once it is; None when given up."""
 
         def look() -> bool:
             self._logs.keep(time.monotonic())

@@ -18,12 +18,13 @@ from quorate.coordinator.client import Outcome, SupervisorClient
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.fault import Fault
+from quorate.core.networks import refuse_without_loopback
 from quorate.core.timing import Timing
 from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
 from quorate.engines.islands import COORDINATOR, Islands
 from quorate.engines.mishaps import Mishaps
-from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation, Prepared
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
 from quorate.engines.sleepers import Sleepers
@@ -50,6 +51,8 @@ class Launch:
     checkpoint: Path | None = None
     errand: Errand = field(default_factory=Errand)
     faults: tuple[Fault, ...] = ()
+    # Where the task is loaded from, if not from where the job says.
+    task: str | None = None
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
     # Where its processes live, if not all in the launcher's network.
     islands: Islands | None = None
@@ -62,12 +65,12 @@ class LocalEngine:
         self,
         launch: Launch,
         show: Callable[[Event], None],
-        accept_facts: Callable[[dict[str, str]], None],
+        accept: Callable[[Prepared], None],
         signals: Signals,
     ) -> None:
         self._launch = launch
         self._show = show
-        self._accept_facts = accept_facts
+        self._accept = accept
         self._signals = signals
         self._timing = Timing(launch.spec.failure_timeout)
         self._token = secrets.token_urlsafe(32)
@@ -81,6 +84,8 @@ class LocalEngine:
 
     def run(self) -> Outcome:
         """Run the job to its end."""
+        if self._launch.islands is None:
+            refuse_without_loopback()
         logs = self._launch.run.logs
         try:
             with contextlib.ExitStack() as stack:
@@ -106,11 +111,11 @@ class LocalEngine:
     def _attend(self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            facts = brood.await_ready(give_up=lambda: self._signals.reason is not None)
-            if facts is None:
+            prepared = brood.await_ready(give_up=lambda: self._signals.reason is not None)
+            if prepared is None:
                 client.stop(self._signals.reason or "interrupted")
                 return Outcome(None, {"ending": self._signals.reason})
-            self._accept_facts(facts)
+            self._accept(prepared)
             patience = self._timing.failure_timeout / 4
             with contextlib.closing(OutcomeWatch(client, patience, brood.seen_to)) as watch:
                 return self._supervise(coordinator, brood, client, watch)
@@ -241,7 +246,7 @@ class LocalEngine:
     def _preparation(self) -> Preparation:
         spec = self._launch.spec
         return Preparation(
-            task=spec.task,
+            task=self._launch.task or spec.task,
             params=spec.params,
             job_source=self._launch.job_source,
             search_path=self._launch.search_path,
@@ -256,7 +261,7 @@ class LocalEngine:
             run=str(launch.run.path),
             slot=slot,
             workers=launch.workers,
-            task=launch.spec.task,
+            task=launch.task or launch.spec.task,
             job=launch.spec.model_dump(mode="json"),
             job_source=launch.job_source,
             coordinator=address,

@@ -22,7 +22,7 @@ from quorate.core.failure import Failure
 from quorate.core.networks import enter_network
 from quorate.core.processes import die_with_parent
 from quorate.core.user_code import describe
-from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, SOURCE, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -71,7 +71,7 @@ class Nursery:
             # Everything that a worker will import, so that no worker has to.
             from quorate.training.machine import machine_facts, pin_machine
             from quorate.training.params import configure
-            from quorate.training.source import load_task_type, source_digest
+            from quorate.training.source import load_task_type, task_source
             from quorate.worker import process  # noqa: F401
 
             self._search_path = message["search_path"]
@@ -84,7 +84,8 @@ class Nursery:
             import torch._dynamo  # noqa: F401
 
             facts = machine_facts(message["threads"], message["deterministic"])
-            self._messages.send(READY, facts=facts | {"task source": source_digest(self._task_type)})
+            source = task_source(self._task_type)
+            self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
         except QuorateError as error:
             self._messages.send(FAILED, failure=Failure.of(error).to_dict())
         except Exception as error:

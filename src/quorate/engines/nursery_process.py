@@ -13,6 +13,7 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
+from quorate.core.task_source import TaskSource
 from quorate.engines.departure import describe_departure
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.pidfds import Pidfds
@@ -50,6 +51,15 @@ class Preparation:
     deterministic: bool
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What it tells then: facts about machine and task that the bits depend on, and the task's source, unless that is
+    too large."""
+
+    facts: dict[str, str]
+    source: TaskSource | None
+
+
 class NurseryLost(JobError):  # noqa: N818 (a happening, not a mistake)
     """A nursery has died, and its workers with it."""
 
@@ -76,8 +86,8 @@ class NurseryProcess:
         self._messages = Messages(ours)
         self._messages.send(PREPARE, **vars(preparation))
 
-    def await_ready(self, give_up: Callable[[], bool]) -> dict[str, str] | None:
-        """Facts about the machine and the task, once torch and the task are imported; None when given up."""
+    def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
+        """What it has found, once torch and the task are imported; None when given up."""
         while not self._messages.closed:
             if give_up():
                 return None
@@ -85,8 +95,8 @@ class NurseryProcess:
             for message in self._messages.read() if ready else ():
                 if message["what"] == READY:
                     self._is_ready = True
-                    facts: dict[str, str] = message["facts"]
-                    return facts
+                    source = message["source"]
+                    return Prepared(message["facts"], None if source is None else TaskSource.from_json(source))
                 if message["what"] == FAILED:
                     raise Failure.from_dict(message["failure"]).error()
         raise JobError(f"{self._departure()} while it imported the task; its log is {self._log_file}.")

@@ -2,19 +2,23 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from quorate.core.errors import DamagedFileError
+from quorate.core.task_source import TaskSource
 from quorate.history.timeline import Timeline
 from quorate.spec.change import Change, changes
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
+from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
+
+SOURCE_SHOWN = 40
 
 Pair = tuple[Any, Any]
 """What the first run has, and what the second has; None for what one of them has not."""
@@ -45,16 +49,19 @@ class RunSide:
     environment: dict[str, Any]
     result: dict[str, Any]
     timeline: Timeline
+    source: TaskSource | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunSide":
         """From a run's folder; a run that is still under way has no result yet."""
+        kept = read_source(folder.path)
         return cls(
             folder,
             load_recorded(folder.job_file, {}, []),
-            folder.read_environment() or {},
-            _result(folder),
+            _whole(folder.read_environment),
+            _whole(folder.read_result),
             Timeline.read(folder.events_file, keep=_depends_on_every_bit),
+            None if kept is None else kept.source,
         )
 
     @property
@@ -87,6 +94,14 @@ class RunPair:
         return differing(self.left.environment, self.right.environment)
 
     @property
+    def source(self) -> list[str] | None:
+        """A unified diff of the code of their tasks; None where not both have kept it."""
+        if self.left.source is None or self.right.source is None:
+            return None
+        labels = (self.left.folder.name, self.right.folder.name)
+        return self.left.source.difference(self.right.source, labels, SOURCE_SHOWN)
+
+    @property
     def metrics(self) -> dict[str, Pair]:
         """The metrics of their last evaluations."""
         return side_by_side(self.left.metrics, self.right.metrics)
@@ -102,9 +117,9 @@ class RunPair:
         return compare(self.left.timeline, self.right.timeline)
 
 
-def _result(folder: RunFolder) -> dict[str, Any]:
+def _whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     try:
-        return folder.read_result() or {}
+        return read() or {}
     except DamagedFileError as error:
         log.warning("%s", error)
         return {}

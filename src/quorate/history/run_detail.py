@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from quorate.core.cores import usable_cores
 from quorate.core.errors import QuorateError
+from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_record import CheckpointRecord, read_checkpoints
 from quorate.history.curve import is_loss
@@ -16,6 +17,7 @@ from quorate.history.timeline import Timeline
 from quorate.observe.data_knobs import Knobs
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
+from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 
 Read = TypeVar("Read")
@@ -37,6 +39,7 @@ class RunDetail:
     checkpoints: tuple[CheckpointRecord, ...]
     address: str | None
     problems: tuple[str, ...]
+    source: TaskSource | None = None
 
     @classmethod
     def read(cls, run: RunFolder) -> "RunDetail":
@@ -54,6 +57,7 @@ class RunDetail:
         job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
         environment = attempt(run.environment_file, run.read_environment) or {}
         checkpoints = read_checkpoints(run.checkpoints)
+        kept = read_source(run.path)
         record = RunRecord.read(run, timeline)
         return cls(
             record=record,
@@ -63,6 +67,7 @@ class RunDetail:
             checkpoints=checkpoints,
             address=run.read_address(),
             problems=tuple(problem for file, problem in problems.items() if str(file) not in record.reason),
+            source=None if kept is None else kept.source,
         )
 
     @property

@@ -16,6 +16,7 @@ from quorate.spec.layers import DEFAULT, Layers
 from quorate.spec.override import ENVIRONMENT, Override, environment_overrides
 from quorate.spec.plain import plain_copy, plain_problems
 from quorate.spec.problems import describe_errors, misspelt
+from quorate.spec.recorded import job_gone
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import broken_rules
 from quorate.spec.task_reference import TaskReference
@@ -50,6 +51,8 @@ def resolve_mapping(
 
 def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
     """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown."""
+    if not path.exists():
+        raise job_gone(path)
     document = read_job_file(path)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
     layers = Layers(document.value, origins)

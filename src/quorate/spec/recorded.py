@@ -18,6 +18,8 @@ def glance_at_recorded(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
         # Nested too deeply, a damaged file would end the whole process, in the library that reads it.
         values = yaml.load(content, _LOADER) if _is_shallow(content) else None
+    except FileNotFoundError:
+        raise job_gone(path) from None
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -26,6 +28,11 @@ def glance_at_recorded(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RunError(f"{path} holds no keys; it was edited or damaged after the run wrote it")
     return values
+
+
+def job_gone(path: Path) -> RunError:
+    """What to say of a run whose recorded job is not there: its checkpoints hold it too."""
+    return RunError(f"{path} is gone; quorate resume takes the job from the newest checkpoint, and writes it again")
 
 
 def _is_shallow(content: bytes) -> bool:

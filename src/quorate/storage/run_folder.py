@@ -134,7 +134,13 @@ class RunFolder:
 
     def read_environment(self) -> dict[str, Any] | None:
         """What the run's bits depend on, if it has been written."""
-        return self._read(self.environment_file)
+        try:
+            return self._read(self.environment_file)
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error.message}. It says what the run's bits depend on besides its job: versions, processor, digest "
+                "of the code; quorate resume takes that from the newest checkpoint, and writes it again"
+            ) from None
 
     def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
         # No NaN or Infinity, which Python would write and most readers of JSON refuse.

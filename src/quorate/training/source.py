@@ -1,7 +1,6 @@
-"""Finding the task that a job file names, and a digest of its source."""
+"""Finding the task that a job file names, and its source."""
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -12,9 +11,11 @@ from types import ModuleType
 from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.given import given
 from quorate.core.seeds import derive_seed
+from quorate.core.task_source import TaskSource
 from quorate.core.user_code import building_code
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
+from quorate.storage.project_files import files_of, import_root, loaded_below
 from quorate.training.task import Task
 
 METHODS = {
@@ -68,31 +69,32 @@ def _refuse_unfinished(task_type: type[Task], place: str) -> None:
     raise TaskError(f"{place}: class {task_type.__name__} has no {names}. A task needs{lines}")
 
 
-def source_digest(task_type: type[Task]) -> str:
-    """Digest of the task's file and of what it imported from the same folder: the code that the bits depend on."""
-    home = _folder_of(task_type)
-    files = {file for module in list(sys.modules.values()) if (file := _own_file(module, home)) is not None}
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.relative_to(home)}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+_sources: dict[type[Task], TaskSource] = {}
 
 
-def _own_file(module: ModuleType, home: Path) -> Path | None:
-    name = getattr(module, "__file__", None)
-    # A relative name is an invention of the module's author (torch has one), not a file.
-    if not name or not name.endswith(".py") or not name.startswith(os.sep) or "site-packages" in name:
-        return None
-    file = Path(os.path.realpath(name))
-    return file if file.is_relative_to(home) and file.is_file() else None
+def task_source(task_type: type[Task]) -> TaskSource:
+    """The task's file and what it imports of its project: the code that the bits depend on.
+
+    Read once: a forked worker runs the code that was imported, whatever stands in the files by then.
+    """
+    if task_type not in _sources:
+        _sources[task_type] = _read_source(task_type)
+    return _sources[task_type]
 
 
-def _folder_of(task_type: type[Task]) -> Path:
-    file = sys.modules[task_type.__module__].__file__
-    if file is None:
-        raise TaskError(f"task: {task_type.__module__} has no file, so its source cannot be recorded.")
-    return Path(file).resolve().parent
+def _read_source(task_type: type[Task]) -> TaskSource:
+    module = sys.modules[task_type.__module__]
+    place = getattr(module, "__file__", None)
+    if place is None:
+        raise TaskError(f"task: {module.__name__} has no file, so its source cannot be recorded.")
+    file = Path(os.path.realpath(place))
+    files = files_of(module.__name__, file, sys.path)
+    main = next(iter(files))
+    # Modules that are imported by a name that is computed stand in no text.
+    loaded = loaded_below(import_root(module.__name__, file), sys.modules)
+    known = set(files.values())
+    files |= {name: path for name, path in loaded.items() if path not in known and name not in files}
+    return TaskSource(main, {name: path.read_bytes() for name, path in files.items()})
 
 
 def _import_file(path: Path) -> ModuleType:

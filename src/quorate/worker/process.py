@@ -31,7 +31,7 @@ from quorate.training.progress import Progress
 from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.saver import Saver
-from quorate.training.source import source_digest
+from quorate.training.source import task_source
 from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
@@ -200,7 +200,7 @@ class Worker:
             check_evaluable(samples)
         environment = machine_facts(spec.threads, spec.deterministic) | {
             "canary": canary(),
-            "task source": source_digest(self._task_type),
+            "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),
         }

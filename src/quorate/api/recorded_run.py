@@ -1,0 +1,118 @@
+"""What a run's folder says of its job and its environment, put right by its checkpoints, which hold both as well."""
+
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from quorate.api.remains import near
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import DamagedFileError, QuorateError, RunError
+from quorate.spec.change import Change, refused_on_resume
+from quorate.spec.job import JobSpec
+from quorate.spec.load import load_recorded
+from quorate.spec.override import Override
+from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.storage.atomic import move_into_place
+from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+OTHERS = "checkpoints-of-other-runs"
+
+
+def recorded_job(run: RunFolder, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
+    """The job of a run. One whose job.yaml is gone gets it back, from a checkpoint."""
+    if not run.job_file.exists():
+        _restore_job(run)
+    return load_recorded(run.job_file, environment, overrides)
+
+
+def _restore_job(run: RunFolder) -> None:
+    saved = CheckpointFolder(run.checkpoints).list()
+    # A checkpoint of another run may lie among them: this one is called after its job.
+    own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)
+    if not own:
+        raise RunError(
+            f"{near(run.job_file)} is gone, and run {run.name} has no checkpoint that would hold the job. Put the file "
+            "back, or start anew with quorate train."
+        )
+    job = saved_job(own[-1])
+    if job is None:
+        raise RunError(
+            f"{near(run.job_file)} is gone, and the job in checkpoint {own[-1].path.name} cannot be read by this "
+            "version of Quorate. Put the file back."
+        )
+    run.write_job(dump_job(ResolvedJob(job, {}, str(run.job_file))))
+    log.warning(
+        "%s was gone: it is written again, with the job in checkpoint %s", near(run.job_file), own[-1].path.name
+    )
+
+
+def recorded_environment(run: RunFolder, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
+    """What a run's bits depend on besides its job: by its file or, where that is gone or damaged, by a checkpoint."""
+    saved = {} if checkpoint is None else checkpoint.manifest.environment
+    try:
+        return run.read_environment() or saved
+    except DamagedFileError as error:
+        if checkpoint is None:
+            raise
+        log.warning("%s (here: %s)", error, checkpoint.path.name)
+        return saved
+
+
+def restore_environment(run: RunFolder, recorded: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Write again what a run's bits depend on, where its file is gone or damaged."""
+    with contextlib.suppress(DamagedFileError):
+        if run.read_environment() is not None:
+            return
+    run.write_environment({name: recorded[name] for name in names if name in recorded})
+
+
+def saved_job(info: CheckpointInfo) -> JobSpec | None:
+    """The job in a checkpoint; None where it is of another version."""
+    try:
+        return JobSpec.model_validate(info.manifest.job)
+    except (ValidationError, QuorateError):
+        return None
+
+
+def changes_since(info: CheckpointInfo, spec: JobSpec) -> tuple[Change, ...]:
+    """What a job means otherwise than the one that a checkpoint was saved by. Where the task is does not count."""
+    saved = saved_job(info)
+    return () if saved is None else tuple(each for each in refused_on_resume(saved, spec) if each.key != "task")
+
+
+def why_foreign(info: CheckpointInfo, spec: JobSpec) -> str:
+    """Why a checkpoint is not one of a job; nothing if it may be."""
+    changed = changes_since(info, spec)
+    if not changed:
+        return ""
+    values = ", ".join(f"{each.key} {each.before!r} where the run has {each.after!r}" for each in changed[:3])
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return f"its job has {values}{more}"
+
+
+def warn_of_foreign(info: CheckpointInfo, spec: JobSpec) -> None:
+    """Warn of a checkpoint that is looked at as one of a run and is not."""
+    if why := why_foreign(info, spec):
+        log.warning("checkpoint %s is not of this run: %s", info.path.name, why)
+
+
+def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
+    """Move checkpoints of other jobs out of the folder: whoever replaces a lost worker would go on from the newest."""
+    for info in CheckpointFolder(run.checkpoints).list():
+        if why_foreign(info, spec):
+            aside = run.path / OTHERS
+            try:
+                aside.mkdir(exist_ok=True)
+                move_into_place(info.path, aside / info.path.name)
+            except OSError as error:
+                raise RunError(
+                    f"checkpoint {info.path.name} is not of run {run.name} and cannot be moved to {aside}: "
+                    f"{error.strerror or error}. Move it away."
+                ) from error
+            log.warning("checkpoint %s was moved to %s", info.path.name, near(aside))

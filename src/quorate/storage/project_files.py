@@ -1,0 +1,145 @@
+"""Which files of a person's own project a module imports, found without importing anything.
+
+What is installed, belongs to Python or to Quorate is no part of a project.
+"""
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_FOREIGN = tuple(
+    os.path.realpath(path)
+    for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    file: Path | None
+    search: Sequence[str] | None
+
+
+def files_of(module: str, file: Path, search_path: Sequence[str]) -> dict[str, Path]:
+    """A module's file and all that it imports from its project, by their names below an import root.
+
+    By what is written there, also inside functions: the same whenever it is asked, in whichever process.
+    """
+    finder = _Finder(search_path)
+    name = _name(module, file)
+    files = {name: file}
+    pending = [(module, file)]
+    for package in _prefixes(module)[:-1]:
+        pending += finder.add(package, files)
+    while pending:
+        for imported in _imports(*pending.pop()):
+            for prefix in _prefixes(imported):
+                pending += finder.add(prefix, files)
+    return files
+
+
+def loaded_below(home: Path, modules: Mapping[str, ModuleType]) -> dict[str, Path]:
+    """The files of modules that have been imported from below a folder, by names: also those that no text names."""
+    found = {}
+    for module in list(modules.values()):
+        name = getattr(module, "__file__", None)
+        # A relative name is an invention of the module's author (torch has one), not a file.
+        if isinstance(name, str) and name.startswith(os.sep):
+            file = Path(os.path.realpath(name))
+            if file.is_relative_to(home) and is_own(file):
+                found[str(file.relative_to(home))] = file
+    return found
+
+
+def import_root(module: str, file: Path) -> Path:
+    """The folder from which a module is imported by its name."""
+    # A file that was loaded by its path may have a dot in its name, and no package around it.
+    return file.parent if file.stem == module else file.parents[module.count(".") + (file.name == "__init__.py")]
+
+
+def locate(module: str, search_path: Sequence[str] | None = None) -> Path | None:
+    """The file that a module would be imported from; None where there is none."""
+    found = _Finder(sys.path if search_path is None else search_path).find(module)
+    return None if found is None else found.file
+
+
+def is_own(file: Path) -> bool:
+    """Whether a file (without links in its path) is Python code of somebody's project."""
+    foreign = any(file.is_relative_to(folder) for folder in _FOREIGN)
+    return file.suffix == ".py" and not foreign and _INSTALLED.isdisjoint(file.parts) and file.is_file()
+
+
+class _Finder:
+    def __init__(self, search_path: Sequence[str]) -> None:
+        self._search_path = list(search_path)
+        self._found: dict[str, _Found | None] = {}
+
+    def add(self, module: str, files: dict[str, Path]) -> list[tuple[str, Path]]:
+        """Add a module of the project, if it is one and is not there yet; what is to be looked into next."""
+        found = self.find(module)
+        if found is None or found.file is None:
+            return []
+        name = _name(module, found.file)
+        if name in files or found.file in files.values() or not is_own(found.file):
+            return []
+        files[name] = found.file
+        return [(module, found.file)]
+
+    def find(self, module: str) -> _Found | None:
+        if module not in self._found:
+            self._found[module] = self._look_for(module)
+        return self._found[module]
+
+    def _look_for(self, module: str) -> _Found | None:
+        package, _, _ = module.rpartition(".")
+        path: Sequence[str] | None = self._search_path
+        if package:
+            parent = self.find(package)
+            path = None if parent is None else parent.search
+        if path is None:
+            return None
+        try:
+            spec = PathFinder.find_spec(module, path)
+        except (ImportError, ValueError, OSError):
+            return None
+        if spec is None:
+            return None
+        file = Path(os.path.realpath(spec.origin)) if spec.origin is not None and spec.has_location else None
+        search = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+        return _Found(file, search)
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Names of modules that a file may import; some are names of something else, and are not found."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".") if package else []
+            around = parents[: len(parents) - node.level + 1] if node.level else []
+            base = ".".join([*around, *([node.module] if node.module else [])])
+            yield from ([base] if base else [])
+            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names if alias.name != "*")
+
+
+def _prefixes(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _name(module: str, file: Path) -> str:
+    if file.stem == module:
+        return file.name
+    path = module.replace(".", "/")
+    return f"{path}/__init__.py" if file.name == "__init__.py" else f"{path}.py"
