@@ -6,7 +6,7 @@ from quorate.coordinator.actions import Expel, RecordLoss, Regroup, Warn
 from quorate.coordinator.autopsy import autopsy_of_absence, autopsy_of_no_return, autopsy_of_silence
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.forming import end, fill_place, lose
-from quorate.coordinator.stall import Stall, find_stall
+from quorate.coordinator.stall import Stall, autopsy_of_hangs, count_hang, find_stall
 from quorate.coordinator.states import Active, Forming, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
@@ -25,7 +25,7 @@ def tick(state: Active, now: float) -> Decision:
         return lose(state, quietest, failure, now - quietest.heard, now, expel=True)
     if isinstance(state, Recalling):
         return _give_up_missing(state, now)
-    if stall := find_stall(state.crew, now):
+    if stall := find_stall(state, now):
         return _act_on_stall(state, stall, now)
     if isinstance(state, Training):
         return _let_in_again(state, now)
@@ -47,12 +47,16 @@ def _forgive_silence(state: Active, now: float) -> Decision:
 def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
     crew = state.crew
     step_timeout = crew.terms.step_timeout
-    if step_timeout is not None:
-        return lose(state, stall.culprit, stall.failure(step_timeout), stall.seconds, now, expel=True)
-    if crew.slow_step == stall.step:
+    if stall.is_over:
+        failure = stall.failure(step_timeout)
+        crew = count_hang(crew, stall)
+        if hopeless := autopsy_of_hangs(crew, failure):
+            return end(hopeless, RecordLoss(failure, stall.seconds))
+        return lose(replace(state, crew=crew), stall.culprit, failure, stall.seconds, now, expel=True)
+    if crew.told_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
-    message = f"{stall.message} It is waited for, since step_timeout is not set."
-    told = replace(state, crew=replace(crew, slow_step=stall.step))
+    message = stall.warning(step_timeout)
+    told = replace(state, crew=replace(crew, told_stall=stall.since))
     return Decision(told, (Warn(message, stall.step),), message)
 
 

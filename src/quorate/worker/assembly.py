@@ -170,10 +170,17 @@ def assemble(
         feed=feed,
         lanes=LaneRunner(task, replica, gradients, spec.seed),
         strategy=RingStrategy(
-            reduction, generation, worker, gradients, replica.buffers, courier, skips=spec.on_poison == "skip"
+            reduction,
+            generation,
+            worker,
+            gradients,
+            replica.buffers,
+            courier,
+            skips=spec.on_poison == "skip",
+            activity=outside.activity,
         ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
-        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
+        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed, outside.activity.advance),
         saver=saver,
         activity=outside.activity,
         progress=progress,
@@ -222,12 +229,13 @@ def saver_of(
     check_lease: Callable[[], None],
     check_commit: Callable[[], None],
     tell_all: Callable[[], None] = lambda: None,
+    activity: Activity | None = None,
 ) -> Saver:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = ground.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if errand.is_training else None
     desk = Desk(ground.folder, retention, publish, check_commit, tell_all)
-    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease)
+    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
 
 
 def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:

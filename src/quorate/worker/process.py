@@ -135,7 +135,9 @@ class Worker:
 
     def _status(self) -> WorkerStatus:
         status = self._page.status
-        return WorkerStatus(status.step, status.phase)
+        # Both grow by themselves, so their sum changes whenever the worker comes further.
+        moves = self._page.moves + self._activity.moves
+        return WorkerStatus(status.step, status.phase, moves, self._activity.waits_for)
 
     def _train(self) -> None:
         ground, progress = self._build()
@@ -155,6 +157,7 @@ class Worker:
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
             tell_all=self._membership.tell_all,
+            activity=self._activity,
         )
         Passage(
             ground,

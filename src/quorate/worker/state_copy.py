@@ -12,7 +12,9 @@ from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import DivergedError
 from quorate.core.generation import Generation
+from quorate.core.phases import OTHERS
 from quorate.reduce.reduction import Reduction
+from quorate.training.activity import Activity
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 
@@ -26,7 +28,12 @@ _HEAD = struct.Struct("<Q16s")
 
 
 def align(
-    generation: Generation, worker: int, reduction: Reduction, replica: Replica, progress: Progress
+    generation: Generation,
+    worker: int,
+    reduction: Reduction,
+    replica: Replica,
+    progress: Progress,
+    activity: Activity,
 ) -> tuple[Progress, int]:
     """Have whoever is behind take up the state of the donor; the progress that all have then, and the bytes it took."""
     if not generation.behind:
@@ -36,7 +43,8 @@ def align(
     step = generation.cursor.step
 
     def receive(payload: bytes) -> bytes:
-        return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
+        with activity.waiting(OTHERS):
+            return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
 
     head = receive(_HEAD.pack(len(content), _digest(content)) if is_donor else b"")
     size, digest = _HEAD.unpack(head)

@@ -64,6 +64,7 @@ class StatusPage:
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
             self._memory = mmap.mmap(-1, _SIZE)
         self._said: tuple[int, str, int | None] = (0, "start", None)
+        self.moves = 0
 
     @property
     def status(self) -> Status:
@@ -74,6 +75,7 @@ class StatusPage:
         """Say what the worker does from now on."""
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
         self._said = (step, phase, lane)
+        self.moves += 1
 
     def write_samples(self, epoch: int, samples: memoryview) -> None:
         """Say which samples the lane that the worker is in has, as whole numbers of 64 bits."""
