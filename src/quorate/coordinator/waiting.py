@@ -1,13 +1,13 @@
-"""What time brings: silence, stalls, trials, and an end to waiting."""
+"""What time brings: silence, stalls and trials."""
 
 from dataclasses import replace
 
 from quorate.coordinator.actions import Expel, RecordLoss, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_absence, autopsy_of_no_return, autopsy_of_silence
+from quorate.coordinator.autopsy import autopsy_of_no_return, autopsy_of_silence
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.forming import end, fill_place, lose
 from quorate.coordinator.stall import Stall, autopsy_of_hangs, count_hang, find_stall
-from quorate.coordinator.states import Active, Forming, Recalling, Training
+from quorate.coordinator.states import Active, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 
@@ -29,7 +29,8 @@ def tick(state: Active, now: float) -> Decision:
         return _act_on_stall(state, stall, now)
     if isinstance(state, Training):
         return _let_in_again(state, now)
-    return _give_up_forming(state, now)
+    # Whoever is on the way to its place takes what time it needs: its supervisor tells when it is gone.
+    return Decision(state, (), "nothing is overdue")
 
 
 def _forgive_silence(state: Active, now: float) -> Decision:
@@ -85,12 +86,3 @@ def _let_in_again(state: Training, now: float) -> Decision:
     )
     action = Regroup(state.generation.id, at_boundary=True)
     return Decision(replace(state, is_called=True), (action,), f"let in again at the next step boundary: {told}")
-
-
-def _give_up_forming(state: Forming, now: float) -> Decision:
-    crew = state.crew
-    terms = crew.terms
-    is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
-    if crew.awaited and is_short and now - state.since >= terms.registration_limit:
-        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), crew.wanted, terms))
-    return Decision(state, (), "nothing is overdue")

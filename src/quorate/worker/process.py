@@ -18,7 +18,7 @@ from quorate.core.errors import CheckpointError, LinkError, QuorateError
 from quorate.core.exit_codes import ENDED_WITH_THE_JOB, LEFT
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
-from quorate.core.user_code import describe
+from quorate.core.user_code import announcing, describe
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners
@@ -140,7 +140,8 @@ class Worker:
         return WorkerStatus(status.step, status.phase, moves, self._activity.waits_for)
 
     def _train(self) -> None:
-        ground, progress = self._build()
+        with announcing(self._page.write_setup):
+            ground, progress = self._build()
         listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
@@ -187,6 +188,7 @@ class Worker:
         samples = build_samples(task, spec)
         if self._assignment.errand.evaluates_only:
             check_evaluable(samples)
+        self._page.write_setup("fingerprint")
         environment = machine_facts(spec.threads, spec.deterministic) | {
             "canary": canary(),
             "task source": source_digest(self._task_type),
@@ -194,6 +196,7 @@ class Worker:
             **data_facts(fingerprint_in_child(samples)),
         }
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
+            self._page.write_setup("metrics()")
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         rules = spec.checkpoint
         cipher = None if rules.encrypt is None else read_key(rules.encrypt)
