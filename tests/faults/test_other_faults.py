@@ -1,11 +1,14 @@
 """Whatever else can fail besides a worker, by the real command: coordinator, launcher, and workers that come and go."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from command import Workplace
+from command import Workplace, await_condition, in_step
 from trial import chaos, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
@@ -23,6 +26,26 @@ KEYS: dict[str, Any] = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     with undisturbed_in(tmp_path_factory.mktemp("others"), **KEYS) as shared:
         yield shared
+
+
+@contextmanager
+def held_until_saved(place: Workplace, step: int) -> Iterator[None]:
+    """Let the losses that HOLD holds go on as soon as the next run has told that its checkpoint of this step is
+    committed."""
+    run_before, over = place.last, threading.Event()
+
+    def is_saved() -> bool:
+        saved = [event["step"] for event in place.events() if event["kind"] == "checkpoint"]
+        return over.is_set() or (place.last != run_before and step in saved)
+
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(lambda: (await_condition("the checkpoint", is_saved), place.go()))
+        try:
+            yield
+        finally:
+            over.set()
+            going.result()
+            (place.folder / "go").unlink()
 
 
 def assert_same(place: Workplace, document: dict[str, Any]) -> None:
@@ -61,7 +84,9 @@ def test_a_coordinator_killed_while_a_newcomer_takes_up_the_state(place: Workpla
 
 
 def test_a_killed_launcher_is_followed_by_another_that_resumes(place: Workplace) -> None:
-    document = chaos(place, "kill launcher at step 12")
+    # Step 10 waits for the save of step 8, which goes on beside the training.
+    with held_until_saved(place, 8):
+        document = chaos(place, "kill launcher at step 12", HOLD=in_step(10, workers=2))
     assert_same(place, document)
     assert [event["from_step"] for event in told(place, document, "run")] == [0, 8]
 
