@@ -1,15 +1,12 @@
 """Whatever else can fail besides a worker, by the real command: coordinator, launcher, and workers that come and go."""
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from command import Workplace, await_condition, in_step
-from trial import chaos, told, undisturbed_in
+from command import Workplace, in_step
+from trial import chaos, held_until_saved, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -26,26 +23,6 @@ KEYS: dict[str, Any] = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     with undisturbed_in(tmp_path_factory.mktemp("others"), **KEYS) as shared:
         yield shared
-
-
-@contextmanager
-def held_until_saved(place: Workplace, step: int) -> Iterator[None]:
-    """Let the losses that HOLD holds go on as soon as the next run has told that its checkpoint of this step is
-    committed."""
-    run_before, over = place.last, threading.Event()
-
-    def is_saved() -> bool:
-        saved = [event["step"] for event in place.events() if event["kind"] == "checkpoint"]
-        return over.is_set() or (place.last != run_before and step in saved)
-
-    with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(lambda: (await_condition("the checkpoint", is_saved), place.go()))
-        try:
-            yield
-        finally:
-            over.set()
-            going.result()
-            (place.folder / "go").unlink()
 
 
 def assert_same(place: Workplace, document: dict[str, Any]) -> None:
