@@ -36,6 +36,7 @@ def chaos(
     done = place.run("chaos", "job.yaml", "--against", REFERENCE, "--quiet", "--json", *given, *changed, **environment)
     assert done.code == code, f"{done.stdout}\n{done.stderr}"
     validate("chaos", done.document)
+    assert "Warning" not in done.stderr, "nothing that is for developers reaches a user"
     return done.document
 
 
