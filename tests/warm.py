@@ -264,6 +264,25 @@ def measure_no_more() -> None:
     os._exit = posix._exit
 
 
+def drop_damaged_measurements(folder: Path) -> None:
+    """Remove what a process has left that was killed while it wrote it, as many are in tests of faults: nothing can be
+    read from it, and coverage would warn of each when it combines them."""
+    from coverage import CoverageData
+    from coverage.exceptions import CoverageException
+
+    for path in folder.glob(".coverage.*"):
+        if path.name.endswith("-journal"):
+            continue
+        data = CoverageData(str(path), read_only=True)
+        try:
+            data.read()
+        except CoverageException:
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+        finally:
+            data.close(force=True)
+
+
 def _preload_measured() -> None:
     """Which is the only time that most lines outside of functions run; what is forked is measured anew."""
     import coverage
