@@ -50,8 +50,12 @@ def held_until_saved(place: Workplace, step: int) -> Iterator[None]:
         saved = [event["step"] for event in place.events() if event["kind"] == "checkpoint"]
         return over.is_set() or (place.last != run_before and step in saved)
 
+    def go_on() -> None:
+        await_condition("the checkpoint", is_saved)
+        place.go()
+
     with ThreadPoolExecutor(1) as thread:
-        going = thread.submit(lambda: (await_condition("the checkpoint", is_saved), place.go()))
+        going = thread.submit(go_on)
         try:
             yield
         finally:
