@@ -247,6 +247,11 @@ class Workplace:
                 os.kill(pid, signal.SIGKILL)
 
 
+def in_step(step: int, workers: int) -> str:
+    """The call of the loss, of a worker, with which this step of the usual job begins."""
+    return str((step - 1) * JOB["lanes"] // workers + 1)
+
+
 def command_line(pid: int) -> str:
     """A process's arguments."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

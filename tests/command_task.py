@@ -19,6 +19,7 @@ TROUBLE = os.environ.get("TROUBLE", "")
 PAUSE = float(os.environ.get("PAUSE", "0"))
 SLOW = float(os.environ.get("SLOW", "0"))
 HOLD = int(os.environ.get("HOLD", "0"))
+AWAITED = os.environ.get("AWAITED", "")
 CALLS_BEFORE_TROUBLE = 9
 
 
@@ -42,6 +43,12 @@ def take_long(place: str) -> None:
 def hold(calls: int) -> None:
     """From the call on that the environment names, if it does, wait in each for the file `go`."""
     while 0 < HOLD <= calls and not Path("go").exists():
+        time.sleep(0.01)
+
+
+def await_file() -> None:
+    """Wait until there is a file that the environment names, if it does: a save goes on beside the training."""
+    while AWAITED and not any(Path().glob(AWAITED)):
         time.sleep(0.01)
 
 
@@ -101,6 +108,7 @@ class Tiny(quorate.Task):
         loss = F.mse_loss(model(inputs).squeeze(-1), targets)
         if calls < CALLS_BEFORE_TROUBLE:
             return loss
+        await_file()
         get_into_trouble("loss")
         if TROUBLE == "late refusal":
             raise quorate.TaskError("the task has changed its mind")

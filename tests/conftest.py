@@ -4,7 +4,7 @@ import posix
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -37,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
     )
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Innermost, so that it is done before pytest-cov combines what was measured."""
+    result = yield
+    if session.config.pluginmanager.hasplugin("_cov") and "PYTEST_XDIST_WORKER" not in os.environ:
+        warm.drop_damaged_measurements(session.config.rootpath)
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)

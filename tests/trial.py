@@ -1,11 +1,13 @@
 """A job that has run undisturbed, and is run again under faults: what has to hold of every such trial."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from command import Workplace
+from command import Workplace, await_condition
 from schemas import validate
 
 REFERENCE = "tiny-0001"
@@ -34,7 +36,32 @@ def chaos(
     done = place.run("chaos", "job.yaml", "--against", REFERENCE, "--quiet", "--json", *given, *changed, **environment)
     assert done.code == code, f"{done.stdout}\n{done.stderr}"
     validate("chaos", done.document)
+    assert "Warning" not in done.stderr, "nothing that is for developers reaches a user"
     return done.document
+
+
+@contextmanager
+def held_until_saved(place: Workplace, step: int) -> Iterator[None]:
+    """Let the losses that HOLD holds go on as soon as the next run has told that its checkpoint of this step is
+    committed."""
+    run_before, over = place.last, threading.Event()
+
+    def is_saved() -> bool:
+        saved = [event["step"] for event in place.events() if event["kind"] == "checkpoint"]
+        return over.is_set() or (place.last != run_before and step in saved)
+
+    def go_on() -> None:
+        await_condition("the checkpoint", is_saved)
+        place.go()
+
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(go_on)
+        try:
+            yield
+        finally:
+            over.set()
+            going.result()
+            (place.folder / "go").unlink()
 
 
 def told(place: Workplace, document: dict[str, Any], kind: str) -> list[dict[str, Any]]:

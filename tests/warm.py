@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 COMMAND = "quorate"
-PART = "quorate.api.part"
+PART = "quorate.api"
 KERNEL = "ipykernel_launcher"
 SCRIPT = "a script"
 PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.nursery", "quorate.coordinator")
@@ -37,7 +37,7 @@ PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.nursery", "quorate.c
 SPARES = {"train": 3, "resume": 3, "eval": 2, "chaos": 5, "diff": 8, PART: 3, KERNEL: 4, SCRIPT: 4}
 MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NOT_PRELOADED = ("__main__", "quorate.bench", "quorate.engines.nursery", PART, "_pb2")
+NOT_PRELOADED = ("__main__", "quorate.bench", "quorate.engines.nursery", "_pb2")
 # What an interpreter or a library looks at once, when it starts.
 LOOKED_AT_ONCE = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "FORCE_COLOR")
 _MESSAGE = 1 << 18
@@ -262,6 +262,25 @@ def measure_no_more() -> None:
         if measurement is not None:
             measurement.stop()
     os._exit = posix._exit
+
+
+def drop_damaged_measurements(folder: Path) -> None:
+    """Remove what a process has left that was killed while it wrote it, as many are in tests of faults: nothing can be
+    read from it, and coverage would warn of each when it combines them."""
+    from coverage import CoverageData
+    from coverage.exceptions import CoverageException
+
+    for path in folder.glob(".coverage.*"):
+        if path.name.endswith("-journal"):
+            continue
+        data = CoverageData(str(path), read_only=True)
+        try:
+            data.read()
+        except CoverageException:
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+        finally:
+            data.close(force=True)
 
 
 def _preload_measured() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from command import Workplace
+from command import Workplace, in_step
 from schemas import validate
-from trial import REFERENCE, assert_recovered, chaos, told, undisturbed_in
+from trial import REFERENCE, assert_recovered, chaos, held_until_saved, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -70,7 +70,8 @@ def test_a_worker_killed_while_a_newcomer_takes_up_the_state(place: Workplace, p
 
 @pytest.mark.long
 def test_everybody_killed_at_once_goes_on_from_the_newest_checkpoint(place: Workplace) -> None:
-    document = chaos(place, "kill all at step 18")
+    with held_until_saved(place, 16):
+        document = chaos(place, "kill all at step 18", HOLD=in_step(17, workers=2))
     assert_recovered(place, document)
     assert [firing["worker"] for firing in document["faults"][0]["firings"]] == [0, 1]
     assert 16 in [generation["from_step"] for generation in generations(place, document)]

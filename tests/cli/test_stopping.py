@@ -5,7 +5,7 @@ import pytest
 
 import schemas
 from catalogue import signals
-from command import JOB, Running, Workplace, await_condition
+from command import Running, Workplace, await_condition, in_step
 
 
 def test_ctrl_c_stops_cleanly_and_a_resume_on_other_workers_ends_with_the_same_bits(
@@ -92,11 +92,6 @@ def test_a_stop_in_the_first_moments_is_quiet(workplace: Workplace, number: sign
     assert (done.code, done.stderr) == (code, f"{status}\n")
     assert done.document == {"status": status, "exit_code": code, "error": status}
     schemas.validate("error", done.document)
-
-
-def in_step(step: int, workers: int) -> str:
-    """The call of the loss, of a worker, with which this step of the usual job begins."""
-    return str((step - 1) * JOB["lanes"] // workers + 1)
 
 
 def go_on_when_stopped(running: Running) -> None:

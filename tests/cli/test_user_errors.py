@@ -5,7 +5,8 @@ from command import Workplace
 
 @pytest.mark.usefixtures("unmeasured")
 def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_traceback(workplace: Workplace) -> None:
-    done = workplace.train("--workers", "2", TROUBLE="loss")
+    saved = "runs/tiny-0001/checkpoints/step-00000004*"
+    done = workplace.train("--workers", "2", TROUBLE="loss", AWAITED=saved)
     assert (done.code, done.stdout) == (1, "")
     worker, lane, rest = done.error.split(", ")
     assert (worker[:-1], lane[:-1]) == ("worker ", "lane ")
@@ -26,7 +27,9 @@ def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_tra
 def test_an_error_of_quorates_that_the_task_raises_late_fails_the_resumed_job_and_loses_nothing(
     used_workplace: Workplace,
 ) -> None:
-    done = used_workplace.run("resume", "last", "--steps", "16", "--workers", "1", "--json", TROUBLE="late refusal")
+    arguments = ("resume", "last", "--steps", "16", "--workers", "1", "--json")
+    saved = "runs/tiny-0001/checkpoints/step-00000010*"
+    done = used_workplace.run(*arguments, TROUBLE="late refusal", AWAITED=saved)
     assert (done.code, done.document["status"]) == (1, "failed")
     assert done.error.endswith("step 11: TaskError: the task has changed its mind (in loss())")
     assert used_workplace.result()["failure"] == done.document["failure"]

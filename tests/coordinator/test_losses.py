@@ -371,16 +371,10 @@ def test_with_too_few_workers_training_waits() -> None:
 
 
 @pytest.mark.parametrize("min_workers", [1, 3])
-def test_waiting_for_others_has_a_limit_only_where_the_job_cannot_go_on_without_them(min_workers: int) -> None:
+def test_a_replacement_is_waited_for_without_end_where_the_job_cannot_go_on_without_it(min_workers: int) -> None:
     state: State = forming((1.0, killed(1)), terms=replace(TERMS, min_workers=min_workers))
-    decisions = play(state, (1.0, reported(0)), (1.0, reported(2)), *beats_until(61.5, 0, 2, since=1.0))
-    if min_workers == 1:
-        assert isinstance(decisions[-1].state, Training)
-        return
-    last = next(decision for decision in decisions if isinstance(decision.state, Ended))
-    assert isinstance(last.state, Ended)
-    assert last.state.failure is not None
-    assert last.state.failure.message.startswith("worker 1 did not register within 60 s")
+    *_, last = play(state, (1.0, reported(0)), (1.0, reported(2)), *beats_until(200.0, 0, 2, since=1.0))
+    assert isinstance(last.state, Training if min_workers == 1 else Forming)
 
 
 # --- the end

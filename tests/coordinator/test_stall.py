@@ -1,14 +1,26 @@
-"""A step that takes too long: reported once, or by step_timeout the end of whoever holds it up."""
+"""Work that stands still: reported once, and by step_timeout the end of whoever holds it up."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quorate.coordinator.actions import Action, Expel, RecordLoss, Regroup, Warn
-from quorate.coordinator.events import HeartbeatReceived, MembershipEvent, Place, Registered, Tick
+from quorate.coordinator.events import (
+    Completed,
+    ExitReported,
+    HeartbeatReceived,
+    MembershipEvent,
+    Place,
+    Registered,
+    StateReported,
+    Tick,
+)
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Forming, State, Training
+from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.coordinator.terms import Terms
+from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 
@@ -21,6 +33,7 @@ class Watch:
     def __init__(self, step_timeout: float | None = None) -> None:
         self.now = 100.0
         self.sequence = 0
+        self.pids = [4710, 4711]
         self.done: list[Action] = []
         self.state: State = start(replace(TERMS, step_timeout=step_timeout), self.now)
         for worker in (0, 1):
@@ -32,15 +45,27 @@ class Watch:
         self.state = decision.state
         self.done += decision.actions
 
-    def pass_seconds(self, seconds: int, *places: Place) -> None:
+    def pass_seconds(self, seconds: int, *places: Place, every: int = 1) -> None:
         """The workers send a heartbeat each second, from these places."""
-        for _ in range(seconds):
-            self.now += 1.0
+        for _ in range(0, seconds, every):
+            self.now += every
             self.sequence += 1
             for worker, place in enumerate(places):
-                pid = 4710 + worker
+                pid = self.pids[worker]
                 self.take(HeartbeatReceived(worker, GenerationId(1, 1), self.sequence, place, pid=pid))
             self.take(Tick())
+
+    def replace_lost(self) -> None:
+        """Who is left leaves the generation, and another process takes the place of the one that was lost."""
+        if isinstance(self.state, Ended):
+            return
+        (lost,) = self.state.crew.expelled
+        for known in self.state.crew.enrolled:
+            if known.within is not None:
+                self.take(StateReported(known.worker, known.registration.pid, known.within, Cursor(17)))
+        self.take(ExitReported(*lost, "a", None, 9, Place()))
+        self.pids[lost[0]] += 10
+        self.take(Registered(lost[0], self.pids[lost[0]], "a", "10.0.0.9:4000"))
 
     def warnings(self) -> list[str]:
         return [action.message for action in self.done if isinstance(action, Warn)]
@@ -66,7 +91,8 @@ def test_a_step_that_takes_long_is_reported_once_with_what_everybody_does(phase:
     watch.pass_seconds(100, WAITS, Place(17, phase))
     assert watch.warnings() == [
         "step 17 has not come any further for 30.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 "
-        f"(pid 4711 on host a) is in {phase}; {why}. It is waited for, since step_timeout is not set."
+        f"(pid 4711 on host a) is in {phase}; {why}. It is waited for until step_timeout (not set, so 1800 s "
+        "without any progress)."
     ]
     assert isinstance(watch.state, Training)
 
@@ -86,11 +112,129 @@ def test_steps_that_always_take_long_are_not_reported() -> None:
     assert watch.warnings() == []
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "copy", "join", "regroup"])
-def test_what_is_no_step_takes_what_it_takes(phase: str) -> None:
-    watch = Watch(step_timeout=3.0)
-    watch.pass_seconds(100, WAITS, Place(17, phase))
+@pytest.mark.parametrize(
+    ("stuck", "what", "why"),
+    [
+        (
+            Place(17, "evaluation"),
+            "the evaluation of step 17",
+            "worker 1 is held up in the task's own code (evaluating a batch)",
+        ),
+        (
+            Place(17, "checkpoint", waits_for="the disk"),
+            "the checkpoint of step 17",
+            "worker 1 waits for the disk, which does not answer",
+        ),
+        (
+            Place(17, "checkpoint", waits_for="leave of the coordinator to commit"),
+            "the checkpoint of step 17",
+            "worker 1 waits for leave of the coordinator to commit",
+        ),
+        (
+            Place(17, "copy"),
+            "the copy of the state of step 17",
+            "worker 1 is held up in its code (preparing the copy of its state)",
+        ),
+        (
+            Place(17, "join"),
+            "the meeting of the workers at step 17",
+            "all wait for each other, so the links between them are stuck",
+        ),
+        (
+            Place(17, "regroup"),
+            "the end of a generation at step 17",
+            "worker 1 is held up in its code (leaving its generation)",
+        ),
+        (
+            Place(17, "wait"),
+            "the beginning of a generation at step 17",
+            "worker 1 is held up in its code (entering its generation)",
+        ),
+    ],
+    ids=lambda value: value.phase if isinstance(value, Place) else "",
+)
+def test_every_phase_is_watched(stuck: Place, what: str, why: str) -> None:
+    watch = Watch()
+    waiting = replace(stuck, waits_for="the other workers")
+    watch.pass_seconds(1800, waiting, stuck, every=2)
+    (warning,) = watch.warnings()
+    assert warning.startswith(f"{what} has not come any further for 30.0 s: worker 0 (pid 4710 on host a) is in")
+    assert f"is in {stuck.phase} and waits for the other workers, worker 1" in warning
+    assert warning.endswith(f"; {why}. It is waited for until step_timeout (not set, so 1800 s without any progress).")
+    assert watch.losses() == []
+    watch.pass_seconds(2, waiting, stuck)
+    (loss,) = watch.losses()
+    assert (loss.failure.worker, loss.failure.step, loss.failure.phase) == (1, 17, stuck.phase)
+    assert loss.failure.message.endswith("longer than step_timeout (not set, so 1800 s without any progress).")
+    assert Expel(1, 4711) in watch.done
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "copy", "compute"])
+def test_each_piece_of_work_starts_the_clock_anew(phase: str) -> None:
+    watch = Watch(step_timeout=20.0)
+    for moves in range(50):
+        watch.pass_seconds(19, WAITS, Place(17, phase, moves))
     assert (watch.warnings(), watch.losses()) == ([], [])
+    watch.pass_seconds(3, WAITS, Place(17, phase, 49))
+    assert [loss.failure.worker for loss in watch.losses()] == [1]
+
+
+def test_whoever_moved_last_is_not_to_blame_because_another_waits_for_longer() -> None:
+    """The others have evaluated their batches long ago, and wait."""
+    watch = Watch()
+    done = Place(17, "evaluation", 5, "the other workers")
+    for moves in range(100):
+        watch.pass_seconds(2, done, Place(17, "evaluation", moves))
+    watch.pass_seconds(1801, done, Place(17, "evaluation", 99))
+    assert [loss.failure.worker for loss in watch.losses()] == [1]
+
+
+def test_whoever_is_done_waits_for_the_one_whose_last_save_is_stuck() -> None:
+    watch = Watch(step_timeout=3.0)
+    last = Place(17, "checkpoint")
+    watch.take(Completed(1, "digest", pid=4711, generation=GenerationId(1, 1)))
+    watch.pass_seconds(4, replace(last, waits_for="the disk"), last)
+    assert [loss.failure.worker for loss in watch.losses()] == [0]
+
+
+def test_the_time_limit_grows_with_what_has_taken_longest_so_far() -> None:
+    watch = Watch()
+    watch.pass_seconds(20, Place(1, "evaluation"), Place(1, "evaluation", waits_for="the other workers"))
+    watch.pass_seconds(2096, Place(2, "exchange"), Place(2, "compute"), every=2)
+    assert watch.losses() == []
+    watch.pass_seconds(8, Place(2, "exchange"), Place(2, "compute"))
+    assert [loss.failure.worker for loss in watch.losses()] == [1]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12)), max_size=10))
+def test_nobody_is_lost_while_somebody_comes_further_in_time(moves: list[tuple[int, int]]) -> None:
+    """Whoever it is that moves, and whatever the others wait for."""
+    watch = Watch(step_timeout=12.5)
+    places = [Place(1, "evaluation"), Place(1, "evaluation")]
+    for worker, seconds in moves:
+        watch.pass_seconds(seconds, *places)
+        places[worker] = replace(places[worker], moves=places[worker].moves + 1)
+        watch.pass_seconds(1, *places)
+        assert watch.losses() == []
+    watch.pass_seconds(14, *places)
+    assert len(watch.losses()) == 1
+
+
+def test_what_hangs_in_the_same_place_again_and_again_is_given_up() -> None:
+    watch = Watch(step_timeout=3.0)
+    stuck = Place(17, "evaluation")
+    for _ in range(3):
+        assert not isinstance(watch.state, Ended)
+        watch.pass_seconds(4, stuck, stuck)
+        watch.replace_lost()
+    assert isinstance(watch.state, Ended)
+    assert watch.state.failure is not None
+    message = watch.state.failure.message
+    assert "is held up in the task's own code (evaluating a batch)" in message
+    assert "That is longer than step_timeout (3.0)." in message
+    assert "the last of 3 workers in a row that hung there, so the job is given up; `quorate resume`" in message
+    assert len(watch.losses()) == 3
 
 
 def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
@@ -110,7 +254,10 @@ def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
 
 def test_of_two_that_hang_the_second_does_not_keep_the_next_generation_waiting() -> None:
     watch = Watch(step_timeout=3.0)
-    watch.pass_seconds(6, Place(17, "compute"), Place(17, "compute"))
+    stuck = Place(17, "compute")
+    watch.pass_seconds(8, stuck, stuck)
+    assert [loss.failure.worker for loss in watch.losses()] == [0]  # the other has its time to leave the generation
+    watch.pass_seconds(1, stuck, stuck)
     assert [loss.failure.worker for loss in watch.losses()] == [0, 1]
 
 

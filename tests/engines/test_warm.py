@@ -9,10 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import coverage
 import pytest
 
 from command import await_condition, command_line
-from warm import SCRIPT, SPARES, cold
+from warm import SCRIPT, SPARES, cold, drop_damaged_measurements
 
 FACTS = """
 import json, os, signal, sys, tempfile, threading
@@ -60,6 +61,18 @@ def test_a_program_finds_in_a_warm_interpreter_what_it_finds_in_a_new_one(script
     assert len(facts.pop("handles")) == len(of_a_new_one.pop("handles")) + SPARES[SCRIPT]
     assert facts == of_a_new_one
     assert (warm.returncode, warm.stderr) == (new.returncode, new.stderr) == (7, "said aside\n")
+
+
+def test_what_killed_processes_have_left_of_their_measurements_is_removed(tmp_path: Path) -> None:
+    whole = coverage.CoverageData(str(tmp_path / ".coverage.whole"))
+    whole.add_lines({"a.py": [1, 2, 3]})
+    whole.write()
+    whole.close(force=True)
+    content = (tmp_path / ".coverage.whole").read_bytes()
+    for name, left in (("empty", b""), ("cut", content[:100]), ("zeros", bytes(len(content))), ("cut-journal", b"x")):
+        (tmp_path / f".coverage.{name}").write_bytes(left)
+    drop_damaged_measurements(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".coverage.whole"]
 
 
 def test_it_is_warm(script: Path) -> None:

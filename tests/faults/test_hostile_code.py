@@ -57,6 +57,24 @@ def get_into_trouble(place):
             time.sleep(0.01)
 
 
+def is_trial():
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "rehearse_evaluation":
+        frame = frame.f_back
+    return frame is not None
+
+
+sync = os.fsync
+
+
+def sync_on_a_bad_disk(descriptor):
+    get_into_trouble("fsync")
+    sync(descriptor)
+
+
+os.fsync = sync_on_a_bad_disk
+
+
 def turn_upside_down():
     torch.manual_seed(1)
     numpy.random.seed(1)
@@ -86,6 +104,8 @@ class Troubled(quorate.Task):
         return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 1))
 
     def datasets(self):
+        if PLACE == "metrics":
+            return Points(), Points(8)
         return Points(48) if TROUBLE == "nan" else Points()
 
     def loss(self, model, batch):
@@ -108,6 +128,11 @@ class Troubled(quorate.Task):
         if TROUBLE == "upside down":
             turn_upside_down()
         return loss
+
+    def metrics(self, model, batch):
+        if not is_trial():  # of a setup, which may take its time
+            get_into_trouble("metrics")
+        return {{"error": 1.0}}
 
     def optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -191,7 +216,31 @@ def test_a_task_that_hangs_again_and_again_ends_where_there_is_a_time_limit(trou
     assert failure["kind"] == "WorkerLost"
     assert "is held up in the task's own code" in failure["message"]
     assert "longer than step_timeout (1.0)" in failure["message"]
-    assert "without a completed step in between" in failure["message"]
+    assert "the last of 3 workers in a row that hung there" in failure["message"]
+
+
+@pytest.mark.long
+def test_metrics_that_dead_lock_again_and_again_end_the_job(troubled: Workplace) -> None:
+    settings = ("--workers", "1", "--set", "step_timeout=1")
+    failure = failure_of(troubled, *settings, TROUBLE="hang in metrics")
+    assert (failure["kind"], failure["phase"], failure["step"]) == ("WorkerLost", "evaluation", 4)
+    assert failure["message"].startswith("the evaluation of step 4 has not come any further for ")
+    assert "worker 0 is held up in the task's own code (evaluating a batch)" in failure["message"]
+    assert "the last of 3 workers in a row that hung there, so the job is given up" in failure["message"]
+    lost = [event for event in troubled.events() if event["kind"] == "lost"]
+    assert [(event["step"], event["phase"]) for event in lost] == [(4, "evaluation")] * 3
+
+
+def test_a_disk_that_stalls_in_the_last_save_is_named(troubled: Workplace) -> None:
+    settings = ("--workers", "2", "--set", "step_timeout=1", "--set", "checkpoint.every=null")
+    running = troubled.start("train", "job.yaml", "--json", *settings, TROUBLE="hang in fsync")
+    loss = running.await_event("lost")
+    assert loss["message"].startswith(f"the checkpoint of step {STEPS} has not come any further for ")
+    assert re.search(r"is in checkpoint and waits for the disk.* waits for the disk, which does not", loss["message"])
+    assert (loss["step"], loss["phase"]) == (STEPS, "checkpoint")
+    troubled.go()
+    done = running.done()
+    assert (done.code, done.document["steps"]) == (0, STEPS), done.stderr
 
 
 @pytest.mark.long
@@ -199,7 +248,7 @@ def test_a_task_that_hangs_is_reported_and_waited_for_where_there_is_none(troubl
     running = troubled.start("train", "job.yaml", "--workers", "2", "--json", TROUBLE="hang in loss")
     report = running.await_event("log")
     assert "is held up in the task's own code (computing its lanes)" in report["message"]
-    assert "step_timeout is not set" in report["message"]
+    assert "It is waited for until step_timeout (not set, so 1800 s without any progress)" in report["message"]
     troubled.go()
     done = running.done()
     assert (done.code, done.document["steps"]) == (0, STEPS)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from command import Workplace
-from trial import chaos, told, undisturbed_in
+from command import Workplace, in_step
+from trial import chaos, held_until_saved, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
@@ -61,7 +61,9 @@ def test_a_coordinator_killed_while_a_newcomer_takes_up_the_state(place: Workpla
 
 
 def test_a_killed_launcher_is_followed_by_another_that_resumes(place: Workplace) -> None:
-    document = chaos(place, "kill launcher at step 12")
+    # Step 10 waits for the save of step 8, which goes on beside the training.
+    with held_until_saved(place, 8):
+        document = chaos(place, "kill launcher at step 12", HOLD=in_step(10, workers=2))
     assert_same(place, document)
     assert [event["from_step"] for event in told(place, document, "run")] == [0, 8]
 

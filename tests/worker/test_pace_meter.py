@@ -1,5 +1,6 @@
 from quorate.core.pace import Pace
-from quorate.training.activity import APPLY, COMPUTE, DATA, EXCHANGE, Activity
+from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.training.activity import Activity
 from quorate.wire.proto.codec import decode_pace, encode_pace
 from quorate.worker.pace import PaceMeter
 

@@ -34,6 +34,7 @@ class JobKeys(TypedDict, total=False):
     spares: int
     failure_timeout: float
     step_timeout: float | None
+    setup_timeout: float | None
     balance: Literal["even", "speed"]
     runs: str
     checkpoint: Section

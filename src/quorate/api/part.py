@@ -1,4 +1,4 @@
-"""A part of a job under faults in a process of its own, whose launcher can be killed: ``python -m quorate.api.part``.
+"""A part of a job under faults in a process of its own, whose launcher can be killed: ``python -m quorate.api``.
 
 It is told what to run by a pickle on standard input, from its parent, and says on standard output which run it is.
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api import session
-from quorate.core.errors import QuorateError
 from quorate.core.fault import Fault
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
@@ -53,7 +52,7 @@ def play_apart(part: Part) -> Ending:
     """Train a part in a process of its own."""
     with _deaf_to_interrupts():
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quorate.api.part"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-P", "-m", "quorate.api"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         told, _ = child.communicate(pickle.dumps((sys.path, part)))
     run = part.run or (Path(told.decode().strip()) if told.strip() else None)
@@ -68,20 +67,3 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def main() -> int:
-    """Be such a process; the exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    path, part = pickle.load(sys.stdin.buffer)
-    sys.path[:] = path
-    try:
-        part.play()
-    except QuorateError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

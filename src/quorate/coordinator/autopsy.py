@@ -1,7 +1,6 @@
 """Every death, silence and broken link in one sentence: who, where, at which step, doing what, and what happened."""
 
 import signal
-from collections.abc import Sequence
 
 from quorate.coordinator.events import ExitReported, Place
 from quorate.coordinator.states import Enrolled
@@ -96,17 +95,6 @@ def autopsy_of_links(failure: Failure, times: int) -> Failure:
         f" dead: {failure.message.rstrip('.')}."
     )
     return failure.at(message=message)
-
-
-def autopsy_of_absence(missing: Sequence[int], here: int, wanted: int, terms: Terms) -> Failure:
-    """Why a job is given up that waits for workers in vain."""
-    names = f"worker {missing[0]}" if len(missing) == 1 else f"workers {', '.join(map(str, missing))}"
-    needed = f", and min_workers is {terms.min_workers}" if here < terms.min_workers > 1 else ""
-    message = (
-        f"{names} did not register within {terms.registration_limit:.0f} s; {here} of {wanted} workers are"
-        f" here{needed}. The logs folder of the run tells how far they came."
-    )
-    return _lost(message, missing[0], Place())
 
 
 def autopsy_of_no_return(worker: int, pid: int, terms: Terms) -> Failure:

@@ -13,10 +13,15 @@ from quorate.core.position import Position
 
 @dataclass(frozen=True)
 class Place:
-    """How far a worker was last known to be, and what it was doing."""
+    """How far a worker was last known to be, and what it was doing.
+
+    `moves` is another number whenever it has come any further, and `waits_for` is who or what it waits for.
+    """
 
     step: int | None = None
     phase: str = ""
+    moves: int = 0
+    waits_for: str = ""
 
 
 @dataclass(frozen=True)

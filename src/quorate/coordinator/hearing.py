@@ -30,9 +30,13 @@ def hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
     actions: tuple[Action, ...] = (GrantLease(event.worker, state.crew.terms.timing.lease),)
     # A heartbeat that is sent again because its answer was lost has told its events already.
     if event.sequence > known.sequence:
-        heard = at_place(replace(heard, sequence=event.sequence), event.place, now)
+        heard = replace(heard, sequence=event.sequence)
         actions = (*actions, RecordEvents(event.events)) if event.events else actions
-    alive: Active = replace(state, crew=state.crew.having(heard))
+    crew = state.crew.having(heard)
+    if event.sequence > known.sequence:
+        crew = at_place(crew, heard, event.place, now)
+        heard = crew.find(event.worker, event.pid) or heard
+    alive: Active = replace(state, crew=crew)
     reason = f"worker {event.worker} is alive"
     if isinstance(alive, Training) and heard.within == alive.generation.id and event.sequence > known.sequence:
         alive, told, why = _hear_pace(alive, heard, event, now)

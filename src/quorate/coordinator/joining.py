@@ -33,7 +33,7 @@ def register(state: Active, event: Registered, now: float) -> Decision:
         return end(difference, Refuse(event.worker, difference))
     crew = replace(
         crew,
-        enrolled=(*crew.enrolled, Enrolled(event, heard=now, cursor=event.cursor)),
+        enrolled=(*crew.enrolled, Enrolled(event, heard=now, cursor=event.cursor, moved=now)),
         reference=crew.reference or event,
         awaited=crew.awaited - {event.worker},
     )

@@ -111,7 +111,7 @@ class CoordinatorService(CoordinatorServicer):
                 worker=request.worker,
                 generation=decode_id(request.generation),
                 sequence=request.sequence,
-                place=Place(request.step, request.phase),
+                place=Place(request.step, request.phase, request.moves, request.waits_for),
                 events=tuple(request.events),
                 pid=request.pid,
                 is_leaving=request.leaving,

@@ -1,89 +1,181 @@
-"""Steps that take too long: who holds them up, and what everybody is doing.
+"""Work that stands still: who holds it up, what everybody is doing, and when that is too long.
 
-A worker that is alive but gets nowhere sends its heartbeats all the same. It is reported once; it counts as lost only
-if the user has set `step_timeout`, since nobody else knows how long a step may take.
+A worker that is alive but gets nowhere sends its heartbeats all the same. They tell its phase, what it waits for, and a
+number that changes whenever it comes any further: a lane, an evaluation batch, a piece of a copy or of a save. Where
+nobody in a generation comes any further, that is reported; if it lasts, whoever holds the others up counts as lost.
+Every phase is watched. Before a worker registers it is in no generation: its setup is the supervisor's to watch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled
 from quorate.coordinator.events import Place
-from quorate.coordinator.states import Crew, Enrolled
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import Active, Crew, Enrolled, Forming, Training
 from quorate.core.failure import Failure
+from quorate.core.phases import (
+    APPLY,
+    CHECKPOINT,
+    COMPUTE,
+    COPY,
+    DATA,
+    DISK,
+    EVALUATION,
+    EXCHANGE,
+    JOIN,
+    OTHERS,
+    REGROUP,
+    WAITING,
+)
 
 PATIENCE = 30.0
-"""Seconds before a step is reported, or so many times what the one before it took."""
+"""Seconds without progress before it is reported, or so many times the longest that the phase has taken so far."""
 TIMES_USUAL = 10
+LONGEST_STALL = 30 * 60.0
+"""Seconds without progress before somebody counts as lost, or so many times the longest of any phase so far."""
+TIMES_LONGEST = 100
+MOST_HANGS = 3
+"""So many workers in a row may hang in the same phase of the same step."""
 
-_EXCHANGE = "exchange"
-_USER_CODE = {"data": "reading its data", "compute": "computing its lanes"}
-_STEP = frozenset({*_USER_CODE, _EXCHANGE, "apply"})
+_USER_CODE = {DATA: "reading its data", COMPUTE: "computing its lanes", EVALUATION: "evaluating a batch"}
+_DOING = {
+    APPLY: "applying the update",
+    CHECKPOINT: "saving",
+    COPY: "preparing the copy of its state",
+    REGROUP: "leaving its generation",
+    WAITING: "entering its generation",
+}
+_WHAT = {
+    EVALUATION: "the evaluation of step {}",
+    CHECKPOINT: "the checkpoint of step {}",
+    COPY: "the copy of the state of step {}",
+    JOIN: "the meeting of the workers at step {}",
+    REGROUP: "the end of a generation at step {}",
+    WAITING: "the beginning of a generation at step {}",
+}
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A step in which nobody has come any further for `seconds`, and the one who holds it up."""
+    """Nobody has come any further `since` then, for `seconds`, where `limit` seconds are too many.
+
+    The culprit holds the others up; unless it `waits_too`, and all wait for each other.
+    """
 
     step: int
+    since: float
     seconds: float
+    limit: float
     culprit: Enrolled
+    waits_too: bool
     message: str
 
-    def failure(self, step_timeout: float) -> Failure:
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits any longer."""
+        return self.seconds >= self.limit
+
+    def failure(self, step_timeout: float | None) -> Failure:
         """Why the culprit counts as lost."""
-        message = f"{self.message} That is longer than step_timeout ({step_timeout})."
+        message = f"{self.message} That is longer than step_timeout ({_limit_words(step_timeout, self.limit)})."
         place = self.culprit.place
         return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=place.step, phase=place.phase)
 
+    def warning(self, step_timeout: float | None) -> str:
+        """What to tell the user while it is waited for."""
+        return f"{self.message} It is waited for until step_timeout ({_limit_words(step_timeout, self.limit)})."
 
-def at_place(known: Enrolled, place: Place, now: float) -> Enrolled:
-    """A worker that tells where it is: since when it is at that step, and how long the one before it took."""
+
+def at_place(crew: Crew, known: Enrolled, place: Place, now: float) -> Crew:
+    """A worker tells where it is: if that is any further, it moves now, and what it was in took it until now."""
     before = known.place
-    in_steps = _in_step(before) and _in_step(place)
-    if in_steps and before.step == place.step:
-        return replace(known, place=place)
-    steps = (place.step or 0) - (before.step or 0)
-    took = (now - known.moved) / steps if in_steps and steps > 0 else known.usual
-    return replace(known, place=place, moved=now, usual=took)
+    if place == before:
+        return crew.having(known)
+    moved = crew.having(replace(known, place=place, moved=now))
+    if known.is_ready or not before.phase:
+        return moved
+    if now - crew.ticked > crew.terms.timing.failure_timeout / 2:
+        return moved  # the coordinator itself was held up, and a machine that slept says nothing of the phase
+    took = now - max(known.moved, crew.formed)
+    return replace(moved, took={**crew.took, before.phase: max(took, crew.took.get(before.phase, 0.0))})
 
 
-def find_stall(crew: Crew, now: float) -> Stall | None:
-    """The step that has taken too long, if it has; evaluations, checkpoints and copies take what they take.
+def find_stall(state: Active, now: float) -> Stall | None:
+    """What has stood still for so long that somebody should know, if anything has.
 
-    A generation that is over waits for those who are still in a step of it.
+    A generation that is over waits for those who have not left it; they have one `failure_timeout` to do so.
     """
+    crew = state.crew
     members = [known for known in crew.enrolled if not known.is_ready]
-    if not members or not all(_in_step(known.place) for known in members):
+    if not members or (isinstance(state, Forming) and now - state.since < crew.terms.timing.failure_timeout):
         return None
-    seconds = now - max(known.moved for known in members)
-    if seconds < _limit(crew.terms, members):
+    since = max(crew.formed, *(known.moved for known in members))
+    limit = crew.terms.step_timeout
+    if limit is None:
+        limit = max(LONGEST_STALL, TIMES_LONGEST * max(crew.took.values(), default=0.0))
+    seconds = now - since
+    if seconds < min(limit, patience(crew.took, members)):
         return None
-    holding_up = [known for known in members if known.place.phase != _EXCHANGE]
+    done = {completed.worker for completed in state.completed} if isinstance(state, Training) else set()
+    holding_up = [known for known in members if known.worker not in done and not _waits_for_others(known.place)]
     # Where all wait for each other, any of them may be the trouble: going on without one makes new links.
-    culprit = holding_up[0] if holding_up else members[-1]
-    step = min(known.place.step or 0 for known in members)
-    return Stall(step, seconds, culprit, _sentence(step, seconds, members, holding_up))
+    culprit = min(holding_up, key=lambda known: known.moved) if holding_up else members[-1]
+    step = culprit.place.step or 0
+    return Stall(step, since, seconds, limit, culprit, not holding_up, _sentence(culprit, seconds, members, holding_up))
 
 
-def _limit(terms: Terms, members: Sequence[Enrolled]) -> float:
-    if terms.step_timeout is not None:
-        return terms.step_timeout
-    return max(PATIENCE, TIMES_USUAL * max(known.usual for known in members))
+def patience(took: Mapping[str, float], members: Sequence[Enrolled]) -> float:
+    """Seconds without progress before it is told, by what the phases that these are in have taken so far."""
+    return max(PATIENCE, TIMES_USUAL * max(took.get(known.place.phase, 0.0) for known in members))
 
 
-def _in_step(place: Place) -> bool:
-    return place.phase in _STEP
+def count_hang(crew: Crew, stall: Stall) -> Crew:
+    """Remember who hangs where, as long as it is in the same phase of the same step. Links that are stuck are no such
+    place: another generation has others."""
+    if stall.waits_too:
+        return crew
+    place = (stall.step, stall.culprit.place.phase)
+    alike = crew.hangs[1] if crew.hangs and crew.hangs[0] == place else 0
+    return replace(crew, hangs=(place, alike + 1))
 
 
-def _sentence(step: int, seconds: float, members: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
-    doing = ", ".join(f"{name_enrolled(known)} is in {known.place.phase}" for known in members)
+def autopsy_of_hangs(crew: Crew, failure: Failure) -> Failure | None:
+    """Why to give up: so many have hung in the same place that the next will as well."""
+    if crew.hangs is None or crew.hangs[1] < MOST_HANGS:
+        return None
+    message = (
+        f"{failure.message} It is the last of {crew.hangs[1]} workers in a row that hung there, so the job is given up;"
+        " `quorate resume` goes on from the newest checkpoint once the cause is mended."
+    )
+    return failure.at(message=message)
+
+
+def _waits_for_others(place: Place) -> bool:
+    return place.phase in (EXCHANGE, JOIN) or place.waits_for == OTHERS
+
+
+def _limit_words(step_timeout: float | None, limit: float) -> str:
+    return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
+
+
+def _sentence(culprit: Enrolled, seconds: float, members: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
+    what = _WHAT.get(culprit.place.phase, "step {}").format(culprit.place.step or 0)
+    doing = ", ".join(f"{name_enrolled(known)} is in {_phase(known.place)}" for known in members)
+    return f"{what} has not come any further for {seconds:.1f} s: {doing}; {_why(holding_up)}."
+
+
+def _phase(place: Place) -> str:
+    return f"{place.phase} and waits for {place.waits_for}" if place.waits_for else place.phase
+
+
+def _why(holding_up: Sequence[Enrolled]) -> str:
     if not holding_up:
-        why = "all wait for each other, so the links between them are stuck"
-    else:
-        who = ", ".join(f"worker {known.worker}" for known in holding_up)
-        what = {_USER_CODE.get(known.place.phase, "applying the update") for known in holding_up}
-        code = "the task's own code" if all(known.place.phase in _USER_CODE for known in holding_up) else "its code"
-        why = f"{who} is held up in {code} ({' and '.join(sorted(what))})"
-    return f"step {step} has not come any further for {seconds:.1f} s: {doing}; {why}."
+        return "all wait for each other, so the links between them are stuck"
+    who = ", ".join(f"worker {known.worker}" for known in holding_up)
+    if waited := sorted({known.place.waits_for for known in holding_up} - {""}):
+        hint = ", which does not answer" if waited == [DISK] else ""
+        return f"{who} waits for {' and '.join(waited)}{hint}"
+    phases = {known.place.phase for known in holding_up}
+    doing = sorted(_USER_CODE.get(phase) or _DOING.get(phase, phase) for phase in phases)
+    code = "the task's own code" if phases <= _USER_CODE.keys() else "its code"
+    return f"{who} is held up in {code} ({' and '.join(doing)})"

@@ -51,7 +51,7 @@ class Enrolled:
 
     `within`: the generation that it has not left; without one it stands at `cursor`, and waits for the next.
     `has_trained`: it has gone on from where a generation did, so what it holds is the state of the job and not just a
-    beginning. It `moved` on to the step that it is at then, and the `usual` step takes it so many seconds.
+    beginning. `moved` is when it was last heard to have come any further.
     """
 
     registration: Registered
@@ -65,7 +65,6 @@ class Enrolled:
     is_saved: bool = False
     last_words: str = ""
     moved: float = 0.0
-    usual: float = 0.0
     measured: Measured | None = None
 
     @property
@@ -154,8 +153,12 @@ class Crew:
     is_condemned: bool = False
     # Who died one after the other in the task's own code, all at the same step.
     victims: tuple[Victim, ...] = ()
-    # The step that was last reported to take too long.
-    slow_step: int | None = None
+    # By phase, the longest that anybody has been in it without coming any further.
+    took: Mapping[str, float] = field(default_factory=dict)
+    # Since when nothing moved that was last reported to stand still.
+    told_stall: float | None = None
+    # The step and the phase in which the last worker hung, and how many have in a row.
+    hangs: tuple[tuple[int, str], int] | None = None
 
     def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
         """The worker of that id, if it is registered; with a pid, if it is that process."""

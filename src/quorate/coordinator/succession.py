@@ -51,6 +51,7 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
     returned = Enrolled(
         event,
         heard=now,
+        moved=now,
         cursor=position.cursor,
         within=None if position.has_left or generation is None else generation.id,
         has_trained=position.has_trained,

@@ -19,11 +19,6 @@ class Terms:
     # How lanes are shared: "even", or "speed".
     balance: str = "even"
 
-    @property
-    def registration_limit(self) -> float:
-        """Seconds from the start within which every worker registers. Building a big model takes its time."""
-        return max(60.0, 10 * self.timing.failure_timeout)
-
 
 @dataclass(frozen=True)
 class Roster:

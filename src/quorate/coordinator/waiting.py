@@ -1,13 +1,13 @@
-"""What time brings: silence, stalls, trials, and an end to waiting."""
+"""What time brings: silence, stalls and trials."""
 
 from dataclasses import replace
 
 from quorate.coordinator.actions import Expel, RecordLoss, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_absence, autopsy_of_no_return, autopsy_of_silence
+from quorate.coordinator.autopsy import autopsy_of_no_return, autopsy_of_silence
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.forming import end, fill_place, lose
-from quorate.coordinator.stall import Stall, find_stall
-from quorate.coordinator.states import Active, Forming, Recalling, Training
+from quorate.coordinator.stall import Stall, autopsy_of_hangs, count_hang, find_stall
+from quorate.coordinator.states import Active, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 
@@ -25,11 +25,12 @@ def tick(state: Active, now: float) -> Decision:
         return lose(state, quietest, failure, now - quietest.heard, now, expel=True)
     if isinstance(state, Recalling):
         return _give_up_missing(state, now)
-    if stall := find_stall(state.crew, now):
+    if stall := find_stall(state, now):
         return _act_on_stall(state, stall, now)
     if isinstance(state, Training):
         return _let_in_again(state, now)
-    return _give_up_forming(state, now)
+    # Whoever is on the way to its place takes what time it needs: its supervisor tells when it is gone.
+    return Decision(state, (), "nothing is overdue")
 
 
 def _forgive_silence(state: Active, now: float) -> Decision:
@@ -47,12 +48,16 @@ def _forgive_silence(state: Active, now: float) -> Decision:
 def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
     crew = state.crew
     step_timeout = crew.terms.step_timeout
-    if step_timeout is not None:
-        return lose(state, stall.culprit, stall.failure(step_timeout), stall.seconds, now, expel=True)
-    if crew.slow_step == stall.step:
+    if stall.is_over:
+        failure = stall.failure(step_timeout)
+        crew = count_hang(crew, stall)
+        if hopeless := autopsy_of_hangs(crew, failure):
+            return end(hopeless, RecordLoss(failure, stall.seconds))
+        return lose(replace(state, crew=crew), stall.culprit, failure, stall.seconds, now, expel=True)
+    if crew.told_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
-    message = f"{stall.message} It is waited for, since step_timeout is not set."
-    told = replace(state, crew=replace(crew, slow_step=stall.step))
+    message = stall.warning(step_timeout)
+    told = replace(state, crew=replace(crew, told_stall=stall.since))
     return Decision(told, (Warn(message, stall.step),), message)
 
 
@@ -81,12 +86,3 @@ def _let_in_again(state: Training, now: float) -> Decision:
     )
     action = Regroup(state.generation.id, at_boundary=True)
     return Decision(replace(state, is_called=True), (action,), f"let in again at the next step boundary: {told}")
-
-
-def _give_up_forming(state: Forming, now: float) -> Decision:
-    crew = state.crew
-    terms = crew.terms
-    is_short = len(crew.enrolled) < max(1, terms.min_workers) or not crew.has_state
-    if crew.awaited and is_short and now - state.since >= terms.registration_limit:
-        return end(autopsy_of_absence(sorted(crew.awaited), len(crew.enrolled), crew.wanted, terms))
-    return Decision(state, (), "nothing is overdue")

@@ -3,7 +3,8 @@
 import importlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
@@ -20,6 +21,25 @@ Hint = Callable[[BaseException], str]
 def no_hint(_: BaseException) -> str:
     """Nothing to add."""
     return ""
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+# Of a process, since it is the process that takes long in somebody's code.
+_announce: Callable[[str], None] = _say_nothing
+
+
+@contextmanager
+def announcing(tell: Callable[[str], None]) -> Iterator[None]:
+    """For a `with` block around a setup: what is built now is told before its code runs, which may take hours."""
+    global _announce
+    _announce = tell
+    try:
+        yield
+    finally:
+        _announce = _say_nothing
 
 
 class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
@@ -51,6 +71,7 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
 
 def building_code(where: str, hint: Hint = no_hint) -> user_code:
     """The same for what runs before the first step: what is raised there is a mistake in the request."""
+    _announce(where)
     return user_code(where, hint, exit_code=RequestError.exit_code)
 
 

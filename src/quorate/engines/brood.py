@@ -16,6 +16,7 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.engines.log_keeper import LogKeeper
 from quorate.engines.messages import EXITED, FAILED, STARTED
 from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Prepared
+from quorate.engines.setup_watch import FORK_SERVER, IMPORTING, Setup, SetupWatch
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import Status, read_status, status_file
@@ -23,6 +24,9 @@ from quorate.worker.status import Status, read_status, status_file
 log = logging.getLogger(__name__)
 
 TICK = 0.05
+SETUP_GLANCE = 0.5
+"""Seconds between two looks at how far those are who are being set up."""
+SETUP_TIMEOUT = "SetupTimeout"
 MOST_NURSERIES = 5
 """So many nurseries in a row may die without a step in between."""
 
@@ -63,11 +67,16 @@ class Brood:
         run: RunFolder,
         open_nursery: Callable[[], NurseryProcess],
         assign: Callable[[int, Path | None, bool], Assignment],
+        tell: Callable[[str], None] = lambda _message: None,
+        setup_timeout: float | None = None,
     ) -> None:
         self._run = run
         self._logs = LogKeeper(run.logs)
         self._open_nursery = open_nursery
         self._assign = assign
+        self._tell = tell
+        self._setup = SetupWatch(setup_timeout)
+        self._setup_due = 0.0
         self._nursery = open_nursery()
         self._deaths = 0
         self.running: dict[int, int] = {}
@@ -75,12 +84,14 @@ class Brood:
         self._starting: dict[int, Assignment] = {}
         self._departed: deque[Departed] = deque()
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
+        self._replacements: set[int] = set()
 
     def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
         """What is known of machine and task, once it is; None when given up."""
 
         def look() -> bool:
             self._logs.keep(time.monotonic())
+            self._watch_setup(time.monotonic(), lambda: {(FORK_SERVER, 0): IMPORTING})
             return give_up()
 
         return self._nursery.await_ready(look)
@@ -88,6 +99,7 @@ class Brood:
     def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
         """Have a worker in a place, from a checkpoint or from the beginning."""
         self._starting[slot] = assignment = self._assign(slot, checkpoint, is_replacement)
+        self._replacements = self._replacements | {slot} if is_replacement else self._replacements - {slot}
         status_file(self._run, slot).unlink(missing_ok=True)  # the last word of whoever was there before
         self._nursery.start(assignment)
 
@@ -99,6 +111,36 @@ class Brood:
                 self._note(message)
         except NurseryLost as error:
             self._lose_nursery(error.message)
+        self._watch_setup(time.monotonic(), self._phases)
+
+    def _phases(self) -> dict[tuple[int, int], str]:
+        """Of those who are being set up, by place and pid."""
+        coming = dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING)
+        read = {(slot, pid): read_status(status_file(self._run, slot)) for slot, pid in self.running.items()}
+        here = {
+            who: status.phase if status else IMPORTING for who, status in read.items() if not status or status.is_new
+        }
+        return coming | here
+
+    def _watch_setup(self, now: float, phases: Callable[[], dict[tuple[int, int], str]]) -> None:
+        """Say what a setup that takes long is at; end one that takes longer than the user allows."""
+        if now < self._setup_due:
+            return
+        self._setup_due = now + SETUP_GLANCE
+        for message in self._setup.look(now, phases()):
+            self._tell(message)
+        for setup in self._setup.overdue(now):
+            self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
+
+    def _end_setup(self, setup: Setup, why: str) -> None:
+        """Others may train meanwhile: only where nobody has begun does it end the job."""
+        if setup.worker not in self._replacements:
+            remedy = "Raise setup_timeout, or leave it out to wait for as long as it takes."
+            worker = None if setup.worker == FORK_SERVER else setup.worker
+            raise JobFailed(Failure(SETUP_TIMEOUT, f"{why}. {remedy}", worker=worker, phase=setup.phase))
+        if self._killed.get(setup.worker) != setup.pid:
+            self._tell(f"{why}: it is ended, and another is started.")
+            self._kill(setup.worker, setup.pid)
 
     def report(self, client: SupervisorClient) -> None:
         """Tell the coordinator of every process that is gone, again if it did not answer: it says who is replaced."""

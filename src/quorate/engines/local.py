@@ -101,6 +101,8 @@ class LocalEngine:
                     assign=lambda slot, checkpoint, is_replacement: self._assignment(
                         slot, coordinator.address, checkpoint, is_replacement=is_replacement
                     ),
+                    tell=lambda message: self._show(Event("log", fields={"level": "info", "message": message})),
+                    setup_timeout=self._launch.spec.setup_timeout,
                 )
                 stack.callback(brood.close)
                 # Asked first, while torch is being imported: a port in use is told at once.

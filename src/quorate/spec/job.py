@@ -168,6 +168,7 @@ class JobSpec(Section):
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
+    setup_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
     balance: Annotated[Literal["even", "speed"], Mark.MANNER] = "even"
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()

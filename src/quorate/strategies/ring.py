@@ -8,12 +8,14 @@ import torch
 from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import LossError
 from quorate.core.generation import Generation
+from quorate.core.phases import OTHERS
 from quorate.core.sample_names import name_samples
 from quorate.data.ledger import total
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange
 from quorate.strategies.courier import Courier
 from quorate.strategies.notes import LaneNote, WorkerNote, decode, encode, note_of
+from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
 from quorate.training.divergence import ReplicaDigests, compare_replicas
 from quorate.training.gradients import Gradients
@@ -51,7 +53,9 @@ class RingStrategy:
         courier: Courier | None = None,
         *,
         skips: bool = False,
+        activity: Activity | None = None,
     ) -> None:
+        self._activity = activity or Activity(lambda *_: None)
         self._reduction = reduction
         self._member = generation.members[generation.position(worker)]
         self._is_alone = len(generation.members) == 1
@@ -158,7 +162,8 @@ class RingStrategy:
 
     def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in lane order."""
-        return self._reduction.gather(step, SHARE_INDEX, payload)
+        with self._activity.waiting(OTHERS):
+            return self._reduction.gather(step, SHARE_INDEX, payload)
 
     def close(self) -> None:
         """Close the links to the neighbours, and let the parameters go: another generation has other gradients."""

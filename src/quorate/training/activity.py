@@ -1,16 +1,18 @@
 """What a worker is doing right now, and for how long it has been doing each thing in this step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 
+from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.data.indices import Indices
-
-DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
-EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
 
 
 class Activity:
-    """Phases of a step: told to whoever watches as they begin, and timed."""
+    """Phases of a step: told to whoever watches as they begin, and timed.
+
+    `moves` changes whenever the worker comes further inside a phase, which tells a slow one from one that is stuck.
+    """
 
     def __init__(
         self,
@@ -26,6 +28,8 @@ class Activity:
         self.step = 0
         self.lane: int | None = None
         self.phase = "start"
+        self.moves = 0
+        self.waits_for = ""
         self.seconds: dict[str, float] = {}
 
     def begin_step(self, step: int) -> None:
@@ -38,6 +42,20 @@ class Activity:
         self.phase, self.lane = phase, lane
         self._tell(self.step, phase, lane)
         return Stay(self, phase)
+
+    def advance(self) -> None:
+        """The worker has come further in the phase that it is in: by a batch, or by a piece of a copy or of a save."""
+        self.moves += 1
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """For a `with` block: until its end the worker does nothing itself, and waits for this."""
+        self.waits_for = what
+        try:
+            yield
+        finally:
+            self.waits_for = ""
+            self.advance()
 
     def reads(self, epoch: int, samples: Indices) -> None:
         """The lane that the worker is in reads these samples of an epoch."""

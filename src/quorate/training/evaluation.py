@@ -1,7 +1,7 @@
 """Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -32,14 +32,23 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates the committed state."""
+    """Evaluates the committed state; `advance` is called after each batch."""
 
-    def __init__(self, task: Task, replica: Replica, plan: EvaluationPlan, feed: Feed, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        plan: EvaluationPlan,
+        feed: Feed,
+        seed: int,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
         self._task = task
         self._replica = replica
         self._plan = plan
         self._feed = feed
         self._seed = seed
+        self._advance = advance
 
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
@@ -61,6 +70,7 @@ class Evaluator:
         return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why), tuple(notes))
 
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
+        self._advance()
         read = self._feed.next(self._plan.request(batch))
         left_out.extend(read.bad, read.why)
         notes += read.notes

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
+from quorate.core.phases import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Batch, Feed
 from quorate.data.indices import joined
@@ -16,7 +17,7 @@ from quorate.data.reading import EvaluationPlan, Request, Source
 from quorate.data.sample_order import SampleOrder
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.training.activity import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, Activity
+from quorate.training.activity import Activity
 from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner

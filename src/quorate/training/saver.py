@@ -3,6 +3,7 @@
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +15,10 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.tree import Encoded, encode
 from quorate.core.errors import CheckpointError
+from quorate.core.phases import DISK
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec
+from quorate.training.activity import Activity
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saving import VOID, Assignment, Desk, Saving
@@ -60,6 +63,7 @@ class Saver:
         *,
         check_lease: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        activity: Activity | None = None,
     ) -> None:
         self._desk = desk
         self._rules = rules
@@ -67,6 +71,7 @@ class Saver:
         self._environment = environment
         self._check_lease = check_lease
         self._clock = clock
+        self._activity = activity or Activity(lambda *_: None)
         # Numbers of workers are given again to those who replace them.
         self._identity = secrets.token_hex(8)
         self._latest: Saving | None = None
@@ -154,7 +159,7 @@ class Saver:
             return
         if not latest.staged.is_set():
             began = time.perf_counter()
-            self._await(latest.staged.wait)
+            self._await(latest, latest.staged)
             latest.added_s += time.perf_counter() - began
         if latest.divergence is not None:
             raise latest.divergence
@@ -203,7 +208,8 @@ class Saver:
         if self._running() is not None:
             return Answer(self._identity, is_busy=True)
         try:
-            attempt = Attempt.begin(self._desk.folder.folder, progress.cursor)
+            with self._activity.waiting(DISK):
+                attempt = Attempt.begin(self._desk.folder.folder, progress.cursor)
         except OSError as error:
             needed = sum(tensor.numel() * tensor.element_size() for tensor in replica.state_tensors().values())
             failure = str(self._desk.folder.explained(error, progress.cursor, needed))
@@ -264,27 +270,41 @@ class Saver:
     def _wait_for_earlier(self, progress: Progress) -> None:
         """Training stands still meanwhile, so somebody should know what for."""
         running, over = self._running(), self._clock() + WORTH_TELLING
-        while running is not None and not running.done.wait(GLANCE):
-            self._check_lease()
+        if running is None:
+            return
+        began = running.assignment.progress.cursor.step
+        message = f"training waits for the checkpoint of step {began:,}, which is still being written"
+
+        def tell_once() -> None:
+            nonlocal over
             if self._clock() >= over:
                 over = float("inf")
-                began = running.assignment.progress.cursor.step
-                message = f"training waits for the checkpoint of step {began:,}, which is still being written"
                 self._tell("log", progress, level="warning", message=f"{message} (checkpoint.when_busy: skip does not)")
+
+        self._await(running, running.done, tell_once)
 
     def _await_done(self) -> None:
         if self._latest is not None:
-            self._await(self._latest.done.wait)
+            self._await(self._latest, self._latest.done)
 
-    def _await(self, wait: Callable[[float], bool]) -> None:
-        while not wait(GLANCE):
-            self._check_lease()
+    def _await(self, saving: Saving, event: threading.Event, glance: Callable[[], None] = lambda: None) -> None:
+        """Say what is waited for, and that it comes further with each piece: a slow disk is not one that is stuck."""
+        pieces = saving.pieces
+        with self._activity.waiting(saving.waits_for):
+            while not event.wait(GLANCE):
+                self._check_lease()
+                glance()
+                self._activity.waits_for = saving.waits_for
+                if pieces != saving.pieces:
+                    pieces = saving.pieces
+                    self._activity.advance()
 
     def _pause(self, seconds: float) -> None:
         over = self._clock() + seconds
-        while self._clock() < over:
-            self._check_lease()
-            time.sleep(GLANCE)
+        with self._activity.waiting("the next try"):
+            while self._clock() < over:
+                self._check_lease()
+                time.sleep(GLANCE)
 
     def _tell(self, kind: str, progress: Progress, **fields: object) -> None:
         self._desk.publish(Event(kind, progress.cursor.step, fields))

@@ -20,6 +20,7 @@ from quorate.checkpoint.tree import Encoded, decode
 from quorate.checkpoint.verification import MANIFEST
 from quorate.core.digests import weights_digest
 from quorate.core.errors import CheckpointError, DivergedError, JobError, LinkError, QuorateError
+from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
@@ -96,7 +97,10 @@ class GivenUp(Exception):  # noqa: N818 (a happening, not a mistake)
 
 
 class Saving:
-    """Runs in a thread of its own from `start` on. The loop waits for `staged` before it changes the state."""
+    """Runs in a thread of its own from `start` on. The loop waits for `staged` before it changes the state.
+
+    Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
+    """
 
     def __init__(self, assignment: Assignment, desk: Desk) -> None:
         self.assignment = assignment
@@ -108,6 +112,8 @@ class Saving:
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
+        self.pieces = 0
+        self.waits_for = "a copy of the state"
         self._desk = desk
         self._size = assignment.file.size
         self._began = time.perf_counter()
@@ -181,11 +187,13 @@ class Saving:
             view = memoryview(chunk)
             for begin in range(0, len(view), PIECE):
                 self._check()
+                self.pieces += 1
                 yield view[begin : begin + PIECE]
         # Once more before the part gets its name: what is given up may have been overwritten while it was read.
         self._check()
 
     def _write(self, content: Iterator[Buffer]) -> None:
+        self.waits_for = DISK
         assignment, folder = self.assignment, self._desk.folder
         if assignment.commits and self._may_act():
             folder.sweep(assignment.attempt)
@@ -202,6 +210,7 @@ class Saving:
     def _commit(self) -> None:
         assignment = self.assignment
         written_s = self._elapsed()
+        self.waits_for = OTHERS
         self._await(lambda: len(assignment.attempt.written()) == len(assignment.parts))
         if assignment.is_shared:
             self._compare()
@@ -232,8 +241,10 @@ class Saving:
     def _committed(self) -> CheckpointInfo:
         assignment, desk = self.assignment, self._desk
         while True:
+            self.waits_for = "leave of the coordinator to commit"
             # Whoever goes on from this checkpoint does not pass through the steps before it: they must be told by now.
             self._await(self._may_commit)
+            self.waits_for = DISK
             try:
                 return desk.folder.commit(assignment.attempt, self._manifest(), self._check_commit)
             except LinkError as error:

@@ -13,7 +13,7 @@ from quorate.core.errors import FrameError, PeerLost
 from quorate.wire.descriptors import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.host import host_identity
-from quorate.wire.link import Deadline
+from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, wait_for
 
@@ -64,19 +64,27 @@ class LocalListener:
 
 def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:
     """A connection to worker `peer` of this host. Where nobody listens, it is lost at once."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     name = f"worker {peer} (this host)"
-    try:
-        sock.connect(f"\0{address.rpartition('/')[2]}")
-        stream = Stream(sock, name)
-        stream.carry_out(introduce(credentials, peer), deadline)
-    except OSError as error:
-        sock.close()
-        raise PeerLost(name, f"it cannot be reached ({error.strerror or error})") from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stream = None
+        try:
+            sock.connect(f"\0{address.rpartition('/')[2]}")
+            stream = Stream(sock, name)
+            stream.carry_out(introduce(credentials, peer), deadline)
+            return sock
+        except OSError as error:
+            sock.close()
+            raise PeerLost(name, f"it cannot be reached ({error.strerror or error})") from error
+        except PeerLost:
+            sock.close()
+            # Turned away before a word: strangers crowd its door. Whoever is dead does not take the next connection.
+            if stream is None or not stream.hung_up_at_once or deadline() <= 0:
+                raise
+            time.sleep(AGAIN)
+        except BaseException:
+            sock.close()
+            raise
 
 
 def share_a_host(addresses: Sequence[str]) -> bool:

@@ -1,9 +1,17 @@
-"""Where connections wait until they have proven themselves."""
+"""Where connections wait until they have proven themselves.
+
+Anybody who reaches the port can knock as often as they like, from the same host too. So only those wait for as long as
+they want whose first words are signed with the job's token. All others share a limited number of places: where these
+are taken, the address that has most of them loses its oldest. A worker that is crowded out before its first words have
+come is turned away without a word, and comes again; one whose words have come is never turned away for strangers. What
+is left to an attacker is to keep the listener busy.
+"""
 
 import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -14,7 +22,7 @@ from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 
 MOST_VISITORS = 64
-"""Beyond it the oldest visitor is turned away, so that strangers cannot use up the descriptors of a worker."""
+"""So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""
 
 
 class Visitor:
@@ -26,6 +34,8 @@ class Visitor:
         self.socket = sock
         self.address = address
         self.silent = True
+        # Of its first words, once that is known to be made with the job's token.
+        self.signature: bytes | None = None
         self.worker: int | None = None
         self._handshake: Handshake | None = None
         self._expect = 0
@@ -36,18 +46,29 @@ class Visitor:
         self._handshake = handshake
         self._expect = next(handshake).expect
 
-    def advance(self) -> bool:
-        """Whether it has proven itself; FrameError where it does not fit, OSError where it is gone."""
+    @property
+    def is_stranger(self) -> bool:
+        """Whether nothing says yet that it holds the job's token."""
+        return self.signature is None and self.worker is None
+
+    @property
+    def host(self) -> str:
+        """Where it comes from, whatever the port."""
+        return self.address.rpartition(":")[0]
+
+    def advance(self) -> None:
+        """Go on; once it has proven itself, `worker` says who it is. FrameError where it does not fit, OSError where
+        it is gone."""
         assert self._handshake is not None
         try:
             while self._read():
                 turn = self._handshake.send(self._received)
                 self._reply(turn.send)
+                if turn.is_signed:
+                    self.signature = self._received
                 self._expect, self._received = turn.expect, b""
         except StopIteration as proven:
             self.worker = proven.value
-            return True
-        return False
 
     def _read(self) -> bool:
         """Whether all that the handshake expects has come; no byte beyond it is taken, since frames may follow."""
@@ -63,7 +84,8 @@ class Visitor:
         return True
 
     def _reply(self, message: bytes) -> None:
-        if self.socket.send(message) < len(message):
+        # An empty packet would be taken for the end.
+        if message and self.socket.send(message) < len(message):
             raise ConnectionError("it does not read what it is told")
 
 
@@ -73,6 +95,7 @@ class Reception:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._visitors: list[Visitor] = []
+        self._signatures: set[bytes] = set()
         self._lock = threading.Lock()
         self._waiting = False
         self._closed = False
@@ -99,11 +122,12 @@ class Reception:
                     raise _nobody_came(name, time.monotonic() - began, refusals)
                 ready = self._poll(min(remaining, LONGEST_WAIT))
                 for visitor in [visitor for visitor in self._visitors if visitor.socket.fileno() in ready]:
-                    if self._advance(visitor, refusals):
-                        self._visitors.remove(visitor)
-                        yield visitor
+                    self._advance(visitor, refusals)
                 if self._listening.fileno() in ready:
-                    self._take_in(introduction)
+                    self._take_in(introduction, refusals)
+                for visitor in [visitor for visitor in self._visitors if visitor.worker is not None]:
+                    self._visitors.remove(visitor)
+                    yield visitor
 
     def close(self) -> None:
         """Stop listening; a wait in another thread ends with PeerLost."""
@@ -142,24 +166,38 @@ class Reception:
             poller.register(sock, select.POLLIN)
         return {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
 
-    def _advance(self, visitor: Visitor, refusals: list[FrameError]) -> bool:
+    def _advance(self, visitor: Visitor, refusals: list[FrameError]) -> None:
+        was_stranger = visitor.is_stranger
         try:
-            return visitor.advance()
+            visitor.advance()
         except FrameError as error:
             refusals.append(error)
+            self._dismiss(visitor)
         except OSError:
-            pass
-        self._dismiss(visitor)
-        return False
+            self._dismiss(visitor)
+        if was_stranger and visitor.signature is not None:
+            if visitor.signature in self._signatures:
+                visitor.signature = None  # overheard, and said again by a stranger
+            else:
+                self._signatures.add(visitor.signature)
 
-    def _take_in(self, introduction: Callable[[], Handshake]) -> None:
+    def _make_room(self, refusals: list[FrameError]) -> None:
+        """Turn strangers away until there is a place for another; those who have spoken by now are heard first."""
+        while len(strangers := [visitor for visitor in self._visitors if visitor.is_stranger]) >= MOST_VISITORS:
+            crowd, _ = Counter(visitor.host for visitor in strangers).most_common(1)[0]
+            oldest = next(visitor for visitor in strangers if visitor.host == crowd)
+            if oldest.silent:
+                self._advance(oldest, refusals)
+            if oldest in self._visitors and oldest.is_stranger:
+                self._dismiss(oldest)
+
+    def _take_in(self, introduction: Callable[[], Handshake], refusals: list[FrameError]) -> None:
         try:
             sock, place = self._listening.accept()
         except OSError:
             # It went away between knocking and being let in, or the reception was closed.
             return
-        if len(self._visitors) == MOST_VISITORS:
-            self._dismiss(self._visitors[0])
+        self._make_room(refusals)
         # A worker of this host has no address of its own.
         visitor = Visitor(sock, join_address(place[0], place[1]) if isinstance(place, tuple) else "this host")
         visitor.begin(introduction())

@@ -47,6 +47,8 @@ class Stream:
         self._low_water = 1
         self._silence = None if silence is None else Silence(sock, silence)
         self._suspected: float | None = None
+        self._has_heard = False
+        self.hung_up_at_once = False
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
         """Send parts one after the other, without first joining them."""
@@ -74,7 +76,9 @@ class Stream:
                     self._wait(select.POLLIN, deadline, began)
                 else:
                     if not received:
+                        self._note_hang_up()
                         raise self._lost(f"it closed the connection ({filled} of {buffer.nbytes} bytes came)")
+                    self._has_heard = True
                     filled += received
                     began = time.monotonic()
 
@@ -126,6 +130,8 @@ class Stream:
         try:
             yield
         except OSError as error:
+            if isinstance(error, ConnectionError):
+                self._note_hang_up()
             lost = self._lost(error.strerror or str(error))
             self.close()
             raise lost from error
@@ -140,6 +146,10 @@ class Stream:
             self._users -= 1
             if self._closed:
                 self._release_if_unused()
+
+    def _note_hang_up(self) -> None:
+        """The peer has ended the connection; whoever does so without a word may only have been too crowded."""
+        self.hung_up_at_once = not self._has_heard and not self._closed
 
     def _lost(self, detail: str) -> PeerLost:
         # What a socket says of its peer once it is closed on this side is not to be believed.

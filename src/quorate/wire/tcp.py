@@ -25,7 +25,7 @@ from quorate.wire.frame import (
     flat_bytes,
 )
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
-from quorate.wire.link import RECEIVE_LIMIT, Deadline
+from quorate.wire.link import AGAIN, RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.silence import Watch
 from quorate.wire.stream import Stream, wait_for
@@ -110,14 +110,21 @@ def connect(
     `silence`: seconds after which it is lost if its host does not answer, whatever the deadline says.
     """
     name = f"worker {peer} ({address})"
-    stream = Stream(_open_connection(address, name, deadline, silence), name, silence)
-    try:
-        watch = deadline if silence is None else Watch(deadline, [stream], silence)
-        stream.carry_out(introduce(credentials, peer), watch)
-    except BaseException:
-        stream.close()
-        raise
-    return TcpLink(stream)
+    while True:
+        stream = Stream(_open_connection(address, name, deadline, silence), name, silence)
+        try:
+            watch = deadline if silence is None else Watch(deadline, [stream], silence)
+            stream.carry_out(introduce(credentials, peer), watch)
+            return TcpLink(stream)
+        except PeerLost:
+            stream.close()
+            # Turned away before a word: strangers crowd its door. Whoever is dead does not take the next connection.
+            if not stream.hung_up_at_once or deadline() <= 0:
+                raise
+            time.sleep(AGAIN)
+        except BaseException:
+            stream.close()
+            raise
 
 
 class Listener:

@@ -179,9 +179,10 @@ def assemble(
             ReplicaDigests(replica),
             courier,
             skips=spec.on_poison == "skip",
+            activity=outside.activity,
         ),
         update=Update(spec, replica, gradients, curriculum.total_steps),
-        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed),
+        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed, outside.activity.advance),
         saver=saver,
         activity=outside.activity,
         progress=progress,
@@ -230,12 +231,13 @@ def saver_of(
     check_lease: Callable[[], None],
     check_commit: Callable[[], None],
     tell_all: Callable[[], None] = lambda: None,
+    activity: Activity | None = None,
 ) -> Saver:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = ground.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if errand.is_training else None
     desk = Desk(ground.folder, retention, publish, check_commit, tell_all)
-    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease)
+    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
 
 
 def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:

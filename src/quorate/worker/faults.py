@@ -142,6 +142,7 @@ class FaultWatch:
         self._tell(step, "wait", lane)
         while is_early() and not self._is_called() and time.monotonic() < over:
             time.sleep(0.005)
+            self._tell(step, "wait", lane)  # on purpose, so nobody is to take it for stuck
         self._tell(step, phase, lane)
         return time.monotonic() < over
 

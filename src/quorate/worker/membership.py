@@ -34,10 +34,15 @@ _REST_LIMIT = 0.5
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """How far a worker is and what it is doing."""
+    """How far a worker is and what it is doing.
+
+    `moves` is another number whenever it has come any further; `waits_for`: who or what it waits for in its phase.
+    """
 
     step: int
     phase: str
+    moves: int = 0
+    waits_for: str = ""
 
 
 class Membership:
@@ -323,6 +328,8 @@ class Membership:
             pid=registration.pid,
             leaving=self._is_leaving,
             pace=encode_pace(self._pace()),
+            moves=status.moves,
+            waits_for=status.waits_for,
         )
 
     # --- following

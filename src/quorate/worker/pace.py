@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 
 from quorate.core.pace import Pace
-from quorate.training.activity import APPLY, COMPUTE, DATA
+from quorate.core.phases import APPLY, COMPUTE, DATA
 
 _OWN = (DATA, COMPUTE, APPLY)
 

@@ -142,7 +142,9 @@ class Passage:
             return
         self.tell(generation.cursor.step, "copy", None)
         began = time.perf_counter()
-        self.progress, size = align(generation, self.worker, reduction, self.ground.replica, self.progress)
+        self.progress, size = align(
+            generation, self.worker, reduction, self.ground.replica, self.progress, self.activity
+        )
         if 0 in generation.members[generation.position(self.worker)].lanes:
             seconds = round(time.perf_counter() - began, 4)
             fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}

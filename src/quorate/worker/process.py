@@ -18,7 +18,7 @@ from quorate.core.errors import CheckpointError, DivergedError, LinkError, Quora
 from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, LEFT
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
-from quorate.core.user_code import describe
+from quorate.core.user_code import announcing, describe
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners
@@ -148,10 +148,13 @@ class Worker:
 
     def _status(self) -> WorkerStatus:
         status = self._page.status
-        return WorkerStatus(status.step, status.phase)
+        # Both grow by themselves, so their sum changes whenever the worker comes further.
+        moves = self._page.moves + self._activity.moves
+        return WorkerStatus(status.step, status.phase, moves, self._activity.waits_for)
 
     def _train(self) -> None:
-        ground, progress = self._build()
+        with announcing(self._page.write_setup):
+            ground, progress = self._build()
         self._faults.flip = lambda chance: flip_bit(ground.replica.state_tensors(), chance)
         listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
@@ -169,6 +172,7 @@ class Worker:
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
             tell_all=self._membership.tell_all,
+            activity=self._activity,
         )
         Passage(
             ground,
@@ -198,6 +202,7 @@ class Worker:
         samples = build_samples(task, spec)
         if self._assignment.errand.evaluates_only:
             check_evaluable(samples)
+        self._page.write_setup("fingerprint")
         environment = machine_facts(spec.threads, spec.deterministic) | {
             "canary": canary(),
             "task source": task_source(self._task_type).digest,
@@ -205,6 +210,7 @@ class Worker:
             **data_facts(fingerprint_in_child(samples)),
         }
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
+            self._page.write_setup("metrics()")
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         rules = spec.checkpoint
         cipher = None if rules.encrypt is None else read_key(rules.encrypt)

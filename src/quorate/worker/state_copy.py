@@ -14,7 +14,9 @@ from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import DivergedError
 from quorate.core.generation import Generation
+from quorate.core.phases import OTHERS
 from quorate.reduce.reduction import Reduction
+from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests, compare_replicas
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
@@ -30,18 +32,25 @@ _HEAD = struct.Struct("<Q16s")
 
 
 def align(
-    generation: Generation, worker: int, reduction: Reduction, replica: Replica, progress: Progress
+    generation: Generation,
+    worker: int,
+    reduction: Reduction,
+    replica: Replica,
+    progress: Progress,
+    activity: Activity,
 ) -> tuple[Progress, int]:
     """Have whoever is behind take up the state of the donor; the progress that all have then, and the bytes it took."""
     if not generation.behind:
         return progress, 0
     step = generation.cursor.step
-    _compare_holders(generation, worker, reduction, replica)
+    with activity.waiting(OTHERS):
+        _compare_holders(generation, worker, reduction, replica)
     is_donor = generation.position(worker) == generation.donor
     content = memoryview(_packed(replica, progress)) if is_donor else memoryview(b"")
 
     def receive(payload: bytes) -> bytes:
-        return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
+        with activity.waiting(OTHERS):
+            return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
 
     head = receive(_HEAD.pack(len(content), _digest(content)) if is_donor else b"")
     size, digest = _HEAD.unpack(head)

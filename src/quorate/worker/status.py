@@ -18,7 +18,7 @@ BUILDING, RESTORING, WAITING = "build", "restore", "wait"
 MOST_SAMPLES = 512
 """Of a lane that reads more, only the first are told, and how many there are."""
 
-_FORMAT = struct.Struct("<qi16s")
+_FORMAT = struct.Struct("<qi20s")
 # Step and lane once more, so that the samples of the lane before are not taken for those of this one.
 _READING = struct.Struct("<qiqq")
 _READING_AT = 32
@@ -26,13 +26,15 @@ _SAMPLES_AT = _READING_AT + _READING.size + 4
 _SAMPLE_SIZE = array("q").itemsize
 _SIZE = _SAMPLES_AT + MOST_SAMPLES * _SAMPLE_SIZE
 _NO_LANE = -1
+_IN_SETUP = -2
 
 
 @dataclass(frozen=True)
 class Status:
     """Where a worker is; in a lane also which samples of which epoch that has read, or was about to.
 
-    `sample_count` is how many these are, of which `samples` are all or the first.
+    `sample_count` is how many these are, of which `samples` are all or the first. `is_new`: the worker is still being
+    built, and its coordinator has not heard of it.
     """
 
     step: int
@@ -41,11 +43,7 @@ class Status:
     epoch: int | None = None
     samples: tuple[int, ...] = ()
     sample_count: int = 0
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the worker is still being built: its coordinator has not heard of it."""
-        return self.phase in (BUILDING, RESTORING)
+    is_new: bool = False
 
 
 def status_file(run: RunFolder, slot: int) -> Path:
@@ -64,6 +62,7 @@ class StatusPage:
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
             self._memory = mmap.mmap(-1, _SIZE)
         self._said: tuple[int, str, int | None] = (0, "start", None)
+        self.moves = 0
 
     @property
     def status(self) -> Status:
@@ -74,6 +73,11 @@ class StatusPage:
         """Say what the worker does from now on."""
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
         self._said = (step, phase, lane)
+        self.moves += 1
+
+    def write_setup(self, phase: str) -> None:
+        """Say what the worker does while it is being built: whose code runs, or what else takes its time."""
+        _FORMAT.pack_into(self._memory, 0, 0, _IN_SETUP, phase.encode())
 
     def write_samples(self, epoch: int, samples: memoryview) -> None:
         """Say which samples the lane that the worker is in has, as whole numbers of 64 bits."""
@@ -103,11 +107,11 @@ def read_status(path: Path) -> Status | None:
     if len(content) < _SIZE:
         return None
     step, lane, phase = _FORMAT.unpack_from(content)
-    name = phase.rstrip(b"\0").decode()
+    name = phase.rstrip(b"\0").decode(errors="replace")  # one that was too long is cut
     if not name:
         return None
-    if lane == _NO_LANE:
-        return Status(step, name)
+    if lane < 0:
+        return Status(step, name, is_new=lane == _IN_SETUP or name in (BUILDING, RESTORING))
     reading_step, reading_lane, epoch, count = _READING.unpack_from(content, _READING_AT)
     if (reading_step, reading_lane) != (step, lane):
         return Status(step, name, lane)

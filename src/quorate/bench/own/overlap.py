@@ -28,10 +28,11 @@ from quorate.bench.tasks import CaseTask
 from quorate.bench.told import answer, read_order
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.spec.job import JobSpec
-from quorate.training.activity import APPLY, COMPUTE, DATA, EXCHANGE, Activity
+from quorate.training.activity import Activity
 from quorate.training.machine import pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress

@@ -112,7 +112,7 @@ class RegisterReply(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving", "pace")
+    __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving", "pace", "moves", "waits_for")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,8 @@ class HeartbeatRequest(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     worker: int
     generation: GenerationId
     sequence: int
@@ -131,7 +133,9 @@ class HeartbeatRequest(_message.Message):
     pid: int
     leaving: bool
     pace: Pace
-    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+    moves: int
+    waits_for: str
+    def __init__(self, worker: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., events: _Optional[_Iterable[str]] = ..., pid: _Optional[int] = ..., leaving: _Optional[bool] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., moves: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("steps", "lanes", "data_s", "compute_s", "apply_s")
