@@ -176,11 +176,17 @@ def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str
 
 
 @pytest.mark.parametrize("trouble", ["os._exit", pytest.param("segfault", marks=pytest.mark.long)])
-def test_a_loader_process_that_dies_ends_the_job(troubled: Workplace, trouble: str) -> None:
+def test_samples_that_kill_every_loader_end_the_job_and_are_named(troubled: Workplace, trouble: str) -> None:
     failure = failure_of(troubled, "--workers", "1", "--set", "loader_workers=1", TROUBLE=f"{trouble} in sample")
-    assert failure["message"].startswith("worker 0, lane ")
-    assert "A loader process failed (loader_workers: 1)" in failure["message"]
-    assert (failure["phase"], failure["kind"]) == ("data", "JobError")
+    assert (failure["phase"], failure["kind"]) == ("data", "PoisonBatch")
+    assert FATAL_SAMPLE in failure["samples"]
+    ending = "exited with code 0" if trouble == "os._exit" else "was killed by SIGSEGV"
+    deaths = rf"worker 0 \(pid \d+ on host \S+\) gave up \(its loader process \d+ {ending}\) while its samples were"
+    assert len(re.findall(deaths, failure["message"])) == 3
+    lost = [event for event in troubled.events() if event["kind"] == "lost"]
+    assert [(event["step"], event["phase"]) for event in lost] == [(failure["step"], "data")] * 3
+    named = f"It was to read samples {', '.join(map(str, failure['samples']))} of the training set."
+    assert all(named in event["message"] for event in lost)
 
 
 @pytest.mark.long

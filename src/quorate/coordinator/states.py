@@ -63,7 +63,6 @@ class Enrolled:
     has_trained: bool = False
     is_leaving: bool = False
     is_saved: bool = False
-    last_words: str = ""
     moved: float = 0.0
     usual: float = 0.0
     measured: Measured | None = None
@@ -150,6 +149,8 @@ class Crew:
     stillborn: int = 0
     # Who died one after the other in the task's own code, all at the same step.
     victims: tuple[Victim, ...] = ()
+    # Why a worker stops, told by itself: it is lost when its process is gone.
+    last_words: Mapping[int, str] = field(default_factory=dict)
     # The step that was last reported to take too long.
     slow_step: int | None = None
 

@@ -15,3 +15,27 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def describe_departure(code: int) -> str:
+    """What an exit code, negative for a signal, says: "was killed by SIGKILL", "exited with code 3"."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+_LIKELY_CAUSES = {
+    signal.SIGKILL: " Often it is the kernel that kills like this, when memory runs out: see `dmesg`; fewer workers or"
+    " a smaller batch_size need less.",
+    signal.SIGSEGV: " That is a crash in native code: an extension module, or a library built for another machine.",
+    signal.SIGBUS: " That is a mapped file that was cut short, or shared memory that ran out.",
+    signal.SIGILL: " That is a library built for another processor.",
+}
+
+
+def likely_cause(code: int | None) -> str:
+    """What a death by that signal, a negative exit code, often comes from: a sentence to add, or nothing."""
+    return next((hint for known, hint in _LIKELY_CAUSES.items() if code == -known), "")

@@ -13,7 +13,7 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
-from quorate.engines.departure import describe_departure
+from quorate.core.processes import describe_departure
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.pidfds import Pidfds
 from quorate.worker.assignment import Assignment

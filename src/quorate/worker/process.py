@@ -14,8 +14,8 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, LinkError, QuorateError
-from quorate.core.exit_codes import ENDED_WITH_THE_JOB, LEFT
+from quorate.core.errors import CheckpointError, LinkError, QuorateError, WorkerUnfit
+from quorate.core.exit_codes import ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
@@ -104,10 +104,10 @@ class Worker:
             log.info("%s", reason)
             return LEFT
         except QuorateError as error:
-            if self._membership.ended and isinstance(error, LinkError):
+            if self._membership.ended and isinstance(error, LinkError | WorkerUnfit):
                 return self._leave(error)
             log.error("%s", error)
-            return self._report(Failure.of(error))
+            return self._give_up(error) if isinstance(error, WorkerUnfit) else self._report(Failure.of(error))
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
@@ -124,6 +124,11 @@ class Worker:
         log.info("the job has ended: %s", reason)
         self._membership.tell_the_rest()
         return ENDED_WITH_THE_JOB
+
+    def _give_up(self, reason: WorkerUnfit) -> int:
+        # The coordinator adds where that was when it hears of the exit.
+        self._membership.report_failure(Failure.of(reason).at(worker=self._assignment.slot))
+        return GAVE_UP
 
     def _report(self, failure: Failure) -> int:
         activity = self._activity
