@@ -14,9 +14,10 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, LinkError, QuorateError, WorkerUnfit
+from quorate.core.errors import CheckpointError, LinkError, OutOfMemory, QuorateError, WorkerUnfit
 from quorate.core.exit_codes import ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
+from quorate.core.memory import is_shortage
 from quorate.core.timing import Timing
 from quorate.core.user_code import describe
 from quorate.data.fingerprint import fingerprint_in_child
@@ -111,9 +112,7 @@ class Worker:
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
-            return self._report(
-                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
-            )
+            return self._fail(error)
         finally:
             # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
             if self._saver is not None:
@@ -129,6 +128,13 @@ class Worker:
         # The coordinator adds where that was when it hears of the exit.
         self._membership.report_failure(Failure.of(reason).at(worker=self._assignment.slot))
         return GAVE_UP
+
+    def _fail(self, error: Exception) -> int:
+        if is_shortage(error):
+            return self._give_up(OutOfMemory(f"there is not enough memory for it ({describe(error)})."))
+        return self._report(
+            Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
+        )
 
     def _report(self, failure: Failure) -> int:
         activity = self._activity
