@@ -3,8 +3,10 @@
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -15,6 +17,25 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, in place of the first process of the machine."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children_of(parent: int) -> dict[int, int]:
+    """The children of a process by their pids, each with its process group; those that are dead and not reaped too."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold anything.
+            _, its_parent, group = entry.read_text(errors="replace").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):  # it has just gone
+            continue
+        if int(its_parent) == parent:
+            found[int(entry.parent.name)] = int(group)
+    return found
 
 
 def describe_departure(code: int) -> str:
