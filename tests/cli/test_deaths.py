@@ -76,6 +76,7 @@ def test_a_loader_that_is_killed_costs_a_generation_as_its_worker_would(workplac
     workplace.assert_nobody_left()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cold")
 def test_a_job_with_loaders_needs_no_dev_shm(workplace: Workplace, undisturbed: str) -> None:
     """It is read-only here: neither memory nor a semaphore can be made in it."""

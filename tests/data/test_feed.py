@@ -1,6 +1,7 @@
 """Batches arrive in the order of the plan, the same from any number of loader processes, and so does bad news."""
 
 import contextlib
+import ctypes
 import os
 import re
 import select
@@ -81,6 +82,41 @@ def test_batches_are_the_same_with_and_without_loader_processes() -> None:
     assert [batch["i"].tolist() for batch in none] == [list(request.indices) for request in REQUESTS]
     assert same(none, two)
     assert not torch.equal(none[0]["x"], none[3]["x"]), "each epoch draws anew"
+
+
+def test_batches_travel_where_dev_shm_is_read_only() -> None:
+    def check() -> None:
+        try:
+            take_dev_shm_away()
+        except OSError:
+            os._exit(CANNOT)
+        assert same(batches(0), batches(2))
+        with feeding(Calling(lambda: torch.ones(100_000)), 1, collate_with=lambda samples: samples) as feed:
+            *_, last = [feed.next(request).content for request in REQUESTS[:3]]
+        assert last[1].sum() == 100_000
+
+    code = in_child(check)
+    if code == CANNOT:
+        pytest.skip("no mount namespace can be had here")
+    assert code == 0
+
+
+CANNOT = 77
+NEW_MOUNTS, READ_ONLY, PRIVATE = 0x20000, 1, 0x44000
+
+
+def take_dev_shm_away() -> None:
+    """Mount what nobody can write to over it, for this process alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for done in (
+        libc.unshare(NEW_MOUNTS),
+        libc.mount(None, b"/", None, PRIVATE, None),
+        libc.mount(b"none", b"/dev/shm", b"tmpfs", READ_ONLY, None),
+    ):
+        if done != 0:
+            raise OSError(ctypes.get_errno(), "no mount of one's own")
+    with pytest.raises(OSError, match="Read-only"):
+        Path("/dev/shm/anything").touch()
 
 
 def test_fetching_uses_one_thread_whatever_the_lane_uses() -> None:
