@@ -16,7 +16,9 @@ import numpy
 import pytest
 import torch
 
+import quorate.data.loader as loader_module
 from quorate.core.errors import HelperLost, JobError, OutOfMemory, UserCodeError
+from quorate.core.processes import children_of
 from quorate.data.collate import collate
 from quorate.data.feed import Feed, batch_of
 from quorate.data.loader import Loader
@@ -207,6 +209,47 @@ def test_a_process_that_a_loader_has_forked_does_not_hide_its_death() -> None:
     os.kill(int(os.read(told, 100)), signal.SIGKILL)
     os.close(told)
     os.close(tell)
+
+
+def test_a_loader_that_cannot_answer_any_more_is_as_good_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_everything() -> int:
+        os.closerange(3, 4096)
+        signal.pause()
+        return 0
+
+    monkeypatch.setattr(loader_module, "_GRACE", 0.1)
+    with feeding(Calling(close_everything), 1) as feed:
+        feed.next(REQUESTS[0])
+        feed.next(REQUESTS[1])
+        with pytest.raises(HelperLost, match=r"its loader process \d+ has closed its end of the socket\."):
+            feed.next(REQUESTS[2])
+
+
+def test_a_loader_that_somebody_else_has_reaped_is_gone() -> None:
+    with feeding(Calling(lambda: os._exit(3)), 1) as feed:
+        pid = feed._loaders[0]._processes[0].pid
+        feed.next(REQUESTS[0])
+        feed.next(REQUESTS[1])
+        os.waitpid(pid, 0)
+        with pytest.raises(HelperLost, match=rf"its loader process {pid} is gone\."):
+            feed.next(REQUESTS[2])
+
+
+@pytest.mark.parametrize("failing", ["fork", "pidfd_open"])
+def test_a_loader_that_cannot_be_started_leaves_none_behind(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two."""
+    before, real, calls = children_of(os.getpid()), getattr(os, failing), []
+
+    def once(*arguments: Any) -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(11, "Resource temporarily unavailable")
+        return int(real(*arguments))
+
+    monkeypatch.setattr(os, failing, once)
+    with pytest.raises(HelperLost, match="could not be started: Resource temporarily unavailable"):
+        Loader(Samples({Source.TRAINING: Noisy()}, collate, 5), iter(REQUESTS), 2, 1)
+    assert children_of(os.getpid()) == before
 
 
 class Large:

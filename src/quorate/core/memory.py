@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def is_shortage(error: BaseException) -> bool:
     """Whether an error tells that memory could not be had, be it of Python, of the kernel or of torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    is_torchs = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    is_torchs = "DefaultCPUAllocator" in words or os.strerror(errno.ENOMEM) in words
     return is_torchs or isinstance(error, MemoryError)
 
 

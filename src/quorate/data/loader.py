@@ -52,8 +52,10 @@ class Loader:
             for _ in range(prefetch):
                 for process in self._processes:
                     self._ask(process)
-        except BaseException:
+        except BaseException as error:
             Loader.end([self])
+            if isinstance(error, OSError):
+                raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
             raise
 
     def take(self, check: Callable[[], None]) -> Fetched | FetchTrouble:
@@ -90,17 +92,17 @@ class _Process:
         sys.stdout.flush()
         sys.stderr.flush()
         worker = os.getpid()
-        with theirs:
-            try:
-                self.pid = os.fork()
-            except OSError as error:
-                self._socket.close()
-                raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._socket.close)
+            self.pid = os.fork()
             if self.pid == 0:
                 _serve(samples, theirs, worker)
+            on_failure.callback(os.waitpid, self.pid, 0)
+            on_failure.callback(os.kill, self.pid, signal.SIGKILL)
+            # Its death is seen by this, and not by the end of the socket, which a process that it has forked may hold.
+            self._pidfd = os.pidfd_open(self.pid)
+            on_failure.pop_all()
         self._socket.setblocking(False)
-        # Its death is seen by this, and not by the end of the socket, which a process that it has forked may hold.
-        self._pidfd = os.pidfd_open(self.pid)
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
 
@@ -116,9 +118,9 @@ class _Process:
         try:
             answer = receive(self._socket, lambda: self._wait(check))
         except (EOFError, ConnectionError):
-            code = self._reap()
-            ending = "is gone" if code is None else describe_departure(code)
-            raise HelperLost(f"its loader process {self.pid} {ending}.{likely_cause(code)}") from None
+            raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
+        except OSError as error:
+            raise JobError(f"A batch could not be taken from a loader process: {error.strerror}.") from error
         if isinstance(answer, JobError):
             raise answer
         return answer  # type: ignore[no-any-return]
@@ -148,17 +150,29 @@ class _Process:
     def close(self, over: float) -> None:
         """Reap it, waiting for its death until then at most."""
         self._socket.close()
-        dying = select.poll()
-        dying.register(self._pidfd, select.POLLIN)
-        if dying.poll(max(0.0, over - monotonic()) * 1000):
+        if self._dies_until(over):
             self._reap()
         os.close(self._pidfd)
 
+    def _departure(self) -> str:
+        if not self._dies_until(monotonic() + _GRACE):
+            return "has closed its end of the socket."
+        code = self._reap()
+        return f"{'is gone' if code is None else describe_departure(code)}.{likely_cause(code)}"
+
+    def _dies_until(self, over: float) -> bool:
+        dying = select.poll()
+        dying.register(self._pidfd, select.POLLIN)
+        return bool(dying.poll(max(0.0, over - monotonic()) * 1000))
+
     def _reap(self) -> int | None:
+        """Its exit code, negative for a signal."""
         try:
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         except ChildProcessError:  # code of the task has waited for children, and got this one
             return None
+        assert ended is not None, "it waits until there is one"
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _serve(samples: Fetching, sock: socket.socket, worker: int) -> NoReturn:
@@ -175,6 +189,8 @@ def _serve(samples: Fetching, sock: socket.socket, worker: int) -> NoReturn:
             asked = pickle.loads(_read(sock, *_LENGTH.unpack(head)))
             send(sock, _answer(samples, asked))
         code = 0  # nobody asks any more
+    except (ConnectionError, EOFError):
+        code = 0  # nor takes the answer
     except BaseException:
         traceback.print_exc()  # nobody above is left to do it: this frame ends the process
     finally:

@@ -4,6 +4,7 @@ Small ones go through the socket. Large ones lie in memory without a name, whose
 ahead of whoever takes it, no size of /dev/shm limits it, and nothing is left of it when a process is killed.
 """
 
+import errno
 import io
 import os
 import pickle
@@ -77,6 +78,8 @@ def receive(sock: socket.socket, wait: Callable[[], None]) -> Any:
         rest = memoryview(bytearray(count * _SIZE.size + length))
         _fill(sock, rest, wait)
         sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
+        if is_shared and not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what this process may not have
         beside = _mapped(descriptors[0], sizes) if is_shared else _read(sock, sizes, wait)
     finally:
         for descriptor in descriptors:
