@@ -1,6 +1,10 @@
+import json
 import os
 import re
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,36 @@ def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert sorted(set(steps)) == list(range(1, 9))
     workplace.assert_nobody_left()
+
+
+def test_a_loader_that_is_killed_costs_a_generation_as_its_worker_would(workplace: Workplace, undisturbed: str) -> None:
+    running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=2")
+    workers = [pid for pid in workplace.workers() if parent_of(pid) not in workplace.workers()]
+    victim = next(pid for pid in workplace.workers() if parent_of(pid) == workers[1])
+    os.kill(victim, signal.SIGKILL)
+    workplace.go()
+    done = running.done(within=PROMPTLY)
+    assert done.code == 0, done.error
+    assert (done.document["weights_digest"], len(done.document["recoveries"])) == (undisturbed, 1)
+    (loss,) = lost(workplace)
+    named = rf"worker {loss['worker']} \(pid {workers[1]} on host \S+\) gave up at step \d while in data: its loader"
+    assert re.match(rf"{named} process {victim} was killed by SIGKILL\..* It was to read samples ", loss["message"])
+    workplace.assert_nobody_left()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cold")
+def test_a_job_with_loaders_needs_no_dev_shm(workplace: Workplace, undisturbed: str) -> None:
+    """It is read-only here: neither memory nor a semaphore can be made in it."""
+    mount = "mount --make-rprivate / && mount -t tmpfs -o ro none /dev/shm"
+    tried = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no mount namespace can be had here: {tried.stderr.strip()}")
+    train = shlex.join([sys.executable, "-m", "quorate", "train", "job.yaml", "--json", "--workers", "2"])
+    command = ["unshare", "-m", "sh", "-c", f"{mount} && exec {train} --set loader_workers=2"]
+    done = subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights_digest"] == undisturbed
 
 
 def test_a_worker_that_is_stopped_is_found_by_its_silence_and_replaced(workplace: Workplace, undisturbed: str) -> None:

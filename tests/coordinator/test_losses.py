@@ -1,5 +1,6 @@
 """A lost worker costs a generation and not the job: every rule of it, played to the pure membership."""
 
+import re
 import signal
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
-from quorate.core.exit_codes import LEFT
+from quorate.core.exit_codes import GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 
@@ -252,6 +253,20 @@ def test_who_gives_up_for_a_symptom_is_lost_when_it_exits_with_its_last_words(ki
     told, lost = play(training(), (1.0, FailureReported(0, replace(PEER_LOST, kind=kind))), (1.1, exited(0, 1)))
     assert (type(told.state), told.actions) == (Training, ())
     assert loss_of(lost).failure.message.endswith(f"Its last words: {PEER_LOST.message}")
+
+
+@pytest.mark.parametrize("kind", ["HelperLost", "OutOfMemory"])
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_who_gives_up_is_lost_with_the_reason_that_it_has_told(kind: str, has_joined: bool) -> None:
+    why = Failure(kind, "its loader process 17 was killed by SIGKILL. It is often memory.", worker=1)
+    state = training() if has_joined else start(TERMS, 0.0)
+    told, lost = play(state, (1.0, FailureReported(1 if has_joined else None, why)), (1.1, exited(1, GAVE_UP)))
+    assert (type(told.state), told.actions) == (type(state), ())
+    message = loss_of(lost).failure.message
+    assert re.fullmatch(rf"worker 1 \(pid \d+ on host a\) gave up.*: {re.escape(why.message)}", message)
+    assert ("before it had joined" in message) is not has_joined
+    assert any(isinstance(action, Refill) and action.worker == 1 for action in lost.actions)
+    assert loss_of(last_of(lost.state, (1.2, exited(1, 1, life=1)))).failure.message.endswith("may say why.")
 
 
 # --- an older process of the same place

@@ -28,7 +28,7 @@ def test_a_child_answers_and_leaves_nothing_behind_here() -> None:
 def test_a_child_that_fails_or_dies_gives_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
     assert ask_child(lambda: str(1 / 0)) == Answer("", "exited with code 1")
     assert "ZeroDivisionError" in capfd.readouterr().err
-    assert ask_child(die) == Answer("", "was killed by signal 9")
+    assert ask_child(die) == Answer("", "was killed by SIGKILL")
     assert ask_child(lambda: sys.exit(0)).text == ""
 
 

@@ -5,7 +5,7 @@ import select
 import signal
 import time
 
-from quorate.core.processes import die_with_parent
+from quorate.core.processes import adopt_orphans, children_of, die_with_parent
 
 
 def is_gone(descriptor: int) -> bool:
@@ -48,3 +48,27 @@ def test_a_child_of_the_right_parent_lives_on() -> None:
         die_with_parent(parent)
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_an_orphan_becomes_a_child_of_whoever_adopts_and_keeps_its_group() -> None:
+    told, tell = os.pipe()
+    adopting = os.fork()
+    if adopting == 0:
+        adopt_orphans()
+        worker = os.fork()
+        if worker == 0:
+            os.setpgid(0, 0)
+            if os.fork() == 0:
+                signal.pause()
+            os._exit(0)
+        os.waitpid(worker, 0)
+        found = children_of(os.getpid())
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.write(tell, f"{list(found.values()) == [worker]} {children_of(os.getpid())}".encode())
+        os._exit(0)
+    os.waitpid(adopting, 0)
+    assert os.read(told, 100) == b"True {}"
+    os.close(told)
+    os.close(tell)

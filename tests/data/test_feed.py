@@ -1,13 +1,14 @@
 """Batches arrive in the order of the plan, the same from any number of loader processes, and so does bad news."""
 
 import contextlib
+import ctypes
 import os
+import re
 import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy
 import pytest
 import torch
 
-from command import await_condition
-from quorate.core.errors import JobError, UserCodeError
+import quorate.data.loader as loader_module
+from quorate.core.errors import HelperLost, JobError, OutOfMemory, UserCodeError
+from quorate.core.processes import children_of
 from quorate.data.collate import collate
 from quorate.data.feed import Feed, batch_of
+from quorate.data.loader import Loader
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, Samples
 
@@ -83,6 +86,41 @@ def test_batches_are_the_same_with_and_without_loader_processes() -> None:
     assert not torch.equal(none[0]["x"], none[3]["x"]), "each epoch draws anew"
 
 
+def test_batches_travel_where_dev_shm_is_read_only() -> None:
+    def check() -> None:
+        try:
+            take_dev_shm_away()
+        except OSError:
+            os._exit(CANNOT)
+        assert same(batches(0), batches(2))
+        with feeding(Calling(lambda: torch.ones(100_000)), 1, collate_with=lambda samples: samples) as feed:
+            *_, last = [feed.next(request).content for request in REQUESTS[:3]]
+        assert last[1].sum() == 100_000
+
+    code = in_child(check)
+    if code == CANNOT:
+        pytest.skip("no mount namespace can be had here")
+    assert code == 0
+
+
+CANNOT = 77
+NEW_MOUNTS, READ_ONLY, PRIVATE = 0x20000, 1, 0x44000
+
+
+def take_dev_shm_away() -> None:
+    """Mount what nobody can write to over it, for this process alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for done in (
+        libc.unshare(NEW_MOUNTS),
+        libc.mount(None, b"/", None, PRIVATE, None),
+        libc.mount(b"none", b"/dev/shm", b"tmpfs", READ_ONLY, None),
+    ):
+        if done != 0:
+            raise OSError(ctypes.get_errno(), "no mount of one's own")
+    with pytest.raises(OSError, match="Read-only"):
+        Path("/dev/shm/anything").touch()
+
+
 def test_fetching_uses_one_thread_whatever_the_lane_uses() -> None:
     def check() -> None:
         torch.set_num_threads(2)
@@ -139,13 +177,115 @@ def test_an_exception_in_collate_says_so(loader_workers: int) -> None:
 @pytest.mark.parametrize(
     "end", [lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL)], ids=["exits", "is killed"]
 )
-def test_a_loader_process_that_dies_is_a_clear_error(end: Any) -> None:
-    expected = r"loader process failed \(loader_workers: 1\): \w+"
-    with feeding(Calling(end), 1) as feed, pytest.raises(JobError, match=expected) as raised:
-        # It fetches ahead, so it may die while an earlier batch is waited for.
-        for request in REQUESTS[:3]:
-            feed.next(request)
-    assert not isinstance(raised.value, UserCodeError)
+@pytest.mark.parametrize("loader_workers", [1, 2])
+def test_the_death_of_a_loader_is_told_with_the_samples_that_it_died_of(end: Any, loader_workers: int) -> None:
+    with feeding(Calling(end), loader_workers) as feed:
+        # It fetches ahead, and may be dead by now; what it has answered counts all the same.
+        assert [feed.next(request).content.tolist() for request in REQUESTS[:2]] == [[3, 1], [0]]
+        with pytest.raises(HelperLost) as raised:
+            feed.next(REQUESTS[2])
+    ending = "exited with code 3" if "3" in str(end.__code__.co_consts) else "was killed by SIGKILL"
+    assert re.match(rf"its loader process \d+ {ending}\.", raised.value.message)
+    assert raised.value.message.endswith("It was to read samples 2, 4, 5 of the training set.")
+    assert ("when memory runs out" in raised.value.message) == ("SIGKILL" in ending)
+
+
+def test_a_process_that_a_loader_has_forked_does_not_hide_its_death() -> None:
+    """It holds the loader's end of the socket for as long as it lives."""
+    told, tell = os.pipe()
+
+    def leave_a_child() -> int:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        os.write(tell, str(child).encode())
+        os._exit(3)
+
+    with feeding(Calling(leave_a_child), 1) as feed:
+        feed.next(REQUESTS[0])
+        feed.next(REQUESTS[1])
+        with pytest.raises(HelperLost, match="exited with code 3"):
+            feed.next(REQUESTS[2])
+    os.kill(int(os.read(told, 100)), signal.SIGKILL)
+    os.close(told)
+    os.close(tell)
+
+
+def test_a_loader_that_cannot_answer_any_more_is_as_good_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_everything() -> int:
+        os.closerange(3, 4096)
+        signal.pause()
+        return 0
+
+    monkeypatch.setattr(loader_module, "_GRACE", 0.1)
+    with feeding(Calling(close_everything), 1) as feed:
+        feed.next(REQUESTS[0])
+        feed.next(REQUESTS[1])
+        with pytest.raises(HelperLost, match=r"its loader process \d+ has closed its end of the socket\."):
+            feed.next(REQUESTS[2])
+
+
+def test_a_loader_that_somebody_else_has_reaped_is_gone() -> None:
+    with feeding(Calling(lambda: os._exit(3)), 1) as feed:
+        pid = feed._loaders[0]._processes[0].pid
+        feed.next(REQUESTS[0])
+        feed.next(REQUESTS[1])
+        os.waitpid(pid, 0)
+        with pytest.raises(HelperLost, match=rf"its loader process {pid} is gone\."):
+            feed.next(REQUESTS[2])
+
+
+@pytest.mark.parametrize("failing", ["fork", "pidfd_open"])
+def test_a_loader_that_cannot_be_started_leaves_none_behind(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two."""
+    before, real, calls = children_of(os.getpid()), getattr(os, failing), []
+
+    def once(*arguments: Any) -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(11, "Resource temporarily unavailable")
+        return int(real(*arguments))
+
+    monkeypatch.setattr(os, failing, once)
+    with pytest.raises(HelperLost, match="could not be started: Resource temporarily unavailable"):
+        Loader(Samples({Source.TRAINING: Noisy()}, collate, 5), iter(REQUESTS), 2, 1)
+    assert children_of(os.getpid()) == before
+
+
+class Large:
+    """Its samples and its requests are more than a socket takes."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_neither_side_waits_for_the_other_to_read() -> None:
+    """The loader sends what fills the socket while as much is asked of it."""
+    requests = [Request(Source.TRAINING, 0, range(turn, 100_000)) for turn in range(4)]
+    samples = Samples({Source.TRAINING: Large()}, lambda many: bytes(8 * len(many)), 5)  # which lies within the pickle
+    feed = Feed(samples, iter(requests), 1, 1, prefetch=4)
+    try:
+        assert [len(feed.next(request).content) for request in requests] == [8 * (100_000 - turn) for turn in range(4)]
+    finally:
+        feed.close()
+
+
+def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
+    class Failing:
+        def __getitem__(self, asked: Any) -> Any:
+            raise MemoryError if asked else OSError(5, "broken")
+
+    for asked, kind, words in (
+        (1, OutOfMemory, r"its loader process \d+ ran out of memory"),
+        (0, JobError, "A loader process failed: OSError"),
+    ):
+        loader = Loader(Failing(), iter([asked]), 1, 2)
+        with pytest.raises(kind, match=words):
+            loader.take(lambda: None)
+        Loader.end([loader])
 
 
 def test_a_loader_process_that_dies_does_not_interrupt_what_the_worker_is_doing() -> None:
@@ -154,7 +294,7 @@ def test_a_loader_process_that_dies_does_not_interrupt_what_the_worker_is_doing(
         os.kill(pid, signal.SIGKILL)
         assert wait_until_gone(pid)
         torch.rand(2)  # the user's loss, say
-        with pytest.raises(JobError, match=r"loader process failed \(loader_workers: 1\): \w+"):
+        with pytest.raises(HelperLost, match=rf"its loader process {pid} was killed by SIGKILL"):
             for request in REQUESTS[1:]:
                 feed.next(request)
 
@@ -167,6 +307,15 @@ def test_a_batch_that_cannot_be_sent_between_processes_is_a_clear_error() -> Non
 
     with feeding(Noisy(), 1, collate_with=with_lock) as feed, pytest.raises(UserCodeError, match="pickle"):
         feed.next(REQUESTS[0])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_dataset_cannot_tell_who_reads_it(loader_workers: int) -> None:
+    """Where torch is told of a loader, its collate makes memory by a name in /dev/shm."""
+    with feeding(Calling(lambda: 7 if torch.utils.data.get_worker_info() is None else 8), loader_workers) as feed:
+        *_, last = [feed.next(request).content for request in REQUESTS[:3]]
+    assert last.tolist() == [2, 7, 5]
+    assert not last.is_shared()
 
 
 def test_a_request_out_of_order_is_our_own_mistake() -> None:
@@ -217,23 +366,24 @@ class Stuck:
         return index
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
-def test_closing_removes_shared_memory_that_a_killed_loader_has_left() -> None:
-    """torch makes it by a name, which it takes away at once; whoever is killed in between does not."""
+def test_batches_of_any_size_leave_no_name_in_memory_and_touch_nobody_elses() -> None:
+    strangers = Path(f"/dev/shm/torch_{os.getpid()}_1_1")
 
-    def leave() -> int:
-        Path(f"/dev/shm/torch_{os.getpid()}_left_1").touch()
-        return os.getpid()
+    def large() -> Any:
+        strangers.touch()
+        return torch.zeros(1_000_000)
 
-    with feeding(Calling(leave), 1) as feed:
-        for request in REQUESTS[:3]:
-            loader = int(feed.next(request).content.max())
-        left = Path(f"/dev/shm/torch_{loader}_left_1")
-        assert left.exists()
-    assert not left.exists()
+    try:
+        before = set(Path("/dev/shm").iterdir())
+        with feeding(Calling(large), 1, collate_with=lambda samples: samples) as feed:
+            for request in REQUESTS[:3]:
+                feed.next(request)
+            assert set(Path("/dev/shm").iterdir()) == before | {strangers}
+        assert set(Path("/dev/shm").iterdir()) == before | {strangers}
+    finally:
+        strangers.unlink(missing_ok=True)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_closing_does_not_wait_for_loaders_that_are_busy() -> None:
     told, tell = os.pipe()
     with feeding(Stuck(tell), 3) as feed:
@@ -246,29 +396,6 @@ def test_closing_does_not_wait_for_loaders_that_are_busy() -> None:
     assert 0 not in pids
     os.close(told)
     os.close(tell)
-
-
-def test_the_next_feed_does_not_take_loaders_that_were_ended_for_dead_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is slow to die does so when the next feed looks whether its own are alive."""
-    with feeding(Lingering(), 2) as ended:
-        pids = {int(ended.next(request).content[0]) for request in REQUESTS[:3]}
-        kept = [loader._answers[0] for loader in ended._loaders]  # as for as long as letting go of one takes
-        with monkeypatch.context() as patch:
-            patch.setattr(BaseProcess, "kill", lambda _: None)
-            patch.setattr(BaseProcess, "join", lambda *_: None)
-            ended.close()
-    with feeding(Noisy(), 2) as feed:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        await_condition("dead children", lambda: all(map(is_dead_child, pids)))
-        assert feed.next(REQUESTS[0]).content["i"].tolist() == [3, 1]
-        assert all(map(is_dead_child, pids)), "they were there to be seen"
-    kept.clear()
-    assert all(wait_until_gone(pid) for pid in pids)
-
-
-def is_dead_child(pid: int) -> bool:
-    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def test_whoever_waits_for_a_loader_hears_of_the_end_of_the_generation() -> None:

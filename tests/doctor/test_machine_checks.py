@@ -9,7 +9,6 @@ from quorate.doctor.machine import (
     check_cores,
     check_memory,
     check_open_files,
-    check_shared_memory,
 )
 from quorate.doctor.network import check_loopback, talk_to_a_child
 
@@ -46,21 +45,6 @@ def test_memory_has_to_hold_the_workers(free: int, level: Level) -> None:
     assert found.level is level
     assert ("--workers 1" in found.remedy) is (level is not Level.OK)
     assert ("540 MB" in found.text) is (level is not Level.OK)
-
-
-@pytest.mark.parametrize(
-    ("free", "level", "words"),
-    [
-        (GIGABYTE, Level.OK, "1 GB free in /dev/shm"),
-        (64 * 2**20, Level.WARNING, "67.1 MB free in /dev/shm"),
-        (None, Level.WARNING, "there is no /dev/shm"),
-    ],
-)
-def test_shared_memory(free: int | None, level: Level, words: str) -> None:
-    found = check_shared_memory("/dev/shm", free)
-    assert found.level is level
-    assert words in found.text
-    assert ("--shm-size=1g" in found.remedy) is (level is not Level.OK)
 
 
 @pytest.mark.parametrize(

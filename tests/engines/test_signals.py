@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from quorate.engines.departure import describe_departure
+from quorate.core.processes import describe_departure
 from quorate.engines.signals import Signals, listening_to_signals
 
 

@@ -1,22 +1,14 @@
 """Every death, silence and broken link in one sentence: who, where, at which step, doing what, and what happened."""
 
-import signal
-
 from quorate.coordinator.events import ExitReported, Place
 from quorate.coordinator.states import Enrolled
 from quorate.coordinator.terms import Terms
+from quorate.core.exit_codes import GAVE_UP
 from quorate.core.failure import Failure
+from quorate.core.processes import describe_departure, likely_cause
 
 WORKER_LOST = "WorkerLost"
 LAUNCHER_GONE = "LauncherGone"
-
-_LIKELY_CAUSES = {
-    signal.SIGKILL: " Often it is the kernel that kills like this, when memory runs out: see `dmesg`; fewer workers or"
-    " a smaller batch_size need less.",
-    signal.SIGSEGV: " That is a crash in native code: an extension module, or a library built for another machine.",
-    signal.SIGBUS: " That is a mapped file that was cut short, or shared memory that ran out.",
-    signal.SIGILL: " That is a library built for another processor.",
-}
 
 
 def name_worker(worker: int, pid: int, host: str) -> str:
@@ -34,15 +26,19 @@ def most_advanced(left: Place, right: Place) -> Place:
     return max(right, left, key=_progress)
 
 
-def autopsy_of_exit(exit_report: ExitReported, known: Enrolled | None, *, had_joined: bool = False) -> Failure:
+def autopsy_of_exit(
+    exit_report: ExitReported, known: Enrolled | None, last_words: str = "", *, had_joined: bool = False
+) -> Failure:
     """Why a process that is gone counts as a failure. Who is not known may have joined an earlier coordinator."""
     place = most_advanced(known.place, exit_report.place) if known else exit_report.place
     host = exit_report.host or (known.registration.host if known else "")
     who = name_worker(exit_report.worker, exit_report.pid, host)
     where = _where(place) if known or had_joined else f"{_where(place)} before it had joined the job"
     what, hint = what_happened(exit_report)
-    if known and known.last_words:
-        hint = f" Its last words: {known.last_words}"
+    if last_words and exit_report.exit_code == GAVE_UP:
+        return _lost(f"{who} {what}{where}: {last_words}", exit_report.worker, place)
+    if last_words:
+        hint = f" Its last words: {last_words}"
     return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, place)
 
 
@@ -122,21 +118,13 @@ def _lost(message: str, worker: int, place: Place) -> Failure:
 def what_happened(exit_report: ExitReported) -> tuple[str, str]:
     """How a process has ended, and what may have been the cause."""
     if exit_report.signal is not None:
-        return f"was killed by {_signal_name(exit_report.signal)}", _likely_cause(exit_report.signal)
+        return describe_departure(-exit_report.signal), likely_cause(-exit_report.signal)
     if exit_report.exit_code == 0:
         return "exited before the job was complete (code 0)", " Does the task call sys.exit()?"
-    return f"exited with code {exit_report.exit_code}", " Its log in the run folder may say why."
-
-
-def _likely_cause(number: int) -> str:
-    return next((hint for known, hint in _LIKELY_CAUSES.items() if known == number), "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    hint = " Its log in the run folder may say why."
+    if exit_report.exit_code == GAVE_UP:
+        return "gave up", hint
+    return f"exited with code {exit_report.exit_code}", hint
 
 
 def _where(place: Place) -> str:

@@ -11,12 +11,15 @@ from quorate.coordinator.places import places
 from quorate.coordinator.poison import with_victim
 from quorate.coordinator.states import Active, Crew, Recalling, Training
 from quorate.coordinator.succession import without_missing
-from quorate.core.errors import LinkError, ReplicasDiffer
+from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.exit_codes import DIVERGED, LEFT
 
 
 def report(state: Active, event: FailureReported, now: float) -> Decision:
-    """Somebody tells why it stops: user code that raises ends the job, a broken link is a symptom."""
+    """Somebody tells why it stops.
+
+    User code that raises ends the job. A broken link is a symptom, and what only this worker lacks another may have.
+    """
     if event.failure.kind == ReplicasDiffer.__name__:
         return _hear_of_divergence(state, event, now)
     known = state.crew.find(event.worker)
@@ -25,12 +28,14 @@ def report(state: Active, event: FailureReported, now: float) -> Decision:
         failure = failure.at(worker=event.worker)
     if known and failure.step is None:
         failure = failure.at(step=known.place.step, phase=failure.phase or known.place.phase)
-    if failure.kind not in _symptom_kinds():
+    if failure.kind not in _kinds_of_a_loss():
         return end(failure)
-    reason = f"worker {event.worker} gives up for a symptom; it is lost when it exits: {failure.message}"
-    if known is None:
+    worker = failure.worker
+    reason = f"worker {worker} gives up; it is lost when it exits: {failure.message}"
+    if worker is None:
         return Decision(state, (), reason)
-    return Decision(replace(state, crew=state.crew.having(replace(known, last_words=failure.message))), (), reason)
+    last_words = {**state.crew.last_words, worker: failure.message}
+    return Decision(replace(state, crew=replace(state.crew, last_words=last_words)), (), reason)
 
 
 def _hear_of_divergence(state: Active, event: FailureReported, now: float) -> Decision:
@@ -41,9 +46,10 @@ def _hear_of_divergence(state: Active, event: FailureReported, now: float) -> De
     return condemn(state, event.failure, now)
 
 
-def _symptom_kinds() -> set[str]:
-    """Every kind of error between two processes: one of them is the trouble, and neither knows which."""
-    kinds: list[type[LinkError]] = [LinkError]
+def _kinds_of_a_loss() -> set[str]:
+    """Every kind of error between two processes (one of them is the trouble, and neither knows which), and every one
+    that is of this worker's process or machine."""
+    kinds: list[type[JobError]] = [LinkError, WorkerUnfit]
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
     return {kind.__name__ for kind in kinds}
@@ -51,6 +57,10 @@ def _symptom_kinds() -> set[str]:
 
 def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     """The supervisor has reaped a process."""
+    last_words = state.crew.last_words.get(event.worker, "")
+    if last_words:
+        others = {worker: words for worker, words in state.crew.last_words.items() if worker != event.worker}
+        state = replace(state, crew=replace(state.crew, last_words=others))
     crew, process = state.crew, (event.worker, event.pid)
     known = crew.find(event.worker, event.pid)
     is_missing = isinstance(state, Recalling) and process in state.missing
@@ -58,12 +68,12 @@ def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     is_from_before = event.exit_code == LEFT and crew.is_successor and (known is not None or is_missing)
     if process in crew.dismissed or is_from_before:
         return _see_off(state, event, now)
-    failure = autopsy_of_exit(event, known, had_joined=is_missing)
+    failure = autopsy_of_exit(event, known, last_words, had_joined=is_missing)
     if event.exit_code == DIVERGED and (known is not None or is_missing):
         # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
         return condemn(state, replace(failure, kind=ReplicasDiffer.__name__), now)
     if known is not None:
-        died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known)))
+        died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known, last_words)))
         return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)
     if process in crew.reaped | crew.expelled:
         return _reap(state, event, now)

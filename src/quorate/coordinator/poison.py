@@ -6,6 +6,7 @@ from quorate.coordinator.autopsy import name_enrolled, what_happened
 from quorate.coordinator.events import ExitReported, Reading
 from quorate.coordinator.states import Enrolled, Victim
 from quorate.core.cursor import Cursor
+from quorate.core.exit_codes import GAVE_UP
 from quorate.core.failure import POISON_BATCH, Failure
 from quorate.core.sample_names import name_samples
 
@@ -15,15 +16,20 @@ FATAL = 3
 _USER_CODE = {"data": "while its samples were read", "compute": "while its loss was computed"}
 
 
-def with_victim(victims: tuple[Victim, ...], event: ExitReported, known: Enrolled) -> tuple[Victim, ...]:
+def with_victim(
+    victims: tuple[Victim, ...], event: ExitReported, known: Enrolled, last_words: str = ""
+) -> tuple[Victim, ...]:
     """Those who died in a row in the task's own code at one step, after another death.
 
     Lanes are told apart later: at a step that kills in every lane, workers die in several of them by turns.
     """
     step, phase, reading = event.place.step, event.place.phase, event.reading
-    if step is None or reading is None or phase not in _USER_CODE or known.last_words:
+    # Who stops for a symptom has not died of what it read; whose loader has died, has.
+    is_symptom = bool(last_words) and event.exit_code != GAVE_UP
+    if step is None or reading is None or phase not in _USER_CODE or is_symptom:
         return ()
-    how = f"{name_enrolled(known)} {what_happened(event)[0]}"
+    why = f" ({last_words.partition('. ')[0].rstrip('.')})" if last_words else ""
+    how = f"{name_enrolled(known)} {what_happened(event)[0]}{why}"
     victim = Victim(event.worker, step, phase, reading, how)
     return (*(before for before in victims if before.step == step), victim)
 

@@ -63,7 +63,6 @@ class Enrolled:
     has_trained: bool = False
     is_leaving: bool = False
     is_saved: bool = False
-    last_words: str = ""
     moved: float = 0.0
     measured: Measured | None = None
 
@@ -159,6 +158,8 @@ class Crew:
     told_stall: float | None = None
     # The step and the phase in which the last worker hung, and how many have in a row.
     hangs: tuple[tuple[int, str], int] | None = None
+    # Why a worker stops, told by itself: it is lost when its process is gone.
+    last_words: Mapping[int, str] = field(default_factory=dict)
 
     def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
         """The worker of that id, if it is registered; with a pid, if it is that process."""

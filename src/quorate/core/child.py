@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from quorate.core.processes import die_with_parent
+from quorate.core.processes import describe_departure, die_with_parent
 
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a child has said, and how it ended: "exited with code 1", "was killed by signal 9", "took too long"."""
+    """What a child has said, and how it ended: "exited with code 1", "was killed by SIGKILL", "took too long"."""
 
     text: str
     ending: str
@@ -45,8 +45,8 @@ def ask_child(question: Callable[[], str], seconds: float | None = None) -> Answ
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    ending = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    return Answer(text if code == 0 else "", ending if in_time else f"took longer than {seconds} s")
+    ending = describe_departure(code) if in_time else f"took longer than {seconds} s"
+    return Answer(text if code == 0 else "", ending)
 
 
 def _answer(question: Callable[[], str], sending: int, parent: int) -> NoReturn:

@@ -35,6 +35,9 @@
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
         ├── NurseryLost         the process that starts the workers is gone, and they with it
+        ├── WorkerUnfit         a worker cannot go on, and another in its place can: it counts as lost
+        │   ├── HelperLost      a process that a worker has forked for itself is gone
+        │   └── OutOfMemory     there is not enough memory where a worker is
         └── LinkError           trouble between two processes
             ├── PeerLost        the other end is gone
             ├── FrameError      the other end speaks of another job, generation or place
@@ -167,6 +170,18 @@ class CheckpointError(JobError):
 
 class NewerFormatError(CheckpointError):
     """A checkpoint that a newer version of Quorate has written: not damaged, and not for this version."""
+
+
+class WorkerUnfit(JobError):  # noqa: N818
+    """A worker cannot go on, and another in its place can: it counts as lost. Its text begins in lower case."""
+
+
+class HelperLost(WorkerUnfit):
+    """A process that a worker has forked for itself is gone."""
+
+
+class OutOfMemory(WorkerUnfit):
+    """There is not enough memory where a worker is."""
 
 
 class LinkError(JobError):

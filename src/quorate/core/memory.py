@@ -1,7 +1,9 @@
 """Memory: how much there is to be had, and having it."""
 
 import contextlib
+import errno
 import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +23,15 @@ def free_memory() -> int:
     """The same, and not more than this process's container is given."""
     inside = read_limits().free_memory
     return machine_memory() if inside is None else min(inside, machine_memory())
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error tells that memory could not be had, be it of Python, of the kernel or of torch."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    is_torchs = "DefaultCPUAllocator" in words or os.strerror(errno.ENOMEM) in words
+    return is_torchs or isinstance(error, MemoryError)
 
 
 def fresh_memory(size: int, *, is_inherited: bool = True) -> memoryview:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy
 import torch
 
-from quorate.core.errors import JobError, UserCodeError
-from quorate.core.user_code import describe, with_hint
+from quorate.core.errors import HelperLost, JobError, UserCodeError
+from quorate.core.sample_names import name_samples
+from quorate.core.user_code import with_hint
 from quorate.data.assembler import Assembler, Assembly
 from quorate.data.dealer import Dealer
 from quorate.data.indices import Indices
@@ -71,15 +72,20 @@ class Feed:
         self._loaders: list[Loader] = []
         self._looking: Iterator[tuple[Request, Expected | None]] | None = None
         self._planned: deque[tuple[Request, Assembly | None]] = deque()
-        if samples.shards:
-            self._begin_ahead(requests, lanes)
-        elif self._loader_workers:
-            self._loaders = [Loader(samples, requests, loader_workers, prefetch)]
+        try:
+            self._begin(requests, lanes)
+        except BaseException:
+            Loader.end(self._loaders)
+            raise
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if self._loader_workers == 0 and threads > 1 else None
 
-    def _begin_ahead(self, requests: Iterator[Request], lanes: int) -> None:
+    def _begin(self, requests: Iterator[Request], lanes: int) -> None:
         shards = self._samples.shards
+        if not shards:
+            if self._loader_workers:
+                self._loaders.append(Loader(self._samples, requests, self._loader_workers, self._prefetch))
+            return
         if not self._loader_workers:
             self._samples.divide_memory(1)
             self._looking = iter(Lookahead(requests, shards, behind=self._prefetch))
@@ -98,7 +104,7 @@ class Feed:
         """The batch that answers `expected`, which must be the next request of the plan."""
         if (columns := self._in_memory.get(expected.source)) is not None:
             return Batch(columns.batch(expected.numbers), expected.numbers)
-        answer = self._read(expected) if not self._loader_workers else self._take()
+        answer = self._read(expected) if not self._loader_workers else self._take(expected)
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         batch = batch_of(answer)
@@ -131,15 +137,12 @@ class Feed:
             self._planned.append((request, self._assembler.begin(request) if ahead else None))
         return self._planned.popleft()
 
-    def _take(self) -> Fetched | FetchTrouble:
+    def _take(self, request: Request) -> Fetched | FetchTrouble:
         try:
             return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(self._check)
-        except (RuntimeError, OSError, EOFError, MemoryError) as error:
-            # User code cannot raise here, so it is the loader itself: a process that died, memory that ran out. One
-            # that dies after it has answered takes the memory of its answer along.
-            raise JobError(
-                f"A loader process failed (loader_workers: {self._loader_workers}): {describe(error)}"
-            ) from error
+        except HelperLost as error:
+            samples = f"{name_samples(request.indices)} of the {request.source.value} set"
+            raise HelperLost(f"{error.message} It was to read {samples}.") from None
 
     def close(self) -> None:
         """End the loader processes, and read nothing ahead any more; what is still being read is not waited for."""

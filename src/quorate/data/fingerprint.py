@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from quorate.core.child import ask_child
-from quorate.core.errors import JobError, QuorateError, RequestError, TaskError
+from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.data.blocked import Blocked, records_of
 from quorate.data.feed import batch_of
 from quorate.data.reading import Request, Source
@@ -61,7 +61,7 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     """
     answer = ask_child(lambda: json.dumps(_told(samples)))
     if not answer.text:
-        raise JobError(f"The process that read the first and last samples of the datasets {answer.ending}.")
+        raise HelperLost(f"the process that read the first and last samples of the datasets {answer.ending}.")
     told = json.loads(answer.text)
     if "refusal" in told:
         raise TaskError(told["refusal"])

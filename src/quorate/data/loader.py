@@ -1,30 +1,32 @@
-"""A loader: processes that fetch what a plan asks for, ahead of whoever takes it."""
+"""Loaders: processes that fetch what a plan asks for, ahead of whoever takes it."""
 
+import contextlib
 import gc
-import multiprocessing
 import os
+import pickle
+import select
 import signal
+import socket
+import struct
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Sampler
 
-from quorate.core.processes import die_with_parent
+from quorate.core.errors import HelperLost, JobError, OutOfMemory
+from quorate.core.processes import describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
+from quorate.data.parcel import Packed, pack, receive, send
 from quorate.data.samples import Fetched, FetchTrouble
-from quorate.data.shards.threads import start_helper
 from quorate.data.shards.waits import LOOK
+from quorate.wire.descriptors import close_in_children
 
 _GRACE = 1.0
-# The words of a DataLoader that has waited for its `timeout`, and can be asked again.
-_NOT_YET = "DataLoader timed out"
+_LENGTH = struct.Struct("<Q")
+_UNSENDABLE = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
 
 
 class Fetching(Protocol):
@@ -34,111 +36,193 @@ class Fetching(Protocol):
 
 
 class Loader:
-    """Answers what a plan asks, in its order. A process that dies is told as a RuntimeError, OSError or EOFError."""
+    """Answers what a plan asks, in its order, by processes that take turns. HelperLost tells of one that is gone.
+
+    Each works ahead by `prefetch` requests. Whose turn it is decides whose death is heard: so it is that of the process
+    which was to read what is asked for now, and not of one that died of something else further on.
+    """
 
     def __init__(self, samples: Fetching, plan: Iterator[Any], processes: int, prefetch: int) -> None:
-        loader: DataLoader[Any] = DataLoader(
-            samples,  # type: ignore[arg-type]
-            sampler=_Plan(plan),
-            batch_size=None,
-            collate_fn=_packed,  # type: ignore[arg-type]
-            num_workers=processes,
-            prefetch_factor=prefetch,
-            multiprocessing_context="fork",
-            worker_init_fn=partial(_begin_process, os.getpid()),
-            timeout=LOOK,
-        )
-        before = set(multiprocessing.active_children())
-        with _child_signals_kept():
-            self._answers: list[Iterator[bytes]] = [iter(loader)]
-        self._processes: list[BaseProcess] = [each for each in multiprocessing.active_children() if each not in before]
+        self._plan = plan
+        self._taken = 0
+        self._processes: list[_Process] = []
+        try:
+            for _ in range(processes):
+                self._processes.append(_Process(samples))
+            for _ in range(prefetch):
+                for process in self._processes:
+                    self._ask(process)
+        except BaseException as error:
+            Loader.end([self])
+            if isinstance(error, OSError):
+                raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
+            raise
 
     def take(self, check: Callable[[], None]) -> Fetched | FetchTrouble:
         """The next answer; while it is waited for, `check` is called now and then."""
-        while True:
-            with _child_signals_kept():
-                signal.signal(signal.SIGCHLD, _tell_of_death)
-                _tell_of_death()
-                try:
-                    answer = next(self._answers[0])
-                    break
-                except RuntimeError as error:
-                    if not str(error).startswith(_NOT_YET):
-                        raise
-            check()
-        return ForkingPickler.loads(answer)  # type: ignore[no-any-return]
+        process = self._processes[self._taken % len(self._processes)]
+        self._taken += 1
+        answer = process.take(check)
+        self._ask(process)
+        return answer
+
+    def _ask(self, process: "_Process") -> None:
+        for asked in self._plan:
+            process.ask(asked)
+            return
 
     @staticmethod
     def end(loaders: Sequence["Loader"]) -> None:
         """End the processes of all these loaders, whatever they are doing: they have nothing to lose."""
         processes = [process for loader in loaders for process in loader._processes]
-        for loader in loaders:
-            _forget_processes(loader._answers[0])
         for process in processes:
             process.kill()
         over = monotonic() + _GRACE
         for process in processes:
-            process.join(max(0.0, over - monotonic()))
-            _remove_memory(process.pid)
-        # A process that is killed may have held a lock for which a DataLoader waits when it is let go.
-        answers = [loader._answers for loader in loaders]
-        if answers:
-            start_helper(partial(_let_go, answers), "loader-end")
+            process.close(over)
 
 
-def _remove_memory(process: int | None) -> None:
-    """Of a process that was killed between making shared memory and taking its name away."""
-    for left in Path("/dev/shm").glob(f"torch_{process}_*"):
-        left.unlink(missing_ok=True)
+class _Process:
+    """One process, and the socket by which it is asked and answers."""
+
+    def __init__(self, samples: Fetching) -> None:
+        self._socket, theirs = socket.socketpair()
+        close_in_children(self._socket)
+        self._unsent = bytearray()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        worker = os.getpid()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._socket.close)
+            self.pid = os.fork()
+            if self.pid == 0:
+                _serve(samples, theirs, worker)
+            on_failure.callback(os.waitpid, self.pid, 0)
+            on_failure.callback(os.kill, self.pid, signal.SIGKILL)
+            # Its death is seen by this, and not by the end of the socket, which a process that it has forked may hold.
+            self._pidfd = os.pidfd_open(self.pid)
+            on_failure.pop_all()
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def ask(self, asked: Any) -> None:
+        """Have something fetched. It never waits: a process that has not read what it was asked before may be waiting
+        until its answers are read."""
+        content = pickle.dumps(asked, protocol=5)
+        self._unsent += _LENGTH.pack(len(content)) + content
+        self._send()
+
+    def take(self, check: Callable[[], None]) -> Fetched | FetchTrouble:
+        """The answer to what was asked first of what is not answered."""
+        try:
+            answer = receive(self._socket, lambda: self._wait(check))
+        except (EOFError, ConnectionError):
+            raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
+        except OSError as error:
+            raise JobError(f"A batch could not be taken from a loader process: {error.strerror}.") from error
+        if isinstance(answer, JobError):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def _wait(self, check: Callable[[], None]) -> None:
+        """Until there is something to read."""
+        self._send()
+        outgoing = select.POLLOUT if self._unsent else 0
+        self._poll.register(self._socket, select.POLLIN | outgoing)
+        ready = dict(self._poll.poll(LOOK * 1000))
+        if not ready:
+            check()
+        elif self._socket.fileno() not in ready:
+            raise EOFError  # it is dead, and what it had sent has been read
+
+    def _send(self) -> None:
+        # One that is gone is told of when its answer is waited for.
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+
+    def kill(self) -> None:
+        """End it, and no other that may have its number by now."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self, over: float) -> None:
+        """Reap it, waiting for its death until then at most."""
+        self._socket.close()
+        if self._dies_until(over):
+            self._reap()
+        os.close(self._pidfd)
+
+    def _departure(self) -> str:
+        if not self._dies_until(monotonic() + _GRACE):
+            return "has closed its end of the socket."
+        code = self._reap()
+        return f"{'is gone' if code is None else describe_departure(code)}.{likely_cause(code)}"
+
+    def _dies_until(self, over: float) -> bool:
+        dying = select.poll()
+        dying.register(self._pidfd, select.POLLIN)
+        return bool(dying.poll(max(0.0, over - monotonic()) * 1000))
+
+    def _reap(self) -> int | None:
+        """Its exit code, negative for a signal."""
+        try:
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        except ChildProcessError:  # code of the task has waited for children, and got this one
+            return None
+        assert ended is not None, "it waits until there is one"
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _forget_processes(iterator: Any) -> None:
-    # torch knows the processes of all DataLoaders that there are, and each tells of any that was killed.
-    if iterator._worker_pids_set:
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False  # or it would do so once more when it is let go
-
-
-def _let_go(answers: list[list[Iterator[bytes]]]) -> None:
-    for each in answers:
-        each.clear()
-
-
-class _Plan(Sampler[Any]):
-    def __init__(self, plan: Iterator[Any]) -> None:
-        self._plan = plan
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._plan
-
-
-@contextmanager
-def _child_signals_kept() -> Iterator[None]:
-    # A loader tells of its death by an exception out of a signal handler: welcome while waiting for a batch, but not in
-    # the middle of the user's loss or of an update.
-    before = signal.getsignal(signal.SIGCHLD)
+def _serve(samples: Fetching, sock: socket.socket, worker: int) -> NoReturn:
+    """What a loader process does with its life."""
+    code = 1
     try:
-        yield
+        # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
+        gc.freeze()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(worker)
+        # One: those of the worker are not in this process, and waiting for them would take for ever.
+        torch.set_num_threads(1)
+        while head := _read(sock, _LENGTH.size):
+            asked = pickle.loads(_read(sock, *_LENGTH.unpack(head)))
+            send(sock, _answer(samples, asked))
+        code = 0  # nobody asks any more
+    except (ConnectionError, EOFError):
+        code = 0  # nor takes the answer
+    except BaseException:
+        traceback.print_exc()  # nobody above is left to do it: this frame ends the process
     finally:
-        signal.signal(signal.SIGCHLD, before)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-def _tell_of_death(*_: object) -> None:
-    torch._C._error_if_any_worker_fails()
+def _read(sock: socket.socket, size: int) -> bytes:
+    """So many bytes; nothing where there are no more."""
+    content = bytearray(size)
+    rest = memoryview(content)
+    while rest:
+        count = sock.recv_into(rest)
+        if not count:
+            return b""
+        rest = rest[count:]
+    return bytes(content)
 
 
-def _packed(fetched: Fetched | FetchTrouble) -> bytes:
-    # Here rather than in the loader's queue, which drops what cannot be pickled: the worker would wait for ever.
+def _answer(samples: Fetching, asked: Any) -> Packed:
     try:
-        return bytes(ForkingPickler.dumps(fetched))
+        answer = samples[asked]
+        try:
+            return pack(answer)
+        except MemoryError:  # of the machine, not of the batch
+            raise
+        except Exception as error:
+            return pack(FetchTrouble(answer.request, None, describe(error), user_traceback(error), _UNSENDABLE))
+    except MemoryError as error:
+        return pack(OutOfMemory(f"its loader process {os.getpid()} ran out of memory: {describe(error)}."))
     except Exception as error:
-        hint = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
-        trouble = FetchTrouble(fetched.request, None, describe(error), user_traceback(error), hint)
-        return bytes(ForkingPickler.dumps(trouble))
-
-
-def _begin_process(worker: int, _: int) -> None:
-    # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
-    gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(worker)
+        # Code of the task that raises is an answer like any other: this is not its doing.
+        traceback.print_exc()
+        return pack(JobError(f"A loader process failed: {describe(error)}"))

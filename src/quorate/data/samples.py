@@ -77,7 +77,7 @@ class Samples:
     collate: Callable[[Sequence[Any]], Any]
     seed: int
     # A collate() of one's own may hand out the dataset's own memory, and a loss() that works in place would then
-    # change the dataset, in one worker only. A loader process does not help: it shares the memory of what it sends.
+    # change the dataset, in one worker only.
     copies: bool = False
     # Whether a bad sample is left out of its batch (on_bad_sample: skip); otherwise it ends the job.
     skips: bool = False

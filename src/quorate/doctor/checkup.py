@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quorate.core.cgroup import read_limits
 from quorate.core.cores import usable_cores
+from quorate.core.processes import describe_departure
 from quorate.doctor import coordinators
 from quorate.doctor.disk import (
     Trial,
@@ -35,7 +36,6 @@ from quorate.doctor.machine import (
     check_cores,
     check_memory,
     check_open_files,
-    check_shared_memory,
 )
 from quorate.doctor.network import check_loopback, talk_to_a_child
 from quorate.doctor.requirement import Requirement, read_requirements
@@ -43,7 +43,6 @@ from quorate.doctor.software import check_extra, check_packages, check_python, c
 from quorate.doctor.surroundings import check_job_variables, check_pinned_variables
 from quorate.doctor.torch_checks import check_devices, check_torch
 from quorate.doctor.torch_probe import probe_torch
-from quorate.engines.departure import describe_departure
 from quorate.storage.run_folder import RunFolder
 
 PACKAGE = "quorate"
@@ -51,7 +50,6 @@ TORCH = "torch"
 TORCH_PATIENCE = 60.0
 # For a process that starts Python: on a machine that is busy with something else this takes seconds.
 PROCESS_PATIENCE = 20.0
-SHARED_MEMORY = Path("/dev/shm")
 MEMORY = Path("/proc/meminfo")
 
 
@@ -71,7 +69,6 @@ def checks_of(subject: Subject) -> Sequence[Check]:
         Check(TORCH, _torch, TORCH_PATIENCE + PATIENCE),
         Check("cores", lambda: [check_cores(_cores())]),
         Check("memory", lambda: [_memory()]),
-        Check("shared memory", lambda: [_shared_memory()]),
         Check("open files", lambda: [check_open_files(*_open_files())]),
         Check("kernel", lambda: [_kernel()], 2 * PROCESS_PATIENCE),
         Check("ports", lambda: [check_loopback(lambda: talk_to_a_child(PROCESS_PATIENCE))], 2 * PROCESS_PATIENCE),
@@ -136,14 +133,6 @@ def _memory() -> Finding:
 
 def _least(amount: int, limit: int | None) -> int:
     return amount if limit is None else min(amount, limit)
-
-
-def _shared_memory() -> Finding:
-    try:
-        space = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return check_shared_memory(str(SHARED_MEMORY), None)
-    return check_shared_memory(str(SHARED_MEMORY), space.f_bavail * space.f_frsize)
 
 
 def _open_files() -> tuple[float, float]:

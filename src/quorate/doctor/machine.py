@@ -1,4 +1,4 @@
-"""Cores, memory, shared memory and open files: what a job may use here."""
+"""Cores, memory and open files: what a job may use here."""
 
 import math
 from dataclasses import dataclass
@@ -56,18 +56,6 @@ def check_memory(free: int, total: int, workers: int) -> Finding:
         told = f"{text}, of which {workers} workers take about {size(needed)} before their model and data"
         return Finding("memory", Level.WARNING, told, remedy)
     return Finding("memory", Level.OK, text)
-
-
-def check_shared_memory(folder: str, free: int | None) -> Finding:
-    """Where the processes of `loader_workers` put batches."""
-    remedy = "Keep loader_workers: 0, or give more: docker run --shm-size=1g"
-    if free is None:
-        return Finding("shared memory", Level.WARNING, f"there is no {folder}, which loader_workers need", remedy)
-    text = f"{size(free)} free in {folder}"
-    if free < 128 * MEGABYTE:
-        text = f"{text}: batches of loader_workers may not fit in"
-        return Finding("shared memory", Level.WARNING, text, remedy)
-    return Finding("shared memory", Level.OK, text)
 
 
 def check_open_files(limit: float, highest: float) -> Finding:

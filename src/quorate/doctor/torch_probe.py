@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
-from quorate.engines.departure import describe_departure
 from quorate.engines.nursery_process import ENVIRONMENT
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
-from quorate.engines.departure import describe_departure
+from quorate.core.processes import describe_departure
 
 
 class CoordinatorProcess:

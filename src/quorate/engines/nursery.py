@@ -3,6 +3,9 @@
 Importing torch is most of everybody's start-up time. The nursery runs with one OpenMP and BLAS thread and forks only
 while it has a single thread: a fork after an operation on two threads leaves the child waiting for a thread that does
 not exist. Otherwise workers are spawned, and the log says why.
+
+What the code of the task starts in a worker, and leaves there, becomes a child of the nursery when the worker is gone,
+and is ended: nothing outlives the job.
 """
 
 import logging
@@ -13,6 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from typing import Any
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.networks import enter_network
-from quorate.core.processes import die_with_parent
+from quorate.core.processes import adopt_orphans, children_of, die_with_parent
 from quorate.core.user_code import describe
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, SOURCE, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
@@ -31,7 +35,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Child:
-    slot: int
+    """A worker, or without a slot something that a worker has left."""
+
+    slot: int | None
     pid: int
 
 
@@ -42,6 +48,9 @@ class Nursery:
         self._messages = messages
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
+        # What importing the task has started is its own business, and ends as it likes.
+        self._own: frozenset[int] = frozenset()
+        self._gone: set[int] = set()
         self._task_type: Any = None
         self._search_path: list[str] = []
 
@@ -94,6 +103,8 @@ class Nursery:
             self._messages.send(FAILED, failure=failure.to_dict())
 
     def _start(self, assignment: Assignment) -> None:
+        if not self._children and not self._gone:
+            self._own = frozenset(children_of(os.getpid()))
         threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if threads == 1:
             pid, how, reason = self._fork(assignment), "forked", ""
@@ -102,10 +113,14 @@ class Nursery:
             more = "a thread" if threads == 2 else f"{threads - 1} threads"
             reason = f"importing the task started {more}, which a fork would lose"
         log.info("worker %d is process %d, %s%s", assignment.slot, pid, how, f": {reason}" if reason else "")
-        descriptor = os.pidfd_open(pid)
-        self._children[descriptor] = _Child(assignment.slot, pid)
-        self._selector.register(descriptor, selectors.EVENT_READ)
+        self._gone.discard(pid)
+        self._watch(_Child(assignment.slot, pid))
         self._messages.send(STARTED, slot=assignment.slot, pid=pid, how=how, reason=reason)
+
+    def _watch(self, child: _Child) -> None:
+        descriptor = os.pidfd_open(child.pid)
+        self._children[descriptor] = child
+        self._selector.register(descriptor, selectors.EVENT_READ)
 
     def _fork(self, assignment: Assignment) -> int:
         sys.stdout.flush()
@@ -121,6 +136,7 @@ class Nursery:
             for descriptor in self._children:
                 os.close(descriptor)
             die_with_parent(nursery)
+            os.setpgid(0, 0)  # by which the nursery knows whatever this worker leaves
             code = become_worker(assignment, self._task_type)
         except BaseException:
             traceback.print_exc()  # nobody above is left to do it: this frame ends the process
@@ -140,6 +156,7 @@ class Nursery:
                 stdout=file,
                 stderr=file,
                 env=os.environ | {"PYTHONPATH": path},
+                process_group=0,
             )
         assert child.stdin is not None
         child.stdin.write(assignment.to_json().encode() + b"\n")
@@ -152,13 +169,32 @@ class Nursery:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(child.pid, 0)
-        self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
+        if child.slot is not None:
+            self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
+            self._gone.add(child.pid)
+        # Again for one that was left: what that has left has come to us only now.
+        self._end(lambda group: group in self._gone)
+
+    def _end(self, is_left: Callable[[int], bool]) -> None:
+        """Kill what workers have left, which is in process groups of theirs; another call reaps it."""
+        known = self._own | {child.pid for child in self._children.values()}
+        for pid, group in children_of(os.getpid()).items():
+            if pid not in known and is_left(group):
+                # It cannot have become another process: a child keeps its number until we have reaped it.
+                os.kill(pid, signal.SIGKILL)
+                self._watch(_Child(None, pid))
 
     def _kill(self) -> None:
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
-        for descriptor in list(self._children):
-            self._reap(descriptor)
+        ours = os.getpgrp()
+        while True:
+            for descriptor in list(self._children):
+                self._reap(descriptor)
+            # Also what has left its worker's group: all but what importing the task has started.
+            self._end(lambda group: group != ours)
+            if not self._children:
+                return
 
 
 def become_worker(assignment: Assignment, task_type: Any) -> int:
@@ -183,6 +219,7 @@ def _open_log(assignment: Assignment) -> Any:
 def main() -> None:
     """Serve the launcher: the arguments are the number of the socket to it, and its pid."""
     die_with_parent(int(sys.argv[2]))
+    adopt_orphans()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Nursery(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()

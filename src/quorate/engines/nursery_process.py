@@ -13,8 +13,8 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
+from quorate.core.processes import describe_departure
 from quorate.core.task_source import TaskSource
-from quorate.engines.departure import describe_departure
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.pidfds import Pidfds
 from quorate.worker.assignment import Assignment

@@ -43,6 +43,7 @@ class Courier:
         """End the thread. The reduction must be closed already, so that no sum keeps waiting."""
         self._announced.put(None)
         self._thread.join()
+        self._error = None  # whose traceback holds the gradients
 
     def _take(self, index: int) -> None:
         self._announced.put((self._step, index, _flushes_denormals()))

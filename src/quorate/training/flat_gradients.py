@@ -143,10 +143,13 @@ class FlatGradients:
         )
 
     def close(self) -> None:
-        """Let the parameters go."""
+        """Let the parameters go, and with them the memory of the gradients that they have."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        self._readiness = None
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
         return FlatTensors.over(buckets, self.parameters, self.plan)

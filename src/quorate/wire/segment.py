@@ -7,7 +7,7 @@ import mmap
 import os
 
 from quorate.core.cgroup import Limits, read_limits
-from quorate.core.errors import FrameError, JobError
+from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.memory import machine_memory
 
 # Whoever holds the memory could otherwise cut it short under the others, who would die of SIGBUS.
@@ -70,8 +70,8 @@ class Segment:
             os.close(self.descriptor)
 
 
-def _too_little(size: int, why: str) -> JobError:
-    return JobError(
+def _too_little(size: int, why: str) -> OutOfMemory:
+    return OutOfMemory(
         f"there is not enough memory for the {size:,} bytes of gradients that the workers of this host share ({why}); "
-        "run fewer `workers`, or set `links: tcp`"
+        "run fewer `workers`, or set `links: tcp`."
     )

@@ -58,34 +58,43 @@ class Passage:
     assignment: Assignment
     timing: Timing
     saver: Saver
+    _pace: "_Pace | None" = None
 
     def complete(self) -> None:
         """Go on until the job is complete."""
         generation = None
-        pace = _Pace(self.progress)
         while True:
-            is_new = generation is None
             generation = self.membership.await_generation(after=generation)
             self.faults.enter({member.worker for member in generation.members}, self._is_called)
-            symptom, is_saved = None, False
-            try:
-                with contextlib.ExitStack() as stack:
-                    self._check_place(generation)
-                    loop = self._begin(generation, stack)
-                    if is_new:  # what it has copied is not its own work, and does not count for its speed
-                        pace = _Pace(self.progress)
-                    try:
-                        ending = loop.run()
-                    finally:
-                        self.progress, is_saved = loop.progress, loop.is_saved
-                    if ending != BREAK and self._completes(ending, pace):
-                        return
-            except LinkError as error:
-                if self.membership.ended:
-                    raise
-                log.info("generation %s is over for this worker: %s", generation.id, error)
-                symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
-            self._leave(generation, symptom, is_saved)
+            ended = self._take_part(generation)
+            if ended.is_complete:
+                return
+            self._leave(generation, ended)
+
+    def _take_part(self, generation: Generation) -> "_Ended":
+        """Train in one generation.
+
+        Whatever is the generation's own, its gradients above all, is gone when this returns and before anybody is told
+        so: else the next generation would need the memory of two.
+        """
+        is_saved = False
+        try:
+            with contextlib.ExitStack() as stack:
+                self._check_place(generation)
+                loop = self._begin(generation, stack)
+                # What it has copied is not its own work, and does not count for its speed.
+                self._pace = self._pace or _Pace(self.progress)
+                try:
+                    ending = loop.run()
+                finally:
+                    self.progress, is_saved = loop.progress, loop.is_saved
+                is_complete = ending != BREAK and self._completes(ending, self._pace)
+                return _Ended(None, is_saved, is_complete)
+        except LinkError as error:
+            if self.membership.ended:
+                raise
+            log.info("generation %s is over for this worker: %s", generation.id, error)
+            return _Ended(None if isinstance(error, GenerationOver) else Failure.of(error), is_saved)
 
     def _check_place(self, generation: Generation) -> None:
         """Refuse a generation that takes us to be elsewhere: it was formed by an earlier word of ours."""
@@ -101,6 +110,8 @@ class Passage:
         reduction, memory = self._meet(generation)
         stack.callback(reduction.close)
         self.membership.close_when_over(generation, reduction.close)
+        # Or the one that closes would keep the reduction, and that the gradients.
+        stack.callback(self.membership.close_when_over, generation, lambda: None)
         self._align(generation, reduction)
         self.membership.hold_state()
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
@@ -156,12 +167,12 @@ class Passage:
         result = _result(ending, digest, self.progress, pace.of(self.progress), evaluated)
         return self.membership.complete(digest, result)
 
-    def _leave(self, generation: Generation, symptom: Failure | None, is_saved: bool) -> None:
+    def _leave(self, generation: Generation, ended: "_Ended") -> None:
         self.tell(self.progress.cursor.step, "regroup", None)
         # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
         self.narration.tell_kept()
         self.membership.tell_before_promise()
-        self.membership.report_state(generation, self.progress.cursor, symptom, is_saved=is_saved)
+        self.membership.report_state(generation, self.progress.cursor, ended.symptom, is_saved=ended.is_saved)
 
     def _is_called(self) -> bool:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""
@@ -181,6 +192,16 @@ class Passage:
             save_begun=membership.save_begun,
             keep=self.narration.keep,
         )
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a generation ended for a worker: by which broken link, if by one; whether its state is saved; and whether
+    the job is complete with it."""
+
+    symptom: Failure | None
+    is_saved: bool
+    is_complete: bool = False
 
 
 class _Pace:

@@ -14,9 +14,18 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, DivergedError, LinkError, QuorateError, ReplicasDiffer
-from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, LEFT
+from quorate.core.errors import (
+    CheckpointError,
+    DivergedError,
+    LinkError,
+    OutOfMemory,
+    QuorateError,
+    ReplicasDiffer,
+    WorkerUnfit,
+)
+from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
+from quorate.core.memory import is_shortage
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.data.fingerprint import fingerprint_in_child
@@ -105,16 +114,14 @@ class Worker:
             log.info("%s", reason)
             return LEFT
         except QuorateError as error:
-            if self._membership.ended and isinstance(error, LinkError):
+            if self._membership.ended and isinstance(error, LinkError | WorkerUnfit):
                 return self._leave(error)
             log.error("%s", error)
             return self._report_error(error)
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
-            return self._report(
-                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
-            )
+            return self._fail(error)
         finally:
             # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
             if self._saver is not None:
@@ -126,6 +133,18 @@ class Worker:
         self._membership.tell_the_rest()
         return ENDED_WITH_THE_JOB
 
+    def _give_up(self, reason: WorkerUnfit) -> int:
+        # The coordinator adds where that was when it hears of the exit.
+        self._membership.report_failure(Failure.of(reason).at(worker=self._assignment.slot))
+        return GAVE_UP
+
+    def _fail(self, error: Exception) -> int:
+        if is_shortage(error):
+            return self._give_up(OutOfMemory(f"there is not enough memory for it ({describe(error)})."))
+        return self._report(
+            Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
+        )
+
     def _report(self, failure: Failure) -> int:
         activity = self._activity
         placed = failure.at(
@@ -135,6 +154,8 @@ class Worker:
         return failure.exit_code
 
     def _report_error(self, error: QuorateError) -> int:
+        if isinstance(error, WorkerUnfit):
+            return self._give_up(error)
         if not isinstance(error, ReplicasDiffer):
             return self._report(Failure.of(error))
         # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
