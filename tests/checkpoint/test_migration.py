@@ -77,10 +77,10 @@ def test_brought_to_the_present_format_it_is_written_as_such() -> None:
     assert Manifest.from_json(text) == manifest
 
 
-@pytest.mark.parametrize("given", [0, 3, "1", None, True, 1.0])
+@pytest.mark.parametrize("given", [0, 4, "1", None, True, 1.0])
 def test_an_unknown_format_is_refused_with_those_that_are_known(given: Any) -> None:
     text = resealed((FORMATS / "1" / NAME / "manifest.json").read_text(), format=given)
-    with pytest.raises(CheckpointError, match=rf"has format {given!r} and .* formats 1 and 2"):
+    with pytest.raises(CheckpointError, match=rf"has format {given!r} and .* formats 1, 2 and 3"):
         Manifest.from_json(text)
 
 

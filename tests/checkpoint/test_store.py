@@ -321,8 +321,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "manifest edited": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed": 8'), "differs from its own digest"),
     "manifest spaced": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed":  7'), "differs from its own digest"),
     "manifest of a later format": (
-        lambda p: edit(p / MANIFEST, '"format": 2', '"format": 3'),
-        "format 3 and .* formats 1 and 2",
+        lambda p: edit(p / MANIFEST, '"format": 3', '"format": 4'),
+        "format 4 and .* formats 1, 2 and 3",
     ),
     "manifest foreign": (lambda p: (p / MANIFEST).write_text('{"name": "other"}'), "format None"),
     "manifest not an object": (lambda p: (p / MANIFEST).write_text("[1]"), "is a list"),

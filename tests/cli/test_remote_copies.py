@@ -216,10 +216,10 @@ from pathlib import Path
 from quorate.checkpoint.copying import Source, copy_checkpoints
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.selection import Ranking
+from quorate.checkpoint.best import Watched
 from quorate.storage.run_folder import RunFolder
 run = RunFolder(Path(sys.argv[1]))
-copy_checkpoints(Source(run, Retention(3), Ranking("loss", "min")), place_for(sys.argv[2], run.name))
+copy_checkpoints(Source(run, Retention(3), Watched("loss", "min")), place_for(sys.argv[2], run.name))
 """
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run, whole_story
+from quorate.checkpoint.best import Best, Watched, best_of
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
-from quorate.history.best import Best, Watched, best_of
 from quorate.history.run_record import RunRecord
 from quorate.history.status import Status, decide_status
 from quorate.storage.lock import Holder

@@ -12,10 +12,12 @@ from quorate.api.interruption import passing_on_signals
 from quorate.api.resumption import listed
 from quorate.api.session import SOURCE, refuse_in_worker
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Ranking, select
+from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
+from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
+from quorate.spec.job import CheckpointSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
@@ -71,22 +73,25 @@ def evaluate_run(
 
     errand = Errand(evaluates_only=True)
     with scratch_folder() as scratch:
-        info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
+        info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_source), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
 
 
-def _chosen(run: RunFolder, which: str | int, ranking: Ranking, scratch: Path) -> tuple[CheckpointInfo, Path]:
+def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path) -> tuple[CheckpointInfo, Path]:
     """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
-    folder = CheckpointFolder(run.checkpoints)
-    info = select(run.name, folder, which, ranking)
+
+    def choose() -> tuple[CheckpointInfo, Path]:
+        folder = CheckpointFolder.of_job(run.checkpoints, rules)
+        info = select(run.name, folder, which, lambda: RunRecord.read(run).best)
+        return info, held(run, info, scratch)
+
     try:
-        return info, held(run, info, scratch)
+        return choose()
     except CheckpointError:
-        info = select(run.name, folder, which, ranking)
-        return info, held(run, info, scratch)
+        return choose()
 
 
 def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:

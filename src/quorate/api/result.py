@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.resumption import warn_of_damaged_result
-from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Ranking, select
+from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
@@ -122,13 +122,11 @@ def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None 
     from quorate.training.source import load_task_type
 
     spec = load_recorded(run.job_file, {}, []).spec
-    folder = CheckpointFolder(run.checkpoints)
-    info = select(run.name, folder, checkpoint, Ranking.of(spec))
+    folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
+    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     with preserved_generators():
         task_type = task_type or load_task_type(spec.task, spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
-    # Where the run looks for its key now: it may have moved since the checkpoint was written.
-    folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)
     replica.load(folder.load(info).state["replica"])
     return info, replica.model
 

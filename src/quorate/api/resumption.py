@@ -109,9 +109,9 @@ def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
         )
 
 
-def newest_checkpoint(run: RunFolder) -> CheckpointInfo:
-    """The newest whole checkpoint; those that had to be skipped are warned of."""
-    search = CheckpointFolder(run.checkpoints).search()
+def newest_checkpoint(run: RunFolder, spec: JobSpec) -> CheckpointInfo:
+    """The newest whole checkpoint, under the job's key if it has one; those that had to be skipped are warned of."""
+    search = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint).search()
     if search.newest is None:
         raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
     return warned_of(search.newest, search.skipped)
@@ -138,6 +138,8 @@ def _why_nothing(skipped: Sequence[Skipped]) -> str:
             "`checkpoint: {every: N}` saves every N steps."
         )
     newest = skipped[0]
+    if newest.is_untrusted:
+        return f"{newest.path.name} cannot be trusted: {newest.reason}"
     count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
     return (
         f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {near(newest.path.parent)}). "

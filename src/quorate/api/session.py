@@ -167,13 +167,13 @@ def resume(
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        return _train_in_new_run(resolved, folder, watch, checkpoint=newest_checkpoint(run))
+        return _train_in_new_run(resolved, folder, watch, checkpoint=newest_checkpoint(run, resolved.spec))
     refuse_other_meaning(run, recorded, resolved)
     with listening_to_signals() as signals, run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
-        checkpoint = newest_checkpoint(run)
+        checkpoint = newest_checkpoint(run, resolved.spec)
         refuse_edited_job(run, checkpoint, resolved)
         plan = Plan(run, resolved, lambda facts: _take_up(run, resolved, checkpoint, facts), checkpoint, faults)
         with _as_it_was(run):

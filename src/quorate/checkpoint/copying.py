@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quorate.checkpoint.best import Watched
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.checkpoint.selection import Ranking
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
 from quorate.storage.objects import StoreError
@@ -65,7 +65,7 @@ class Source:
 
     run: RunFolder
     retention: Retention
-    ranking: Ranking
+    watched: Watched
 
     @property
     def origin(self) -> bytes:
@@ -94,7 +94,7 @@ def copy_checkpoints(source: Source, place: Place, which: Sequence[CheckpointInf
     remedy) for trouble with the place and `CheckpointError` for a checkpoint that is damaged. For `checkpoints copy`::
 
         place = place_for("s3://bucket/prefix", run.name)
-        copied = copy_checkpoints(Source(run, Retention(spec.checkpoint.keep), Ranking.of(spec)), place)
+        copied = copy_checkpoints(Source(run, Retention(spec.checkpoint.keep), watched), place)
     """
     claim(source, place)
     infos = CheckpointFolder(source.run.checkpoints).list() if which is None else which

@@ -21,7 +21,8 @@
         │                       a kind of gradient or buffer that cannot keep the promise
         ├── DivergedError       replicas, machines or code that should be equal are not
         ├── CheckpointError     a checkpoint that cannot be written or read
-        │   └── AttemptGone     a save that another worker has given up
+        │   ├── AttemptGone     a save that another worker has given up
+        │   └── UntrustedError  a checkpoint that anybody may have written, where only those with the key should have
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
         ├── ShardError          a file of a dataset that is not what it should be
@@ -149,6 +150,10 @@ class DivergedError(JobError):
 
 class CheckpointError(JobError):
     """A checkpoint that cannot be written or read."""
+
+
+class UntrustedError(CheckpointError):
+    """A checkpoint that anybody may have written, where only those with the key should have."""
 
 
 class LinkError(JobError):

@@ -201,7 +201,7 @@ class LocalEngine:
         return Failure("ProcessLost", message, step=step)
 
     def _newest(self) -> Path | None:
-        newest = CheckpointFolder(self._launch.run.checkpoints).newest_whole()
+        newest = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint).newest_whole()
         return self._launch.checkpoint if newest is None else newest.path
 
     def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
