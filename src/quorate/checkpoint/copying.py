@@ -17,6 +17,7 @@ from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
+from quorate.core.regular_file import read_regular
 from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
 
@@ -75,7 +76,7 @@ class Source:
     def pages(self) -> dict[str, bytes]:
         """What a copy of a run has beside checkpoints."""
         files = [file for file in (self.run.job_file, self.run.environment_file) if file.is_file()]
-        return {file.name: file.read_bytes() for file in files}
+        return {file.name: read_regular(file) for file in files}
 
 
 @dataclass(frozen=True)

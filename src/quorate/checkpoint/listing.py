@@ -67,6 +67,12 @@ def survey(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
     return tuple(look_at(path) for path in found)
 
 
+def newest_generation(folder: Path) -> tuple[int, int]:
+    """The highest generation (incarnation, number) that has committed a checkpoint there; below all if none has."""
+    written = (each.manifest.generation for each in survey(folder) if isinstance(each, CheckpointInfo))
+    return max((generation for generation in written if generation is not None), default=(0, 0))
+
+
 def newest_manifest(folder: Path) -> Manifest | None:
     """The manifest of the newest checkpoint that has a sound one; no other is read."""
     try:

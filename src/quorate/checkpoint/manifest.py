@@ -19,6 +19,7 @@ _HEAD = '{{"digest": "{digest}",\n'
 _FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 _TEXTS = ("created", "weights_digest", "tag")
 _MAPPINGS = ("job", "environment", "metrics")
+_MOST = 2**53
 _Kind = TypeVar("_Kind")
 
 
@@ -168,6 +169,8 @@ def _generation(value: Any) -> tuple[int, int] | None:
     incarnation, number = _as("generation", value, list)
     for each in (incarnation, number):
         _as_count("generation", each)
+        if each > _MOST:
+            raise CheckpointError(f"the manifest is of another kind: generation is {given(value)}")
     return incarnation, number
 
 

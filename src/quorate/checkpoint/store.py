@@ -15,13 +15,14 @@ from quorate.checkpoint.attempt import WRITING, Attempt
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.digester import DIGESTS
 from quorate.checkpoint.key import cipher_of, read_key
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, look_at, survey
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, look_at, newest_generation, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.core.generation import GenerationId
 from quorate.spec.job import CheckpointSpec
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
 
@@ -94,8 +95,9 @@ class CheckpointFolder:
     def commit(self, attempt: Attempt, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         """Make an attempt that has all its parts a checkpoint, in one move.
 
-        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
-        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
+        `check` raises if the writer may not commit any more: it is asked last, when all is written. Nor may one of an
+        older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
+        The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
         final = self.folder / checkpoint_name(manifest.cursor)
         present = self._checked(look_at(final))
@@ -108,6 +110,7 @@ class CheckpointFolder:
         write_new_file(attempt.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
         sync_folder(attempt.path)
         check()
+        _refuse_late(self.folder, manifest)
         if final.exists():
             self._set_aside(final)
         move_into_place(attempt.path, final)
@@ -224,6 +227,19 @@ class CheckpointFolder:
         move_into_place(path, doomed)
         self._written.discard(path)
         discard(doomed)
+
+
+def _refuse_late(folder: Path, manifest: Manifest) -> None:
+    newest = newest_generation(folder)
+    if manifest.generation is not None and manifest.generation < newest:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is not committed: generation {_named(newest)} has committed one "
+            f"since, and its writer is still of generation {_named(manifest.generation)}"
+        )
+
+
+def _named(generation: tuple[int, int]) -> str:
+    return str(GenerationId(*generation))
 
 
 def _check_key(path: Path, manifest: Manifest, cipher: Cipher) -> None:

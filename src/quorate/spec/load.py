@@ -50,7 +50,7 @@ def resolve_mapping(
 
 def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
     """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown."""
-    document = read_job_file(path)
+    document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
     layers = Layers(document.value, origins)
     folder = TaskFolder(Path.cwd(), must_exist=False)

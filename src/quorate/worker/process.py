@@ -154,6 +154,7 @@ class Worker:
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
             tell_all=self._membership.tell_all,
+            generation=lambda: self._membership.generation_id,
         )
         Passage(
             ground,
