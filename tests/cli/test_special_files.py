@@ -23,34 +23,22 @@ def put_fifo(path: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("file", ["1-of-*.safetensors", MANIFEST], ids=["a part", "the manifest"])
-def test_a_fifo_in_a_checkpoint_is_damage_and_the_one_before_is_used(used_workplace: Workplace, file: str) -> None:
-    names = used_workplace.checkpoints()
-    (spoilt,) = (used_workplace.last / "checkpoints" / names[-1]).glob(file)
-    put_fifo(spoilt)
+def test_fifos_in_checkpoints_are_damage_and_the_one_before_is_used(used_workplace: Workplace) -> None:
+    names, folder = used_workplace.checkpoints(), used_workplace.last / "checkpoints"
+    put_fifo(folder / names[-1] / MANIFEST)
+    put_fifo(next((folder / names[-2]).glob("1-of-*.safetensors")))
     done = used_workplace.run("eval", "last", "--json")
     assert done.code == 0, done.stderr
-    assert Path(done.document["checkpoint"]).name == names[-2]
-    assert f"{names[-1]} is damaged, so {names[-2]} is used" in done.stderr
-    assert "a FIFO is in the place of the file" in done.stderr
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("file", ["job.yaml", "environment.json", "result.json", "events.jsonl", "created", "lock"])
-def test_a_fifo_in_a_run_holds_nobody_up(used_workplace: Workplace, file: str) -> None:
-    put_fifo(used_workplace.last / file)
-    for command in (["show", "last"], ["runs"]):
-        done = used_workplace.start(*command).done(within=30)
-        assert done.code in (0, 1, 2), done.stderr
-        assert "Traceback" not in done.stderr
+    assert Path(done.document["checkpoint"]).name == names[-3]
+    assert done.stderr.count("a FIFO is in the place of the file") == 2
 
 
 @pytest.mark.parametrize(
     "command",
-    [["resume", "last", "--steps", "20"], ["eval", "last"], ["checkpoints", "verify", "last"]],
+    [["resume", "last", "--steps", "20"], ["eval", "last"]],
     ids=lambda command: command[0],
 )
-def test_every_verb_ends_on_sigterm_while_it_reads_a_checkpoint(used_workplace: Workplace, command: list[str]) -> None:
+def test_sigterm_ends_a_command_that_reads_a_checkpoint(used_workplace: Workplace, command: list[str]) -> None:
     """A part with a hole of a terabyte takes an hour to read."""
     checkpoints = used_workplace.last / "checkpoints"
     newest = read_manifest(checkpoints / used_workplace.checkpoints()[-1])
