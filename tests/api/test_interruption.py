@@ -5,6 +5,7 @@ import pytest
 
 from quorate.api.interruption import pass_on_signal, passing_on_signals
 from quorate.core.failure import Failure, JobFailed
+from quorate.engines.signals import listening_to_signals
 
 
 def test_ctrl_c_raises_what_it_always_raises() -> None:
@@ -46,9 +47,21 @@ def test_a_hangup_is_not_passed_on_as_the_sigterm_that_it_counts_as() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        with pytest.raises(SystemExit) as ended, passing_on_signals() as signals:
+        with pytest.raises(SystemExit) as ended, passing_on_signals(), listening_to_signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             raise JobFailed(signals.failure("terminated; the run is as it was."))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (ended.value.code, heard) == (143, [])
+
+
+def test_before_and_after_a_job_a_signal_does_what_it_always_does() -> None:
+    """What is done there may take long, such as to read a checkpoint through."""
+    with passing_on_signals() as signals:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with listening_to_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -75,7 +75,7 @@ def test_a_newer_checkpoint_of_another_job_is_passed_over_and_moved_aside(
     longer = save(run, 12, steps=spec.steps)
     assert why_foreign(longer, spec) == ""
     assert why_foreign(other, spec) == "its job has lanes 2 where the run has 4, seed 7 where the run has 0"
-    assert newest_checkpoint(run, spec).path == longer.path
+    assert newest_checkpoint(run, spec, spec.checkpoint).path == longer.path
     assert "checkpoint step-00000100-evaluated is not of this run, so step-00000012-evaluated is used" in caplog.text
     set_foreign_aside(run, spec)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [8, 12]
@@ -86,7 +86,7 @@ def test_where_no_checkpoint_agrees_it_is_the_job_that_was_changed(tmp_path: Pat
     run = build_run(tmp_path)
     spec = spec_of(run)
     newest = save(run, 8, seed=7)
-    assert newest_checkpoint(run, spec).path == newest.path, "and `refuse_edited_job` says so"
+    assert newest_checkpoint(run, spec, spec.checkpoint).path == newest.path, "and `refuse_edited_job` says so"
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> N
     with pytest.raises(
         RunError, match=r"step-00000012-.* written by a newer Quorate \(format 99; .* go on from step-00000008"
     ):
-        newest_checkpoint(run, spec)
+        newest_checkpoint(run, spec, spec.checkpoint)
 
 
 def test_checkpoints_that_the_events_tell_of_and_that_are_gone(tmp_path: Path) -> None:
     run = build_run(tmp_path, story=Story().begin().tell("checkpoint", 4).tell("checkpoint", 6))
     with pytest.raises(RunError, match=r"its events tell of a checkpoint at step 6, and .* has none any more"):
-        newest_checkpoint(run, spec_of(run))
+        newest_checkpoint(run, spec_of(run), spec_of(run).checkpoint)

@@ -60,7 +60,7 @@ def test_what_would_fail_again_in_the_same_way_goes_on_as_a_branch(run: RunFolde
             RAISED,
             None,
             "mend it and train again; no checkpoint was saved yet, so there is nothing to resume "
-            "(checkpoint.every: null)",
+            "(checkpoint.minutes: 10)",
         ),
         (BEFORE, 100, "mend it and train again; nothing was trained yet, so there is nothing to resume"),
         (None, 100, "train again; nothing was trained yet, so there is nothing to resume"),

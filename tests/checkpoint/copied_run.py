@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from quorate.checkpoint.best import Watched
 from quorate.checkpoint.copying import Source
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.selection import Ranking
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
 from quorate.storage.run_folder import RunFolder
@@ -19,7 +19,7 @@ def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> So
     run = RunFolder.create(runs, "tiny")
     run.write_job("task: task.py:Tiny\n")
     run.write_environment({"torch": "2"})
-    source = Source(run, Retention(keep), Ranking("loss", "min"))
+    source = Source(run, Retention(keep), Watched("loss", "min"))
     for step in steps:
         save(source, step, numbers=numbers)
     return source

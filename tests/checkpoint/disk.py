@@ -33,6 +33,9 @@ class Disk:
 
     def _watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
+            # Whoever only reads a file changes nothing; this is how `open_regular` does it.
+            if name == "open" and arguments[1] & os.O_NONBLOCK and not arguments[1] & (os.O_CREAT | os.O_RDWR):
+                return real(*arguments, **options)
             self.calls.append(name)
             if len(self.calls) - 1 == self._spoilt and self._trouble is not None:
                 self._trouble(name, arguments)

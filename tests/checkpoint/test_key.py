@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import cipher_by, cipher_of, read_key
+from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.manifest import Manifest
-from quorate.core.errors import CheckpointError
-from quorate.spec.job import EncryptSpec
+from quorate.core.errors import CheckpointError, UntrustedError
 
 KEY = bytes(range(200, 232))
 CIPHER = Cipher(KEY)
@@ -43,7 +42,11 @@ WRONG = {
 
 
 def encrypted(**encrypt: Any) -> Manifest:
-    return dataclasses.replace(PLAIN.sealed(CIPHER), job={"checkpoint": {"encrypt": encrypt or None}})
+    return dataclasses.replace(PLAIN, job={"checkpoint": {"encrypt": encrypt or None}}).sealed(CIPHER)
+
+
+def untagged(manifest: Manifest, **changed: Any) -> Manifest:
+    return dataclasses.replace(manifest, tag="", **changed)
 
 
 class TestRead:
@@ -98,7 +101,7 @@ class TestRead:
 class TestOfACheckpoint:
     def test_a_plain_one_needs_none(self) -> None:
         assert cipher_of(PLAIN) is None
-        assert cipher_of(PLAIN, CIPHER) is None
+        assert cipher_of(PLAIN, CIPHER, trusting=True) is None
 
     def test_found_by_the_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SAMPLE_KEY", KEY.hex())
@@ -113,7 +116,7 @@ class TestOfACheckpoint:
         with pytest.raises(CheckpointError, match=rf"key {CIPHER.key_id} and its job does not say.*key_file"):
             cipher_of(encrypted())
         with pytest.raises(CheckpointError, match="does not say"):
-            cipher_of(dataclasses.replace(encrypted(), job={}))
+            cipher_of(untagged(encrypted(), job={}))
 
     def test_another_key_is_refused_by_its_id(self, monkeypatch: pytest.MonkeyPatch) -> None:
         other = Cipher(bytes(32))
@@ -124,35 +127,66 @@ class TestOfACheckpoint:
         with pytest.raises(CheckpointError, match=words):
             cipher_of(encrypted(key_env="SAMPLE_KEY"))
 
-    def test_where_another_is_given_it_is_the_one_that_its_own_job_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_whoever_trusts_it_finds_its_key_where_its_own_job_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SAMPLE_KEY", KEY.hex())
-        found = cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)))
+        found = cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)), trusting=True)
         assert found is not None and found.key_id == CIPHER.key_id
+        assert cipher_of(untagged(encrypted()), CIPHER, trusting=True) is CIPHER
         monkeypatch.delenv("SAMPLE_KEY")
         with pytest.raises(CheckpointError, match="Give the key that it was written with"):
-            cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)))
+            cipher_of(encrypted(key_env="SAMPLE_KEY"), Cipher(bytes(32)), trusting=True)
 
     @pytest.mark.parametrize("job", [{"checkpoint": 5}, {"checkpoint": {"encrypt": 5}}])
     def test_a_foreign_job_says_nothing(self, job: dict[str, Any]) -> None:
         with pytest.raises(CheckpointError, match="does not say where"):
-            cipher_of(dataclasses.replace(encrypted(), job=job))
+            cipher_of(untagged(encrypted(), job=job))
         with pytest.raises(CheckpointError, match="one of `key_file` and `key_env`"):
             cipher_of(encrypted(key_file=5))
 
-    def test_by_where_its_run_looks_for_it_now(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("OLD_PLACE", "NEW_PLACE"):
-            monkeypatch.delenv(name, raising=False)
-        manifest, now = encrypted(key_env="OLD_PLACE"), EncryptSpec(key_env="NEW_PLACE")
-        with pytest.raises(CheckpointError, match="variable NEW_PLACE"):
-            cipher_by(manifest, now)
-        for name in ("OLD_PLACE", "NEW_PLACE"):
-            with monkeypatch.context() as only:
-                only.setenv(name, KEY.hex())
-                found = cipher_by(manifest, now)
-                assert found is not None and found.key_id == CIPHER.key_id
-        assert cipher_by(PLAIN, now) is None
-
     def test_an_unknown_cipher_is_refused(self) -> None:
-        manifest = dataclasses.replace(encrypted(), encryption={"cipher": "rot13", "key": CIPHER.key_id})
+        manifest = dataclasses.replace(PLAIN, encryption={"cipher": "rot13", "key": CIPHER.key_id}).tagged(CIPHER)
         with pytest.raises(CheckpointError, match="by 'rot13' and this version of Quorate knows aes-256-gcm"):
             cipher_of(manifest, CIPHER)
+
+
+class TestWhatAnybodyMayHaveWritten:
+    """Whoever can write where the checkpoints lie, and has not the key."""
+
+    def test_in_plain(self) -> None:
+        with pytest.raises(UntrustedError, match=r"step 7 is not encrypted, although .*`quorate checkpoints rekey`"):
+            cipher_of(PLAIN, CIPHER)
+
+    def test_under_a_key_of_their_own_which_its_job_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        theirs = Cipher(bytes(32))
+        monkeypatch.setenv("THEIR_KEY", bytes(32).hex())
+        forged = dataclasses.replace(PLAIN, job={"checkpoint": {"encrypt": {"key_env": "THEIR_KEY"}}}).sealed(theirs)
+        with pytest.raises(UntrustedError, match=rf"key {theirs.key_id} and the key given is {CIPHER.key_id}.*rekey"):
+            cipher_of(forged, CIPHER)
+
+    def test_without_a_tag_as_earlier_versions_did(self) -> None:
+        with pytest.raises(UntrustedError, match=r"by an earlier version of Quorate.*`quorate checkpoints rekey`"):
+            cipher_of(untagged(encrypted()), CIPHER)
+
+    @pytest.mark.parametrize("trusting", [False, True])
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"step": 9},
+            {"phase": 1},
+            {"created": "2026-01-02T00:00:00+00:00"},
+            {"weights_digest": "00"},
+            {"job": {"seed": 1}},
+            {"environment": {"torch": "0"}},
+            {"metrics": {"loss": 0.0}},
+            {"best": {"step": 1, "value": 0.0}},
+            {"generation": (9, 9)},
+            {"tag": "00" * 32},
+            {"tag": "ä"},
+        ],
+        ids=lambda changed: next(iter(changed)),
+    )
+    def test_with_one_field_changed(self, changed: dict[str, Any], trusting: bool) -> None:
+        assert cipher_of(encrypted(), CIPHER) is CIPHER
+        forged = Manifest.from_json(dataclasses.replace(encrypted(), **changed).to_json())
+        with pytest.raises(UntrustedError, match="is not authentic"):
+            cipher_of(forged, CIPHER, trusting=trusting)

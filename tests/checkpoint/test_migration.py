@@ -91,7 +91,7 @@ def test_a_format_of_the_future_is_no_damage_unless_its_digest_says_so() -> None
 @pytest.mark.parametrize("given", [0, "1", None, True, 1.0])
 def test_an_unknown_format_is_refused_with_those_that_are_known(given: Any) -> None:
     text = resealed((FORMATS / "1" / NAME / "manifest.json").read_text(), format=given)
-    with pytest.raises(CheckpointError, match=rf"has format {given!r} and .* formats 1 and 2"):
+    with pytest.raises(CheckpointError, match=rf"has format {given!r} and .* formats 1, 2 and 3"):
         Manifest.from_json(text)
 
 

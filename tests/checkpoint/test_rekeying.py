@@ -12,12 +12,13 @@ import torch
 from quorate.checkpoint import rekeying
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import read_key
-from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.listing import CheckpointInfo, Unusable
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.rekeying import rekey
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError
+from quorate.checkpoint.verification import read_manifest
+from quorate.core.errors import CheckpointError, UntrustedError
 
 STATE: dict[str, Any] = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.int64), "text": "kept"}
 
@@ -78,6 +79,37 @@ def test_a_key_that_has_only_moved_is_looked_for_in_its_new_place(
     shutil.move(str(place["key_file"]), str(moved["key_file"]))
     assert rekey(info, read_key(moved), moved)
     assert assert_readable(folder).parts == before.parts
+
+
+def test_what_the_job_asks_to_be_encrypted_is_taken_from_those_with_the_key_only(
+    folder: CheckpointFolder, info: CheckpointInfo, tmp_path: Path
+) -> None:
+    """Plain ones, and those of earlier versions, are let in by changing their key, which is done on purpose."""
+    place = key_file(tmp_path, "a")
+    strict = CheckpointFolder(folder.folder, cipher=read_key(place))
+    search = strict.search()
+    assert search.newest is None
+    assert search.skipped[0].kind is Unusable.UNTRUSTED and "is not encrypted, although" in search.skipped[0].reason
+    with pytest.raises(UntrustedError):
+        strict.load(info)
+    rekey(info, read_key(place), place)
+    assert strict.load(info).state["text"] == "kept"
+    manifest = read_manifest(info.path)
+    (info.path / "manifest.json").write_text(replace(manifest, tag="").to_json())
+    assert strict.search().newest is None
+    assert rekey(info, read_key(place), place)
+    assert read_manifest(info.path) == manifest, "the parts stay as they are"
+    forged = replace(manifest, metrics={"loss": 0.0})
+    (info.path / "manifest.json").write_text(forged.to_json())
+    with pytest.raises(UntrustedError, match="not authentic"):
+        rekey(info, read_key(place), place)
+    with pytest.raises(UntrustedError, match="not authentic"):
+        strict.verify(info)
+    newer = folder.save(STATE, step=9, phase=0, weights_digest="digest", job={}, environment={}, metrics={})
+    (info.path / "manifest.json").write_text(manifest.to_json())
+    search = strict.search()
+    assert search.newest is not None and search.newest.path == info.path
+    assert [each.path for each in search.skipped] == [newer.path]
 
 
 def test_without_the_old_key_nothing_changes(folder: CheckpointFolder, info: CheckpointInfo, tmp_path: Path) -> None:

@@ -46,6 +46,14 @@ def test_each_reason_is_told() -> None:
     }
 
 
+def test_the_best_before_stays_until_the_best_itself_is_saved() -> None:
+    saved, bests = steps(10, 20, 30, 40), {Cursor(10): 10, Cursor(20): 10, Cursor(30): 25, Cursor(40): 25}
+    assert reasons(saved, Retention(1), 25, Cursor(40), bests)[Cursor(10)] == (Reason.BEST_SAVED,)
+    assert surplus(saved, Retention(1), 25, Cursor(40), bests) == tuple(steps(20, 30))
+    saved.append(Cursor(25, Phase.EVALUATED))
+    assert surplus(saved, Retention(1), 25, Cursor(40), bests) == tuple(steps(10, 20, 30))
+
+
 @given(st.sets(cursors, min_size=1), retentions, best_steps, st.data())
 def test_what_must_stay_stays_and_no_more(
     saved: set[Cursor], retention: Retention, best: int | None, data: st.DataObject

@@ -1,14 +1,20 @@
-import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from checkpoint.only_part import part_of
-from quorate.checkpoint.selection import Ranking, select
+from quorate.checkpoint.best import Best, Watched
+from quorate.checkpoint.selection import select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
 
-LOWEST = Ranking("loss", "min")
+
+def best_at(step: int) -> Callable[[], Best]:
+    return lambda: Best(Watched("loss", "min"), 0.3, step)
+
+
+LOWEST = best_at(6)
 
 
 @pytest.fixture
@@ -29,20 +35,23 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 
 
 def test_the_last_the_best_and_that_of_a_step(folder: CheckpointFolder) -> None:
-    assert select("r", folder, "last", LOWEST).cursor.step == 8
-    # The metrics of step 2 are those of an evaluation before it.
-    assert select("r", folder, "best", LOWEST).cursor.step == 6
-    assert select("r", folder, "best", Ranking("loss", "max")).cursor.step == 4
-    assert select("r", folder, 2, LOWEST).cursor.step == 2
-    assert select("r", folder, "0004", LOWEST).cursor.step == 4
+    assert select("r", folder, "last", best_at(6)).cursor.step == 8
+    assert select("r", folder, "best", best_at(6)).cursor.step == 6
+    assert select("r", folder, 2, best_at(6)).cursor.step == 2
+    assert select("r", folder, "0004", best_at(6)).cursor.step == 4
 
 
-@pytest.mark.parametrize(("mode", "best"), [("min", 6), ("max", 4)])
-def test_one_whose_metric_is_not_a_number_is_never_the_best(folder: CheckpointFolder, mode: str, best: int) -> None:
-    for step in (3, 9):
-        metrics = {"loss": math.nan}
-        folder.save({}, step=step, phase=1, weights_digest="d", job={}, environment={}, metrics=metrics)
-    assert select("r", folder, "best", Ranking("loss", mode)).cursor.step == best
+def test_the_best_is_the_one_of_the_record_whatever_the_metrics_of_those_that_are_there(
+    folder: CheckpointFolder,
+) -> None:
+    assert select("r", folder, "best", best_at(4)).cursor.step == 4
+    folder.remove(folder.folder / "step-00000006-evaluated")
+    with pytest.raises(RunError) as refused:
+        select("r", folder, "best", best_at(6))
+    assert refused.value.message.startswith(
+        "the best evaluation of run r is that of step 6 (loss 0.3), whose checkpoint is not there: "
+    )
+    assert "There are those of steps 2, 4, 8. Choose one of them by its step" in refused.value.message
 
 
 def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,18 +64,18 @@ def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("which", "ranking", "told"),
+    ("which", "best", "told"),
     [
         (5, LOWEST, "run r has no checkpoint of step 5. There are those of steps 2, 4, 6, 8."),
         ("newest", LOWEST, "'newest' is no checkpoint: give a step, last or best."),
-        ("best", Ranking("f1", "max"), "no checkpoint of run r was saved at an evaluation with the metric 'f1'"),
+        ("best", lambda: None, "run r has no evaluation yet that could be the best. There are those of steps 2, 4, 6"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(
-    folder: CheckpointFolder, which: str | int, ranking: Ranking, told: str
+    folder: CheckpointFolder, which: str | int, best: Callable[[], Best | None], told: str
 ) -> None:
     with pytest.raises(RunError) as refused:
-        select("r", folder, which, ranking)
+        select("r", folder, which, best)
     assert refused.value.message.startswith(told)
 
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
 from checkpoint.only_part import part_of
-from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.attempt import Attempt
+from quorate.checkpoint.listing import CheckpointInfo, newest_generation
+from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor, Phase
@@ -70,6 +73,26 @@ class TestSave:
         save(folder, 3)
         assert entries(folder) == ["step-00000003", "step-00000200", "step-00000200-evaluated"]
         assert [info.cursor for info in folder.list()] == [Cursor(3), Cursor(200), Cursor(200, Phase.EVALUATED)]
+
+    @pytest.mark.parametrize("late", [(1, 9), (2, 3)], ids=["of an earlier coordinator", "of an earlier generation"])
+    def test_a_writer_that_was_replaced_and_comes_late_commits_nothing(
+        self, folder: CheckpointFolder, late: tuple[int, int]
+    ) -> None:
+        draft = Manifest(5, 0, "", (), {"dict": {}}, "weights", {}, {}, {})
+
+        def begun(step: int, generation: tuple[int, int] | None) -> tuple[Attempt, Manifest]:
+            attempt = Attempt.begin(folder.folder, Cursor(step))
+            attempt.write(0, 1, [b"content"], digest="xxh3-128", cipher=None)
+            return attempt, replace(draft, step=step, generation=generation)
+
+        one_before, old, new, next_one = begun(4, late), begun(5, late), begun(6, (2, 4)), begun(7, (2, 4))
+        folder.commit(*one_before, lambda: None)
+        folder.commit(*new, lambda: None)
+        with pytest.raises(CheckpointError, match=rf"step 5 is not committed: generation 2\.4 .* {late[0]}\.{late[1]}"):
+            folder.commit(*old, lambda: None)
+        folder.commit(*next_one, lambda: None)
+        assert [info.cursor.step for info in folder.list()] == [4, 6, 7]
+        assert newest_generation(folder.folder) == (2, 4)
 
     def test_the_same_again_replaces_nothing(self, folder: CheckpointFolder) -> None:
         first = save(folder, 1)
@@ -291,6 +314,11 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def make_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -316,12 +344,14 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "of another checkpoint, step-00000001",
     ),
     "manifest missing": (lambda p: (p / MANIFEST).unlink(), "cannot read manifest.json: No such file"),
+    "a FIFO for a part": (lambda p: fifo(part_of(p)), "cannot be read: a FIFO is in the place of the file"),
+    "a FIFO for the manifest": (lambda p: fifo(p / MANIFEST), "cannot read manifest.json: a FIFO is in the place"),
     "manifest torn": (lambda p: os.truncate(p / MANIFEST, 200), "not JSON"),
     "manifest empty": (lambda p: os.truncate(p / MANIFEST, 0), "not JSON"),
     "manifest edited": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed": 8'), "differs from its own digest"),
     "manifest spaced": (lambda p: edit(p / MANIFEST, '"seed": 7', '"seed":  7'), "differs from its own digest"),
     "manifest with its format edited": (
-        lambda p: edit(p / MANIFEST, '"format": 2', '"format": 3'),
+        lambda p: edit(p / MANIFEST, '"format": 3', '"format": 4'),
         "differs from its own digest",
     ),
     "manifest foreign": (lambda p: (p / MANIFEST).write_text('{"name": "other"}'), "format None"),

@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.checkpoint import verification
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.part_file import read_part, write_part
@@ -167,13 +168,12 @@ class TestPart:
     def test_that_becomes_shorter_while_it_is_read(
         self, tmp_path: Path, part: Part, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = os.fstat
+        check_size = verification._check_size
 
-        def cut_afterwards(descriptor: int) -> os.stat_result:
-            found = real(descriptor)
+        def cut_afterwards(size: int, *rest: Any) -> None:
+            check_size(size, *rest)
             os.truncate(tmp_path / "part", 100)
-            return found
 
-        monkeypatch.setattr(os, "fstat", cut_afterwards)
+        monkeypatch.setattr(verification, "_check_size", cut_afterwards)
         with pytest.raises(CheckpointError, match="became shorter while it was read"):
             verify_part(tmp_path, part)

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command import Done, Workplace
+from quorate.checkpoint.manifest import Manifest
 from schemas import validate
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -125,6 +127,30 @@ def test_checkpoints_get_another_key_and_none_again(used_workplace: Workplace) -
     assert run(used_workplace, "rekey", "last", "--decrypt", KEY=second)["encrypted"] is False
     kept = [file for file in used_workplace.last.rglob("*") if file.is_file()]
     assert not any(second.encode() in file.read_bytes() for file in kept)
+
+
+def test_a_plain_checkpoint_is_refused_where_encryption_is_asked_for(used_workplace: Workplace) -> None:
+    (used_workplace.folder / "a.key").write_text("a1" * 32)
+    asked = ("--set", f"checkpoint.encrypt.key_file={used_workplace.folder / 'a.key'}")
+    refused = used_workplace.run("resume", "last", "--steps", "10", *asked, "--json")
+    assert refused.code == 2, refused.stderr
+    assert "is not encrypted, although `checkpoint.encrypt` asks for that" in refused.document["error"]
+    assert "`quorate checkpoints rekey`" in refused.document["error"]
+    run(used_workplace, "rekey", "last", "--new-key-file", "a.key")
+    newest = used_workplace.last / "checkpoints" / used_workplace.checkpoints()[-1] / "manifest.json"
+    forged = replace(Manifest.from_json(newest.read_text()), metrics={"loss": 0.0})
+    newest.write_text(forged.to_json())
+    (problem,) = [each["problem"] for each in run(used_workplace, "verify", "last", code=1)["checkpoints"][2:]]
+    assert "is not authentic" in problem
+
+
+def test_the_best_is_no_other_when_it_is_gone(used_workplace: Workplace) -> None:
+    (used_workplace.folder / "there").mkdir()
+    run(used_workplace, "rm", "last", "--checkpoint", "best")
+    for verb in (("copy", "last", "there"), ("verify", "last")):
+        told = run(used_workplace, *verb, "--checkpoint", "best", code=2)["error"]
+        assert "the best evaluation of run tiny-0001 is that of step 8 (loss" in told
+        assert "There are those of steps 4, 6. Choose one of them by its step" in told
 
 
 def test_what_another_key_leaves_as_it_was_is_told(used_workplace: Workplace) -> None:

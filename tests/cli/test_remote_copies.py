@@ -20,6 +20,7 @@ from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
 from quorate.checkpoint.copying import copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint
 from quorate.checkpoint.place import Place, place_for
+from quorate.checkpoint.store import CheckpointFolder
 from schemas import validate
 
 
@@ -106,6 +107,10 @@ def test_copies_in_a_folder_are_enough_to_go_on_with(workplace: Workplace, undis
     assert resumed.document["weights_digest"] == undisturbed
     assert resumed.document["from_step"] == 4
     assert_all_there(workplace, place_for(str(backup), "tiny-0001"))
+    # What is saved here is of a later generation than what was fetched, or it could not have been committed.
+    written = [info.manifest.generation for info in CheckpointFolder(workplace.last / "checkpoints").list()]
+    assert written == sorted(written, key=lambda each: each or (0, 0))
+    assert written[-1] is not None and written[-1][0] == 2
 
 
 @long
@@ -216,10 +221,10 @@ from pathlib import Path
 from quorate.checkpoint.copying import Source, copy_checkpoints
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.selection import Ranking
+from quorate.checkpoint.best import Watched
 from quorate.storage.run_folder import RunFolder
 run = RunFolder(Path(sys.argv[1]))
-copy_checkpoints(Source(run, Retention(3), Ranking("loss", "min")), place_for(sys.argv[2], run.name))
+copy_checkpoints(Source(run, Retention(3), Watched("loss", "min")), place_for(sys.argv[2], run.name))
 """
 
 

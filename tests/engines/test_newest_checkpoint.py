@@ -23,30 +23,30 @@ def damage(checkpoint: Path) -> None:
 def test_one_that_is_damaged_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
     whole, damaged = save(tmp_path, 4), save(tmp_path, 8)
     damage(damaged)
-    assert find_newest(tmp_path, None, saved=8) == whole
+    assert find_newest(CheckpointFolder(tmp_path), None, saved=8) == whole
 
 
 def test_a_job_that_has_never_saved_begins_again(tmp_path: Path) -> None:
-    assert find_newest(tmp_path / "none yet", None, saved=None) is None
+    assert find_newest(CheckpointFolder(tmp_path / "none yet"), None, saved=None) is None
 
 
 def test_a_branch_that_has_not_saved_yet_goes_back_to_where_it_began(tmp_path: Path) -> None:
     origin = save(tmp_path / "origin", 4)
-    assert find_newest(tmp_path / "branch", origin, saved=None) == origin
+    assert find_newest(CheckpointFolder(tmp_path / "branch"), origin, saved=None) == origin
 
 
 @pytest.mark.parametrize("saved", [8, None])
 def test_where_none_is_whole_any_more_the_job_ends(tmp_path: Path, saved: int | None) -> None:
     damage(save(tmp_path, 8))
     with pytest.raises(JobFailed, match=r"no whole checkpoint in .*; step-00000008: .*rather than begin again") as told:
-        find_newest(tmp_path, None, saved)
+        find_newest(CheckpointFolder(tmp_path), None, saved)
     assert (told.value.failure.kind, told.value.failure.step) == (CHECKPOINT_LOST, saved)
 
 
 def test_where_the_beginning_is_gone_the_job_ends(tmp_path: Path) -> None:
     for folder in (tmp_path / "own", tmp_path / "of another run"):
         with pytest.raises(JobFailed, match="what the job began from cannot be read any more"):
-            find_newest(tmp_path / "own", folder / "step-00000004", saved=None)
+            find_newest(CheckpointFolder(tmp_path / "own"), folder / "step-00000004", saved=None)
 
 
 def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_room(tmp_path: Path) -> None:

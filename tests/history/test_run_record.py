@@ -1,6 +1,8 @@
 import json
 import math
+import os
 import shutil
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,12 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run, whole_story
-from quorate.core.errors import RunError
+from quorate.checkpoint.best import Best, Watched, best_of
+from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
-from quorate.history.best import Best, Watched, best_of
 from quorate.history.run_record import RunRecord
 from quorate.history.status import Status, decide_status
+from quorate.spec.load import load_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
@@ -166,6 +169,23 @@ class TestDamage:
         assert str(run.path / file) in record.reason
         assert (record.name, record.created) == ("tiny-0001", CREATED)
         assert record.steps == 8
+
+    @pytest.mark.timeout(10)
+    @pytest.mark.parametrize("file", ["result.json", "job.yaml", "events.jsonl", "lock", "created", "environment.json"])
+    def test_a_fifo_holds_nobody_up(self, tmp_path: Path, file: str) -> None:
+        run = complete_run(tmp_path)
+        (run.path / file).unlink(missing_ok=True)
+        os.mkfifo(run.path / file)
+        record = RunRecord.read(run)
+        assert (record.name, record.steps) == ("tiny-0001", 8)
+        if file == "environment.json":
+            with pytest.raises(RunError, match="a FIFO is in the place of the file"):
+                run.read_environment()
+        elif file != "created":
+            assert record.status is Status.DAMAGED
+            assert "a FIFO is in the place of the file" in record.reason
+        with pytest.raises(RequestError, match="a FIFO") if file == "job.yaml" else nullcontext():
+            load_recorded(run.job_file, {}, [])
 
     def test_a_missing_job_is_damage_and_a_missing_result_is_not(self, tmp_path: Path) -> None:
         run = complete_run(tmp_path)

@@ -40,6 +40,20 @@ MISTAKES = {
             "every, minutes, keep, keep_every, to, when_busy, digest, encrypt."
         ],
     ),
+    "a word for when to save that there is not": (
+        GOOD + "checkpoint: {every: epochs}\n",
+        [
+            'checkpoint.every: the text "epochs" is not a whole number of steps of at least 1, epoch, or null '
+            "(job.yaml line 4). Did you mean epoch?"
+        ],
+    ),
+    "minutes below zero": (
+        GOOD + "checkpoint: {minutes: -1}\n",
+        [
+            "checkpoint.minutes: -1 is not a number of minutes, 0 (never by the clock), or null "
+            "(10 if `every` is not given) (job.yaml line 4)."
+        ],
+    ),
     "text in place of a number": (
         GOOD + "lanes: '8'\n",
         ['lanes: the text "8" is not a whole number of at least 1 (job.yaml line 4). Write 8 without quotes.'],

@@ -114,7 +114,7 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
         {"checkpoint": {"keep": 0}},
         {"checkpoint": {"keeps": 1}},
         {"checkpoint": {"keep_every": 0}},
-        {"checkpoint": {"minutes": 0}},
+        {"checkpoint": {"minutes": -1}},
         {"checkpoint": {"minutes": "5"}},
         {"checkpoint": {"to": "checkpoints"}},
         {"checkpoint": {"to": None}},
@@ -198,7 +198,24 @@ def test_a_job_waits_for_no_more_workers_than_it_can_have(changed: dict[str, Any
 # --- checkpoints
 
 
-def test_what_is_left_away_saves_at_the_end_and_keeps_three_in_the_run() -> None:
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [
+        ({}, 10),
+        ({"minutes": None}, 10),
+        ({"every": 5}, None),
+        ({"every": "epoch"}, None),
+        ({"every": "epoch", "minutes": 30}, 30),
+        ({"minutes": 0.5}, 0.5),
+        ({"minutes": 0}, None),
+        ({"every": 5, "minutes": 0}, None),
+    ],
+)
+def test_a_job_that_does_not_say_when_saves_every_ten_minutes(given: dict[str, Any], minutes: float | None) -> None:
+    assert job(checkpoint=given).checkpoint.minutes_between == minutes
+
+
+def test_what_is_left_away_keeps_three_in_the_run() -> None:
     assert job(checkpoint={}).checkpoint == job().checkpoint
     assert job().checkpoint.model_dump() == {
         "every": None,

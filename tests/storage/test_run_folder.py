@@ -368,6 +368,7 @@ class TestIncarnation:
     def test_grows_by_one_and_survives(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
         assert [RunFolder(run.path).next_incarnation() for _ in range(3)] == [1, 2, 3]
+        assert [run.next_incarnation(above=7), run.next_incarnation(above=3), run.next_incarnation()] == [8, 9, 10]
 
     def test_is_on_the_disk_before_it_is_returned(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = RunFolder.create(tmp_path, "mnist")

@@ -68,7 +68,7 @@ def test_early_stop_stops_at_the_same_step_everywhere(tmp_path: Path) -> None:
     )
     assert ran.ended.ending == "early stop"
     assert ran.ended.progress["cursor"] == [4, 1]
-    assert ran.saved_steps == [4]
+    assert ran.saved_steps[-1] == 4
 
 
 @pytest.mark.parametrize("stop_at", [2, 3])
@@ -226,6 +226,37 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
         checkpoint={"every": 1, "keep": 2},
     )
     assert ran.saved_steps == [2, 5, 6]
+
+
+def test_every_new_best_is_saved_and_kept_until_a_better_one_comes(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        tasks.Scripted,
+        tmp_path,
+        steps=6,
+        params={"script": [3.0, 2.0, 2.5, 1.0, 1.0, 1.5]},
+        evaluate={"every": 1},
+        checkpoint={"keep": 1, "when_busy": "skip", "minutes": 0},
+    )
+    assert list(ran.fields("checkpoint", "path")) == [1, 2, 4, 6]
+    assert ran.saved_steps == [4, 6]
+
+
+def test_the_best_that_is_found_where_a_job_goes_on_is_saved_too(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"steps": 4, "evaluate": {"every": 1}, "params": {"script": [3.0, 1.0, 2.0, 2.0]}}
+    stopped = run(tasks.Scripted, tmp_path / "run", 3, 2, **keys)
+    assert stopped.ended.progress["cursor"] == [2, 0], "not evaluated yet"
+    resumed = run(tasks.Scripted, tmp_path / "run", 2, **keys)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002-evaluated").is_dir()
+    assert resumed.saved_steps[-1] == 4
+
+
+def test_checkpoints_at_the_end_of_every_epoch(tmp_path: Path) -> None:
+    ran = on_one_and_on_three(
+        bit_tasks.Regression, tmp_path, epochs=3, checkpoint={"every": "epoch", "keep": 9}, evaluate={"every": "end"}
+    )
+    per_epoch, rest = divmod(ran.ended.progress["cursor"][0], 3)
+    assert rest == 0
+    assert ran.saved_steps == [per_epoch, 2 * per_epoch, 3 * per_epoch]
 
 
 def test_keeping_checkpoints_more_often_does_not_change_the_bits(tmp_path: Path) -> None:

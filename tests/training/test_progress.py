@@ -29,6 +29,18 @@ def test_steps_count_samples_and_evaluations_do_not() -> None:
     assert after([3.0]).cursor == Cursor(1, Phase.EVALUATED)
 
 
+@given(st.lists(st.floats(0, 4) | st.just(math.nan), min_size=1), st.sampled_from(["min", "max"]))
+def test_a_state_is_the_best_exactly_where_an_evaluation_has_made_it_so(values: list[float], mode: str) -> None:
+    progress = Progress()
+    for value in values:
+        trained = progress.after_step(10)
+        assert not trained.is_best, "it is not evaluated yet, or changed since"
+        evaluated = trained.after_evaluation({"loss": value}, EvaluateSpec.model_validate({"mode": mode}), None)
+        assert evaluated.is_best == (evaluated.best is not progress.best)
+        assert Progress.from_dict(json.loads(json.dumps(evaluated.to_dict()))).is_best == evaluated.is_best
+        progress = evaluated
+
+
 def test_bad_samples_are_counted_and_steps_without_a_good_one_as_long_as_none_follows() -> None:
     progress = Progress().after_step(0, bad=10, is_barren=True).after_step(0, bad=10, is_barren=True)
     assert (progress.bad, progress.barren, progress.samples) == (20, 2, 0)

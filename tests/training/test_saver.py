@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from quorate.checkpoint.attempt import Attempt
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, LeaseExpired
 from quorate.training import saver as saver_module
-from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, opened_in_the_end, state_of
+from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
 real_write = Attempt.write
 
@@ -260,6 +261,27 @@ class TestSomebodyIsGone:
         assert crew.steps() == [2]
         crew.whole(2)
 
+    @pytest.mark.parametrize("gone", [0, 2], ids=["who commits", "who writes a part"])
+    def test_while_the_best_so_far_is_written_is_told_once_training_has_gone_on(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch, gone: int
+    ) -> None:
+        gate = Gate()
+        spoil_writes(monkeypatch, gone, gate.pass_through)
+        crew.hands[gone].check_commit = _gone
+        crew.begin(best_at(1))
+        crew.settle(2)
+        with opened_in_the_end(gate):
+            crew.sit([hand for hand in crew.hands if hand.number != gone])
+            crew.enter(1)
+            assert not any(hand.told("checkpoint_failed") for hand in crew.present), "this state can be saved again"
+            crew.enter(2)
+            crew.await_done()
+            told = [event for hand in crew.present for event in hand.told("checkpoint_failed")]
+            assert {(event.step, event.fields["reason"]) for event in told} == {
+                (1, "a worker was lost while it was written, so the best evaluation so far is not saved")
+            }
+        assert crew.hands[gone].saving.done.wait(20)
+
     def test_whose_part_is_there_already(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = state_of(crew.first, at(1))
         gate = self._begun(crew, monkeypatch, 0)
@@ -466,6 +488,30 @@ class TestStillBusy:
         opener.join()
         crew.whole(1)
         crew.whole(2)
+        assert crew.first.told("checkpoint_skipped") == []
+
+    def test_the_best_so_far_waits_also_where_others_are_skipped(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate = Gate()
+        monkeypatch.setattr(Attempt, "write", _held(gate))
+        begun = threading.Event()
+        with opened_in_the_end(gate), ThreadPoolExecutor(1) as thread:
+            crew.begin(at(1))
+            crew.settle(2)
+            crew.train(2)
+            expected = state_of(crew.first, best_at(2))
+            next_one = thread.submit(crew.begin, best_at(2))
+            next_one.add_done_callback(lambda _: begun.set())
+            assert not begun.wait(0.3), "it was skipped, or is begun beside the other"
+            gate.open()
+            next_one.result(20)
+            crew.settle(3)
+        crew.await_done()
+        assert crew.steps() == [1, 2]
+        info = next(info for info in crew.folder.list() if info.cursor.step == 2)
+        assert_loads(crew.folder, info, expected)
+        assert info.manifest.best == {"value": 0.5, "step": 2}
         assert crew.first.told("checkpoint_skipped") == []
 
     def test_the_same_again_is_not_saved_twice(self, crew: Crew) -> None:

@@ -1,10 +1,12 @@
 """What can be done with the checkpoints of a run: verify, copy and remove them, and use another key."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api.copies import refuse_own_folder
+from quorate.checkpoint.best import Watched
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import read_key
@@ -13,15 +15,18 @@ from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.selection import BEST, LAST, Ranking, select
+from quorate.checkpoint.selection import BEST, LAST, best_among, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, RunError
+from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.history.run_record import RunRecord
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Examined:
 
 def verify_run(run: RunFolder, which: str | None = None) -> tuple[Examined, ...]:
     """Read checkpoints through, all or those that `which` means (last, best, or a step), oldest first."""
-    folder = CheckpointFolder(run.checkpoints)
+    folder = _folder_with_key(run)
     found = _meant(run, which) if which is not None else survey(run.checkpoints)
     examined = (_examined(folder, each) for each in found)
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
@@ -117,12 +122,16 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     From there `quorate resume` goes on. What is there already is left as it is; no copy is made of damage.
     """
     spec = load_recorded(run.job_file, {}, []).spec
-    folder, ranking = CheckpointFolder(run.checkpoints), Ranking.of(spec)
+    folder = CheckpointFolder(run.checkpoints)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
     refuse_own_folder(run, place)
     retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-    source = Source(run, retention, ranking, spec.checkpoint.encrypt is not None)
-    infos = [select(run.name, folder, which, ranking)] if which is not None else list(folder.list())
+    watched = Watched.by(spec.model_dump(include={"evaluate"}))
+    source = Source(run, retention, watched, spec.checkpoint.encrypt is not None)
+    if which is None:
+        infos = list(folder.list())
+    else:
+        infos = [select(run.name, folder, which, lambda: RunRecord.read(run).best)]
     copied: list[Copied] = []
     damaged = [found for found in survey(run.checkpoints) if isinstance(found, Skipped)] if which is None else []
     for info in sorted(infos, key=lambda info: info.cursor, reverse=True):
@@ -140,8 +149,7 @@ def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
     if which == LAST:
         meant = list(found[-1:])
     elif which == BEST:
-        best = Ranking.of(load_recorded(run.job_file, {}, []).spec).best(list(CheckpointFolder(run.checkpoints).list()))
-        meant = [] if best is None else [best]
+        meant = [best_among(CheckpointFolder(run.checkpoints).list(), run.name, RunRecord.read(run).best)]
     else:
         meant = [each for each in found if which in (each.path.name, str(_step(each.path)))]
     if not meant:
@@ -163,6 +171,15 @@ def _examined(folder: CheckpointFolder, found: CheckpointInfo | Skipped) -> Exam
     except CheckpointError as error:
         return Examined(found.path, found.bytes, Skipped.of(found.path, error).reason)
     return Examined(found.path, found.bytes, "")
+
+
+def _folder_with_key(run: RunFolder) -> CheckpointFolder:
+    """With the key that the run's job names, where it is at hand: without it, damage is found and forgery is not."""
+    try:
+        return CheckpointFolder.of_job(run.checkpoints, load_recorded(run.job_file, {}, []).spec.checkpoint)
+    except QuorateError as error:
+        log.debug("checkpoints are verified without a key: %s", error)
+        return CheckpointFolder(run.checkpoints)
 
 
 def _has_whole(folder: CheckpointFolder, found: Sequence[CheckpointInfo | Skipped]) -> bool:

@@ -14,6 +14,7 @@ from quorate.checkpoint.name import cursor_of
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.cursor import Cursor
 from quorate.core.errors import LinkError, RequestError, RunError
+from quorate.core.regular_file import read_regular
 from quorate.storage.run_folder import RunFolder
 
 PATIENCE = 10.0
@@ -181,7 +182,7 @@ def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
 
 def _place(run: RunFolder) -> tuple[str, str]:
     try:
-        told = json.loads(run.address_file.read_text())
+        told = json.loads(read_regular(run.address_file))
         return str(told["address"]), str(told["token"])
     except FileNotFoundError:
         raise RunError(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.remains import typed
+from quorate.checkpoint.best import Watched
 from quorate.checkpoint.copier import Copier, Standing
 from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.selection import Ranking
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.engines.signals import Signals
@@ -45,7 +45,8 @@ class Copies:
         # In the file, and not seen by `handle` yet.
         self._unseen: deque[Event] = deque()
         retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-        source = Source(run, retention, Ranking.of(spec), spec.checkpoint.encrypt is not None)
+        watched = Watched.by(spec.model_dump(include={"evaluate"}))
+        source = Source(run, retention, watched, spec.checkpoint.encrypt is not None)
         places = [place_for(to, run.name) for to in self._places]
         for place in places:
             refuse_own_folder(run, place, "checkpoint.to: ")

@@ -15,11 +15,13 @@ from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
 from quorate.api.task_place import find_task, is_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Ranking, select
+from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.nursery_process import Prepared
+from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
+from quorate.spec.job import CheckpointSpec
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
@@ -77,7 +79,7 @@ def evaluate_run(
 
     errand = Errand(evaluates_only=True)
     with scratch_folder() as scratch:
-        info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
+        info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
         warn_of_foreign(info, recorded.spec)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
@@ -85,15 +87,18 @@ def evaluate_run(
     return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
 
 
-def _chosen(run: RunFolder, which: str | int, ranking: Ranking, scratch: Path) -> tuple[CheckpointInfo, Path]:
+def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path) -> tuple[CheckpointInfo, Path]:
     """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
-    folder = CheckpointFolder(run.checkpoints)
-    info = select(run.name, folder, which, ranking)
+
+    def choose() -> tuple[CheckpointInfo, Path]:
+        folder = CheckpointFolder.of_job(run.checkpoints, rules)
+        info = select(run.name, folder, which, lambda: RunRecord.read(run).best)
+        return info, held(run, info, scratch)
+
     try:
-        return info, held(run, info, scratch)
+        return choose()
     except CheckpointError:
-        info = select(run.name, folder, which, ranking)
-        return info, held(run, info, scratch)
+        return choose()
 
 
 def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:

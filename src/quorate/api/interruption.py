@@ -5,19 +5,18 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from quorate.core.failure import JobFailed
-from quorate.engines.signals import Signals, listening_to_signals
+from quorate.engines.signals import Signals, overhearing_signals
 
 
 @contextlib.contextmanager
 def passing_on_signals() -> Iterator[Signals]:
-    """While a job runs that raises `JobFailed` also when a signal has ended it; the signals that came meanwhile."""
-    signals = Signals()
-    try:
-        with listening_to_signals() as signals:
+    """Around a job that raises `JobFailed` also when a signal has ended it; the signals that came while it ran."""
+    with overhearing_signals() as signals:
+        try:
             yield signals
-    except JobFailed as failed:
-        pass_on_signal(failed.failure.exit_code, failed.message, signals.received)
-        raise
+        except JobFailed as failed:
+            pass_on_signal(failed.failure.exit_code, failed.message, signals.received)
+            raise
 
 
 def pass_on_signal(exit_code: int, message: str, received: Sequence[int] = ()) -> None:

@@ -54,7 +54,13 @@ def play_apart(part: Part) -> Ending:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "quorate.api"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        told, _ = child.communicate(pickle.dumps((sys.path, part)))
+        try:
+            told, _ = child.communicate(pickle.dumps((sys.path, part)))
+        except BaseException:
+            # Whoever is told to end does not leave a job behind.
+            child.terminate()
+            child.wait()
+            raise
     run = part.run or (Path(told.decode().strip()) if told.strip() else None)
     return Ending(child.returncode, None if run is None else RunFolder(run))
 

@@ -48,8 +48,9 @@ def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -
         return f"put a checkpoint back into the run and resume it, or {again}"
     if failure is None or not failure.step:
         return f"{again}; nothing was trained yet, so there is nothing to resume"
-    every = "null" if spec.checkpoint.every is None else spec.checkpoint.every
-    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.every: {every})"
+    rules = spec.checkpoint
+    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
+    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
 
 
 def _newest_step(run: RunFolder) -> int | None:

@@ -11,6 +11,7 @@ from quorate.api.task_place import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
+from quorate.core.regular_file import opened_regular
 from quorate.engines.nursery_process import Prepared
 from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
@@ -114,8 +115,8 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
 def _first_step(run: RunFolder) -> int:
     """The step from which a run began when it was new: 0, unless it is a branch."""
     try:
-        with run.events_file.open() as lines:
-            begun = next((event for line in lines if (event := Event.from_json(line)).kind == "run"), None)
+        with opened_regular(run.events_file) as lines:
+            begun = next((event for line in lines if (event := Event.from_json(line.decode())).kind == "run"), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
     return 0 if begun is None else int(begun.fields.get("from_step", 0))

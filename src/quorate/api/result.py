@@ -8,10 +8,10 @@ from typing import Any
 from quorate.api.recorded_run import recorded_job, warn_of_foreign
 from quorate.api.resumption import warn_of_damaged_result
 from quorate.api.task_place import find_task
-from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Ranking, select
+from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
@@ -126,8 +126,8 @@ def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None
     from quorate.training.replica import Replica
 
     spec = recorded_job(run, {}, []).spec
-    folder = CheckpointFolder(run.checkpoints)
-    info = select(run.name, folder, checkpoint, Ranking.of(spec))
+    folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
+    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     warn_of_foreign(info, spec)
     with preserved_generators():
         if isinstance(task, type):
@@ -136,8 +136,6 @@ def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None
             asked = None if task is None else str(TaskReference.parse(task).within(Path.cwd()))
             task_type = find_task(run, spec.task, asked).load(spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
-    # Where the run looks for its key now: it may have moved since the checkpoint was written.
-    folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)
     replica.load(folder.load(info).state["replica"])
     return info, replica.model
 

@@ -12,7 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
-from quorate.spec.job import JobSpec
+from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.layers import DEFAULT
 from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import ResolvedJob
@@ -116,9 +116,9 @@ def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
         )
 
 
-def newest_checkpoint(run: RunFolder, recorded: JobSpec) -> CheckpointInfo:
-    """The newest whole checkpoint of the run; those that had to be skipped are warned of."""
-    folder = CheckpointFolder(run.checkpoints)
+def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) -> CheckpointInfo:
+    """The newest whole checkpoint of the run, under the job's key if it has one; what was skipped is warned of."""
+    folder = CheckpointFolder.of_job(run.checkpoints, rules)
     search = folder.search(lambda info: why_foreign(info, recorded))
     if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
         search = folder.search()  # none at all is of this job: then it is the job that was changed
@@ -161,6 +161,8 @@ def _why_nothing(run: RunFolder, recorded: JobSpec, skipped: Sequence[Skipped]) 
             "`checkpoint: {every: N}` saves every N steps."
         )
     newest = skipped[0]
+    if newest.kind is Unusable.UNTRUSTED:
+        return f"{newest.path.name} cannot be trusted: {newest.reason}"
     count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
     return (
         f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {near(newest.path.parent)}). "

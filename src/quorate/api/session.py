@@ -174,19 +174,20 @@ def resume(
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task)
-        checkpoint = newest_checkpoint(run, recorded.spec)
+        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
-    with listening_to_signals() as signals, run.lock():
+    with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
-        checkpoint = newest_checkpoint(run, recorded.spec)
+        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task)
         resolved = placed(resolved, place)
         plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
-        with _as_it_was(run):
+        # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
+        with listening_to_signals() as signals, _as_it_was(run):
             return _train(plan, watch, signals)
 
 
@@ -381,7 +382,8 @@ def _result_fields(
         "run": run.name,
         "folder": str(run.path),
         "status": ENDINGS[ending],
-        **_state_so_far(plan),
+        "from_step": 0 if plan.checkpoint is None else plan.checkpoint.cursor.step,
+        **({} if "steps" in result else _state_so_far(plan)),
         **result,
         "wall_seconds": round(seconds, 3),
         "recoveries": [recovery.to_dict() for recovery in recoveries],
@@ -389,11 +391,9 @@ def _result_fields(
 
 
 def _state_so_far(plan: Plan) -> dict[str, Any]:
-    """What holds for a run whose workers cannot tell any more, by its newest checkpoint. `from_step`: the steps before
-    are not in its time and speed."""
-    begin, info = plan.checkpoint, CheckpointFolder(plan.run.checkpoints).newest_whole() or plan.checkpoint
+    """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
+    info = CheckpointFolder(plan.run.checkpoints).newest_whole() or plan.checkpoint
     return {
-        "from_step": 0 if begin is None else begin.cursor.step,
         "steps": 0 if info is None else info.cursor.step,
         "weights_digest": "" if info is None else info.manifest.weights_digest,
         "samples_per_second": 0.0,

@@ -13,6 +13,7 @@ from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.part_file import parts_in, write_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError
+from quorate.core.regular_file import read_regular
 from quorate.storage.atomic import Buffer, discard, write_atomically
 
 WRITING = ".writing-"
@@ -76,7 +77,7 @@ class Attempt:
         """What the writers have said by now, by position."""
         self.check_there()
         try:
-            found = {int(path.name.removeprefix(VOUCHER)): path.read_bytes() for path in self.path.glob(f"{VOUCHER}*")}
+            found = {int(path.name.removeprefix(VOUCHER)): read_regular(path) for path in self.path.glob(f"{VOUCHER}*")}
         except FileNotFoundError:
             self.check_there()
             raise

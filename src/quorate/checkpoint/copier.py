@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quorate.checkpoint.best import best_of
 from quorate.checkpoint.copying import LONGEST_PAUSE, Errands, Source, claim, copy_one, cursor_in, errands, pause_after
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.verification import MANIFEST
+from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.storage.objects import StoreError
 
@@ -192,8 +194,15 @@ class Copier:
             self._manifests[name] = _manifest(self._place.read(f"{name}/{MANIFEST}"))
         known = {name: self._manifests[name] for name in there.whole}
         infos = [CheckpointInfo(self._folder.folder / name, each) for name, each in known.items() if each is not None]
-        best = self._source.ranking.best(infos)
-        return None if best is None else best.cursor.step
+        steps = {info.cursor.step for info in infos}
+        told = [info.best for info in sorted(infos, key=lambda info: info.cursor, reverse=True)]
+        step = next((step for step in told if step in steps), None)
+        if step is not None:
+            return step
+        # Of those that earlier versions have saved, which do not tell.
+        evaluated = {info.cursor.step: info.manifest.metrics for info in infos if info.cursor.phase is Phase.EVALUATED}
+        best = best_of(evaluated, self._source.watched)
+        return None if best is None else best.step
 
     def _note(self, error: Exception, lasts: bool) -> None:
         reason = error.message if isinstance(error, QuorateError) else f"{type(error).__name__}: {error}"

@@ -10,13 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quorate.checkpoint.best import Watched
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.checkpoint.selection import Ranking
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
+from quorate.core.regular_file import read_regular
 from quorate.storage.kept_source import read_source
 from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
@@ -70,7 +71,7 @@ class Source:
 
     run: RunFolder
     retention: Retention
-    ranking: Ranking
+    watched: Watched
     is_encrypted: bool = False
 
     @property
@@ -81,7 +82,7 @@ class Source:
     def pages(self) -> dict[str, bytes]:
         """What a copy of a run has beside checkpoints."""
         files = [file for file in (self.run.job_file, self.run.environment_file) if file.is_file()]
-        pages = {file.name: file.read_bytes() for file in files}
+        pages = {file.name: read_regular(file) for file in files}
         kept = None if self.is_encrypted else read_source(self.run.path)
         return pages if kept is None else {**pages, SOURCE_PAGE: kept.to_page()}
 
@@ -102,7 +103,7 @@ def copy_checkpoints(source: Source, place: Place, which: Sequence[CheckpointInf
     remedy) for trouble with the place and `CheckpointError` for a checkpoint that is damaged. For `checkpoints copy`::
 
         place = place_for("s3://bucket/prefix", run.name)
-        copied = copy_checkpoints(Source(run, Retention(spec.checkpoint.keep), Ranking.of(spec)), place)
+        copied = copy_checkpoints(Source(run, Retention(spec.checkpoint.keep), watched), place)
     """
     claim(source, place)
     infos = CheckpointFolder(source.run.checkpoints).list() if which is None else which

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quorate.checkpoint.cipher import ALGORITHM, KEY_SIZE, Cipher
 from quorate.checkpoint.manifest import Manifest
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, UntrustedError
 
 _REMEDY = (
     f"A key is {KEY_SIZE} bytes, as 64 hex digits, in base64 or (in a file) as they are; "
@@ -40,12 +40,15 @@ def read_key(source: Mapping[str, Any] | KeySource) -> Cipher:
     return _from_file(Path(file).expanduser()) if file is not None else _from_variable(str(variable))
 
 
-def cipher_of(manifest: Manifest, given: Cipher | None = None) -> Cipher | None:
+def cipher_of(manifest: Manifest, given: Cipher | None = None, *, trusting: bool = False) -> Cipher | None:
     """The cipher that opens a checkpoint; none where it is plain.
 
-    It is the one that is given, or, where that is of another key, the one that the checkpoint's own job names: of a run
-    whose key is being changed, some have the old one.
+    Where one is given, whoever has that key must have written the checkpoint: one that is plain, under another key or
+    without a tag could be anybody's who can write there. `trusting` takes it all the same, as whoever changes the key
+    of a run does, and finds the key of each where its own job says.
     """
+    if given is not None and not trusting:
+        _refuse_untrusted(manifest, given)
     encryption = manifest.encryption
     if encryption is None:
         return None
@@ -56,7 +59,7 @@ def cipher_of(manifest: Manifest, given: Cipher | None = None) -> Cipher | None:
         )
     key_id = encryption.get("key")
     if given is not None and given.key_id == key_id:
-        return given
+        return _checked(manifest, given)
     try:
         own = _own_cipher(manifest)
     except CheckpointError:
@@ -74,24 +77,29 @@ def cipher_of(manifest: Manifest, given: Cipher | None = None) -> Cipher | None:
             f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and the key given is "
             f"{other and other.key_id}. Give the key that it was written with."
         )
-    return own
+    return _checked(manifest, own)
 
 
-def cipher_by(manifest: Manifest, source: KeySource | None) -> Cipher | None:
-    """The cipher that opens a checkpoint of a run whose job looks for its key in `source` now.
+def _refuse_untrusted(manifest: Manifest, given: Cipher) -> None:
+    encryption = manifest.encryption
+    if encryption is None:
+        what = "is not encrypted, although `checkpoint.encrypt` asks for that"
+    elif (key_id := encryption.get("key")) != given.key_id:
+        what = f"is encrypted with key {key_id} and the key given is {given.key_id}"
+    elif not manifest.tag:
+        what = "was encrypted by an earlier version of Quorate, so the key does not vouch for its manifest"
+    else:
+        return
+    raise UntrustedError(
+        f"the checkpoint of step {manifest.step} {what}: anybody who can write there may have put it there. If it is "
+        "yours, `quorate checkpoints rekey` puts it under the key."
+    )
 
-    Where that cannot be read, it is the one that the checkpoint's own job names.
-    """
-    if source is None or manifest.encryption is None:
-        return cipher_of(manifest)
-    try:
-        present = read_key(source)
-    except CheckpointError as error:
-        try:
-            return cipher_of(manifest)
-        except CheckpointError:
-            raise error from None
-    return cipher_of(manifest, present)
+
+def _checked(manifest: Manifest, cipher: Cipher) -> Cipher:
+    if manifest.tag:
+        manifest.check_tag(cipher)
+    return cipher
 
 
 def _own_cipher(manifest: Manifest) -> Cipher | None:

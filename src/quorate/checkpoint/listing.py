@@ -8,7 +8,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import read_manifest
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, NewerFormatError
+from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class CheckpointInfo:
         return self.manifest.cursor
 
     @property
+    def best(self) -> int | None:
+        """The step of the best evaluation at that time, if there was any and the manifest tells."""
+        return None if self.manifest.best is None else self.manifest.best["step"]
+
+    @property
     def bytes(self) -> int:
         """What its parts take on the disk."""
         return sum(part.bytes for part in self.manifest.parts)
@@ -35,6 +40,13 @@ class Unusable(StrEnum):
     DAMAGED = "is damaged"
     NEWER = "is of a newer version"
     FOREIGN = "is not of this run"
+    UNTRUSTED = "cannot be trusted"
+
+
+_KINDS: dict[type[CheckpointError], Unusable] = {
+    NewerFormatError: Unusable.NEWER,
+    UntrustedError: Unusable.UNTRUSTED,
+}
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,7 @@ class Skipped:
     @classmethod
     def of(cls, path: Path, error: CheckpointError) -> "Skipped":
         """The checkpoint at a path, skipped for this error."""
-        kind = Unusable.NEWER if isinstance(error, NewerFormatError) else Unusable.DAMAGED
-        return cls(path, str(error).removeprefix(f"checkpoint {path}: "), kind)
+        return cls(path, str(error).removeprefix(f"checkpoint {path}: "), _KINDS.get(type(error), Unusable.DAMAGED))
 
 
 @dataclass(frozen=True)
@@ -63,12 +74,27 @@ class Search:
 def survey(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
     """Everything with a checkpoint's name, oldest first. A leftover of a writer that died has no such name."""
     try:
-        found = sorted((cursor, entry) for entry in folder.iterdir() if (cursor := cursor_of(entry.name)))
+        found = _named(folder)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise CheckpointError(f"cannot list the checkpoints in {folder}: {error.strerror}") from error
-    return tuple(look_at(path) for _, path in found)
+    return tuple(look_at(path) for path in found)
+
+
+def newest_generation(folder: Path) -> tuple[int, int]:
+    """The highest generation (incarnation, number) that has committed a checkpoint there; below all if none has."""
+    written = (each.manifest.generation for each in survey(folder) if isinstance(each, CheckpointInfo))
+    return max((generation for generation in written if generation is not None), default=(0, 0))
+
+
+def newest_manifest(folder: Path) -> Manifest | None:
+    """The manifest of the newest checkpoint that has a sound one; no other is read."""
+    try:
+        found = (look_at(path) for path in reversed(_named(folder)))
+    except OSError:
+        return None
+    return next((each.manifest for each in found if isinstance(each, CheckpointInfo)), None)
 
 
 def look_at(path: Path) -> CheckpointInfo | Skipped:
@@ -77,3 +103,9 @@ def look_at(path: Path) -> CheckpointInfo | Skipped:
         return CheckpointInfo(path, read_manifest(path))
     except CheckpointError as error:
         return Skipped.of(path, error)
+
+
+def _named(folder: Path) -> list[Path]:
+    """Everything in a folder that has the name of a checkpoint, oldest first."""
+    found = sorted((cursor, path) for path in folder.iterdir() if (cursor := cursor_of(path.name)))
+    return [path for _, path in found]

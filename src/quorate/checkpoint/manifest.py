@@ -1,6 +1,7 @@
 """What a checkpoint is: the page that says which parts belong to it, and which is written last."""
 
 import base64
+import hmac
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -10,14 +11,15 @@ from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
-from quorate.core.errors import CheckpointError, NewerFormatError
+from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
 from quorate.core.given import given
 
 _HEAD = '{{"digest": "{digest}",\n'
 # No folder and no odd character: a manifest must not reach outside its checkpoint.
 _FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
-_TEXTS = ("created", "weights_digest")
+_TEXTS = ("created", "weights_digest", "tag")
 _MAPPINGS = ("job", "environment", "metrics")
+_MOST = 2**53
 _Kind = TypeVar("_Kind")
 
 
@@ -34,7 +36,9 @@ class Part:
 class Manifest:
     """Everything about a checkpoint except the content of its tensors.
 
-    Where the checkpoint is encrypted, `encryption` names cipher and key id, and `skeleton` is sealed.
+    `best` is the best evaluation so far, with its `step` and `value`; `generation` is that of the writer: incarnation
+    and number. Where the checkpoint is encrypted, `encryption` names cipher and key id, `skeleton` is sealed, and `tag`
+    vouches for everything else.
     """
 
     step: int
@@ -47,6 +51,9 @@ class Manifest:
     environment: dict[str, Any]
     metrics: dict[str, Any]
     encryption: dict[str, str] | None = None
+    best: dict[str, Any] | None = None
+    generation: tuple[int, int] | None = None
+    tag: str = ""
     format: int = FORMAT
 
     @property
@@ -83,8 +90,9 @@ class Manifest:
             present = migrated(content)
             parts = [_part(fields) for fields in _as("parts", present["parts"], list)]
             _check(present)
-            return cls(**{**present, "parts": tuple(parts)})
-        except (TypeError, KeyError):
+            generation = _generation(present["generation"])
+            return cls(**{**present, "parts": tuple(parts), "generation": generation})
+        except (TypeError, KeyError, ValueError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
 
     def sealed(self, cipher: Cipher | None) -> "Manifest":
@@ -92,7 +100,18 @@ class Manifest:
         if cipher is None:
             return self
         sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
-        return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label)
+        return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label).tagged(cipher)
+
+    def tagged(self, cipher: Cipher) -> "Manifest":
+        """The same with what shows that somebody with the key has written it, to the last letter."""
+        return replace(self, tag=cipher.tag(self._vouched_for()))
+
+    def check_tag(self, cipher: Cipher) -> None:
+        """Raise where it was not written by somebody with the key: its digest anybody can make."""
+        if not hmac.compare_digest(self.tag.encode(), cipher.tag(self._vouched_for()).encode()):
+            raise UntrustedError(
+                f"the manifest of step {self.step} is not authentic: it was changed by somebody without the key"
+            )
 
     def opened(self, cipher: Cipher | None) -> "Manifest":
         """The same with its skeleton in plain; the cipher is the one that `key.cipher_of` finds."""
@@ -107,7 +126,10 @@ class Manifest:
             raise CheckpointError(f"the skeleton of step {self.step} cannot be decrypted: {error}") from None
         except (TypeError, ValueError):
             raise CheckpointError(f"the skeleton of step {self.step} is not encrypted as the manifest says") from None
-        return replace(self, skeleton=skeleton, encryption=None)
+        return replace(self, skeleton=skeleton, encryption=None, tag="")
+
+    def _vouched_for(self) -> bytes:
+        return json.dumps(asdict(replace(self, tag="")), sort_keys=True).encode()
 
     def _bound(self) -> bytes:
         """What a sealed skeleton is bound to: with parts of another checkpoint it does not open."""
@@ -139,10 +161,23 @@ def _check(content: dict[str, Any]) -> None:
     for name, value in content["metrics"].items():
         if type(value) not in (int, float):
             raise CheckpointError(f"the manifest is of another kind: metric {name!r} is {given(value)}")
+    if content["best"] is not None:
+        _as_count("the step of the best", _as("best", content["best"], dict)["step"])
     encryption = content["encryption"]
     if encryption is not None:
         for key, value in _as("encryption", encryption, dict).items():
             _as(f"encryption.{key}", value, str)
+
+
+def _generation(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    incarnation, number = _as("generation", value, list)
+    for each in (incarnation, number):
+        _as_count("generation", each)
+        if each > _MOST:
+            raise CheckpointError(f"the manifest is of another kind: generation is {given(value)}")
+    return incarnation, number
 
 
 def _as(what: str, value: Any, kind: type[_Kind]) -> _Kind:

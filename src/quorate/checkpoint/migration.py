@@ -5,7 +5,7 @@ from typing import Any
 
 from quorate.core.errors import CheckpointError, NewerFormatError
 
-FORMAT = 2
+FORMAT = 3
 
 Content = dict[str, Any]
 
@@ -25,7 +25,7 @@ def refuse_unknown(content: Content) -> None:
     if type(given) is int and given > FORMAT:
         raise NewerFormatError(f"was written by a newer Quorate (format {given}; this one reads up to {FORMAT})")
     if type(given) is not int or given not in (*_STEPS, FORMAT):
-        known = " and ".join(map(str, (*_STEPS, FORMAT)))
+        known = f"{', '.join(map(str, _STEPS))} and {FORMAT}"
         raise CheckpointError(f"the manifest has format {given!r} and this version of Quorate reads formats {known}")
 
 
@@ -39,4 +39,10 @@ def _from_1(content: Content) -> Content:
     return {**content, "format": 2, "parts": parts, "encryption": None, "weights_digest": ""}
 
 
-_STEPS: dict[int, Callable[[Content], Content]] = {1: _from_1}
+def _from_2(content: Content) -> Content:
+    """Format 2 did not say which evaluation was the best so far, nor which generation has written it, and a key
+    vouched for its tensors only."""
+    return {**content, "format": 3, "best": None, "generation": None, "tag": ""}
+
+
+_STEPS: dict[int, Callable[[Content], Content]] = {1: _from_1, 2: _from_2}

@@ -25,6 +25,7 @@ from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import MANIFEST, verify_part
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError
+from quorate.core.regular_file import opened_regular, read_regular
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_atomically, write_new_file
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 
@@ -136,7 +137,7 @@ class ObjectPlace:
             for part in missing:
                 verify_part(info.path, part)
                 self._store.put_file(f"{name}/{part.file}", info.path / part.file)
-            content = (info.path / MANIFEST).read_bytes()
+            content = read_regular(info.path / MANIFEST)
         self._refuse_incomplete(name, parts)
         self._store.put(f"{name}/{MANIFEST}", content)
         for file in there.keys() - files_of(info.manifest).keys() - {MANIFEST}:
@@ -238,7 +239,7 @@ class FolderPlace:
         """The content of a small file."""
         with self._explaining():
             try:
-                return (self._folder / file).read_bytes()
+                return read_regular(self._folder / file)
             except FileNotFoundError:
                 return None
 
@@ -251,7 +252,7 @@ class FolderPlace:
     def fetch(self, file: str, target: Path, size: int) -> None:  # noqa: ARG002 (a Place)
         """Copy a file."""
         try:
-            source = (self._folder / file).open("rb")
+            source = opened_regular(self._folder / file)
         except FileNotFoundError:
             raise ObjectMissing(f"{self}: there is no file {file}.") from None
         except OSError as error:
@@ -343,7 +344,7 @@ def _reading(info: CheckpointInfo) -> Iterator[None]:
 
 def _pieces(info: CheckpointInfo, file: str) -> Generator[bytes]:
     try:
-        with (info.path / file).open("rb") as source:
+        with opened_regular(info.path / file) as source:
             while piece := source.read(_PIECE):
                 yield piece
     except OSError as error:

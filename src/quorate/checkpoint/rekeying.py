@@ -36,7 +36,10 @@ def rekey(info: CheckpointInfo, new: Cipher | None, place: KeyPlace, old: Cipher
         manifest = read_manifest(path)
         wanted = _placed(manifest, place)
         if manifest.encryption != (None if new is None else new.label):
-            wanted = _rewritten(info, wanted, cipher_of(manifest, old), new)
+            wanted = _rewritten(info, wanted, cipher_of(manifest, old, trusting=True), new)
+        elif new is not None:
+            # Of an earlier version it has no tag; what has one is not vouched for again before it is checked.
+            wanted = wanted.tagged(cipher_of(manifest, new, trusting=True) or new)
         if wanted != manifest:
             write_atomically(path / MANIFEST, wanted.to_json())
         kept = {MANIFEST, *(part.file for part in wanted.parts)}

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from quorate.core.cursor import Cursor
+
+NOT_TOLD: Mapping[Cursor, int | None] = MappingProxyType({})
 
 
 class Reason(StrEnum):
@@ -12,6 +15,7 @@ class Reason(StrEnum):
 
     LAST = "last"  # it is one of the last `keep`
     BEST = "best"  # it is of the step of the best evaluation
+    BEST_SAVED = "best saved"  # the best evaluation itself was not saved, and this was the best before it
     EVERY = "every"  # its step is a multiple of `keep_every`
     WAY_BACK = "newest whole"  # all that were saved after it are damaged
 
@@ -25,14 +29,23 @@ class Retention:
 
 
 def reasons(
-    saved: Sequence[Cursor], retention: Retention, best: int | None, newest_whole: Cursor | None
+    saved: Sequence[Cursor],
+    retention: Retention,
+    best: int | None,
+    newest_whole: Cursor | None,
+    bests: Mapping[Cursor, int | None] = NOT_TOLD,
 ) -> Mapping[Cursor, tuple[Reason, ...]]:
     """Why each checkpoint stays, oldest first; no reason means that it may go.
 
-    `best` is the step of the best evaluation. The last ones may all be damaged: without `newest_whole` retention would
-    then delete the only way back.
+    `best` is the step of the best evaluation; where that was not saved, the one before it stays, by `bests`: which step
+    was the best when each was saved. The last ones may all be damaged: without `newest_whole` retention would then
+    delete the only way back.
     """
     in_order = sorted(saved)
+    steps = {cursor.step for cursor in in_order}
+    stand_in = None
+    if best is not None and best not in steps:
+        stand_in = next((step for cursor in reversed(in_order) if (step := bests.get(cursor)) in steps), None)
     last = set(in_order[max(0, len(in_order) - retention.keep) :])
 
     def holds(cursor: Cursor, reason: Reason) -> bool:
@@ -41,6 +54,8 @@ def reasons(
                 return cursor in last
             case Reason.BEST:
                 return cursor.step == best
+            case Reason.BEST_SAVED:
+                return stand_in is not None and cursor.step == stand_in
             case Reason.EVERY:
                 return retention.keep_every is not None and cursor.step % retention.keep_every == 0
             case Reason.WAY_BACK:
@@ -50,9 +65,13 @@ def reasons(
 
 
 def surplus(
-    saved: Sequence[Cursor], retention: Retention, best: int | None, newest_whole: Cursor | None
+    saved: Sequence[Cursor],
+    retention: Retention,
+    best: int | None,
+    newest_whole: Cursor | None,
+    bests: Mapping[Cursor, int | None] = NOT_TOLD,
 ) -> tuple[Cursor, ...]:
     """The checkpoints that nothing keeps, oldest first. Where none is known to be whole, nothing goes."""
     if newest_whole is None:
         return ()
-    return tuple(cursor for cursor, why in reasons(saved, retention, best, newest_whole).items() if not why)
+    return tuple(cursor for cursor, why in reasons(saved, retention, best, newest_whole, bests).items() if not why)

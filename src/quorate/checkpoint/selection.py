@@ -1,56 +1,27 @@
 """Which of a run's checkpoints a person means: the last, the best, or that of a step."""
 
 import logging
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+from quorate.checkpoint.best import Best
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError, RunError
-from quorate.spec.job import JobSpec
 
 log = logging.getLogger(__name__)
 
 LAST, BEST = "last", "best"
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """What makes an evaluated checkpoint the best: the lowest or the highest value of a metric."""
+def select(run: str, folder: CheckpointFolder, which: str | int, best: Callable[[], Best | None]) -> CheckpointInfo:
+    """The checkpoint of a run that `which` means: ``last``, ``best``, or a step; it is whole.
 
-    metric: str
-    mode: str
-
-    @classmethod
-    def of(cls, spec: JobSpec) -> "Ranking":
-        """What a job holds for its best."""
-        return cls(spec.evaluate.metric or "loss", spec.evaluate.mode)
-
-    def best(self, infos: list[CheckpointInfo]) -> CheckpointInfo | None:
-        """The best of these, the earlier of two equals. One that was not evaluated itself has no metrics of its own,
-        and one whose metric is not a number is never the best."""
-        ranked = [
-            info
-            for info in infos
-            if info.cursor.phase is Phase.EVALUATED and not math.isnan(info.manifest.metrics.get(self.metric, math.nan))
-        ]
-        sign = 1 if self.mode == "min" else -1
-        return min(ranked, key=lambda info: (sign * info.manifest.metrics[self.metric], info.cursor), default=None)
-
-
-def select(run: str, folder: CheckpointFolder, which: str | int, ranking: Ranking) -> CheckpointInfo:
-    """The checkpoint of a run that `which` means: ``last``, ``best``, or a step; it is whole."""
+    `best` says what the run's own record calls its best evaluation: no other is taken for it.
+    """
     if which == LAST:
         return _newest(run, folder.search())
     infos = list(folder.list())
-    found = ranking.best(infos) if which == BEST else _of_step(infos, run, which)
-    if found is None:
-        raise RunError(
-            f"no checkpoint of run {run} was saved at an evaluation with the metric '{ranking.metric}', "
-            f"so none is the best. {_there_are(infos)}"
-        )
+    found = best_among(infos, run, best()) if which == BEST else _of_step(infos, run, which)
     try:
         folder.verify(found)
     except CheckpointError as error:
@@ -58,12 +29,26 @@ def select(run: str, folder: CheckpointFolder, which: str | int, ranking: Rankin
     return found
 
 
+def best_among(infos: Sequence[CheckpointInfo], run: str, best: Best | None) -> CheckpointInfo:
+    """The checkpoint of the best evaluation, and of no other."""
+    if best is None:
+        raise RunError(f"run {run} has no evaluation yet that could be the best. {_there_are(infos)}")
+    # Of two at one step the one that was evaluated is the later; both have the weights that were evaluated.
+    found = next((info for info in reversed(infos) if info.cursor.step == best.step), None)
+    if found is None:
+        raise RunError(
+            f"the best evaluation of run {run} is that of step {best.step} ({best.watched.metric} {best.value:.6g}), "
+            "whose checkpoint is not there: it is still being saved, was removed, or lies in another copy of the run. "
+            f"{_there_are(infos)} Choose one of them by its step"
+        )
+    return found
+
+
 def _newest(run: str, search: Search) -> CheckpointInfo:
     if search.newest is None:
         why = f": {search.skipped[0].reason}" if search.skipped else ""
-        raise RunError(
-            f"run {run} has no whole checkpoint{why}; it saves one every `checkpoint.every` steps and at its end"
-        )
+        when = "every `checkpoint.every` steps, at its best evaluation and at its end"
+        raise RunError(f"run {run} has no whole checkpoint{why}; it saves one {when}")
     return warned_of(search.newest, search.skipped)
 
 
@@ -74,7 +59,7 @@ def warned_of(newest: CheckpointInfo, skipped: Sequence[Skipped]) -> CheckpointI
     return newest
 
 
-def _of_step(infos: list[CheckpointInfo], run: str, which: str | int) -> CheckpointInfo:
+def _of_step(infos: Sequence[CheckpointInfo], run: str, which: str | int) -> CheckpointInfo:
     text = str(which).strip()
     if not text.isdecimal():
         raise RunError(f"'{which}' is no checkpoint: give a step, {LAST} or {BEST}. {_there_are(infos)}")
@@ -85,6 +70,6 @@ def _of_step(infos: list[CheckpointInfo], run: str, which: str | int) -> Checkpo
     return found
 
 
-def _there_are(infos: list[CheckpointInfo]) -> str:
+def _there_are(infos: Sequence[CheckpointInfo]) -> str:
     steps = sorted({info.cursor.step for info in infos})
     return f"There are those of steps {', '.join(map(str, steps))}." if steps else "It has no checkpoint at all."

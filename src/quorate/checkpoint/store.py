@@ -14,14 +14,16 @@ from typing import Any
 from quorate.checkpoint.attempt import WRITING, Attempt
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.digester import DIGESTS
-from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, survey
+from quorate.checkpoint.key import cipher_of, read_key
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, newest_generation, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.core.generation import GenerationId
+from quorate.spec.job import CheckpointSpec
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,8 @@ class Loaded:
 class CheckpointFolder:
     """Saves, lists, verifies, loads and removes checkpoints. It has one committer at a time, and any number of readers.
 
-    What is written is digested with `digest`, and encrypted with a cipher; what is read says itself how it was written.
+    What is written is digested with `digest`, and encrypted with a cipher. What is read says itself how it was written;
+    but where there is a cipher, nothing is taken for a checkpoint that was not written with its key.
     """
 
     def __init__(self, folder: Path, *, digest: str = DIGESTS[0], cipher: Cipher | None = None) -> None:
@@ -48,6 +51,12 @@ class CheckpointFolder:
         self.digest = digest
         self.cipher = cipher
         self._written: set[Path] = set()
+
+    @classmethod
+    def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
+        """As a job says it. Raises `CheckpointError` where its key cannot be read."""
+        cipher = None if rules.encrypt is None else read_key(rules.encrypt)
+        return cls(folder, digest=rules.digest, cipher=cipher)
 
     # --- writing
 
@@ -86,8 +95,9 @@ class CheckpointFolder:
     def commit(self, attempt: Attempt, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         """Make an attempt that has all its parts a checkpoint, in one move.
 
-        `check` raises if the writer may not commit any more: it is asked last, when all is written. The same state
-        saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
+        `check` raises if the writer may not commit any more: it is asked last, when all is written. Nor may one of an
+        older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
+        The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
         final = self.folder / checkpoint_name(manifest.cursor)
         present = self._checked(look_at(final))
@@ -100,6 +110,7 @@ class CheckpointFolder:
         write_new_file(attempt.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
         sync_folder(attempt.path)
         check()
+        _refuse_late(self.folder, manifest)
         if final.exists():
             self._set_aside(final)
         move_into_place(attempt.path, final)
@@ -135,7 +146,10 @@ class CheckpointFolder:
 
     def verify(self, info: CheckpointInfo) -> None:
         """Read a checkpoint through and raise `CheckpointError` with what is wrong with it, if anything is."""
-        for part in read_manifest(info.path).parts:
+        manifest = read_manifest(info.path)
+        if self.cipher is not None:
+            _check_key(info.path, manifest, self.cipher)
+        for part in manifest.parts:
             verify_part(info.path, part)
 
     def search(self, foreign: Callable[[CheckpointInfo], str] = lambda _: "") -> Search:
@@ -188,7 +202,8 @@ class CheckpointFolder:
         infos = {info.cursor: info for info in self.list()}
         whole = next((cursor for cursor in sorted(infos, reverse=True) if self._is_whole(infos[cursor])), None)
         removed = []
-        for cursor in surplus(list(infos), retention, best, whole):
+        bests = {cursor: info.best for cursor, info in infos.items()}
+        for cursor in surplus(list(infos), retention, best, whole, bests):
             check()
             try:
                 self.remove(infos[cursor].path)
@@ -223,6 +238,26 @@ class CheckpointFolder:
         move_into_place(path, doomed)
         self._written.discard(path)
         discard(doomed)
+
+
+def _refuse_late(folder: Path, manifest: Manifest) -> None:
+    newest = newest_generation(folder)
+    if manifest.generation is not None and manifest.generation < newest:
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is not committed: generation {_named(newest)} has committed one "
+            f"since, and its writer is still of generation {_named(manifest.generation)}"
+        )
+
+
+def _named(generation: tuple[int, int]) -> str:
+    return str(GenerationId(*generation))
+
+
+def _check_key(path: Path, manifest: Manifest, cipher: Cipher) -> None:
+    try:
+        cipher_of(manifest, cipher)
+    except UntrustedError as error:
+        raise UntrustedError(f"checkpoint {path}: {error}") from None
 
 
 def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:

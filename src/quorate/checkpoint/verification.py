@@ -10,6 +10,7 @@ from quorate.checkpoint.digester import new_digester
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.name import checkpoint_name, cursor_of
 from quorate.core.errors import CheckpointError
+from quorate.core.regular_file import open_regular, read_regular
 
 MANIFEST = "manifest.json"
 PIECE = 1 << 20
@@ -20,7 +21,7 @@ threads do not fight for the interpreter."""
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint in a folder; raises `CheckpointError` where it is not sound."""
     try:
-        manifest = Manifest.from_json((path / MANIFEST).read_bytes().decode())
+        manifest = Manifest.from_json(read_regular(path / MANIFEST).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise CheckpointError(f"checkpoint {path}: cannot read {MANIFEST}: {reason}") from None
@@ -63,7 +64,7 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
         digester.update(buffer)
 
     try:
-        with io.FileIO(folder / part.file) as file:
+        with io.FileIO(open_regular(folder / part.file)) as file:
             _check_size(os.fstat(file.fileno()).st_size, part, problem)
             yield fill
     except OSError as error:

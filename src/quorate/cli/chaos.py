@@ -95,6 +95,8 @@ def chaos(
     undisturbed = None if against is None else reference(against, resolved)
     # What is wrong is told before anything is trained, as far as the number of steps is known.
     lanes, every = resolved.spec.lanes, resolved.spec.checkpoint.every
+    if every == "epoch":  # how many steps those have is not known yet
+        every = None
     wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes, every)
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)

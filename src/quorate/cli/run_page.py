@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.text import Text
 
+from quorate.checkpoint.best import Best
 from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
 from quorate.history.advice import Advice
-from quorate.history.best import Best
 from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
 from quorate.history.curve import Curve, loss_curves, metric_curves
 from quorate.history.job_value import JobValue, job_values

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.membership import start
 from quorate.coordinator.server import CoordinatorServer
@@ -25,11 +26,13 @@ from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import State
 from quorate.coordinator.succession import ended_as_told, succeed
 from quorate.coordinator.terms import Roster, Terms
-from quorate.core.errors import QuorateError, RequestError
+from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 _STDIN = 0
 
@@ -91,7 +94,7 @@ async def _serve(appointment: Appointment) -> None:
     timing = Timing(appointment.failure_timeout)
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
     terms = Terms(
-        run.next_incarnation(),
+        run.next_incarnation(above=_incarnation_elsewhere(run)),
         appointment.lanes,
         appointment.workers,
         timing,
@@ -111,6 +114,16 @@ async def _serve(appointment: Appointment) -> None:
         finally:
             run.remove_address()
             await server.stop(grace=timing.heartbeat_every)
+
+
+def _incarnation_elsewhere(run: RunFolder) -> int:
+    """The highest that has committed a checkpoint: a run that was fetched from a store has gone on somewhere else, and
+    what it goes on to save here must not count as older."""
+    try:
+        return newest_generation(run.checkpoints)[0]
+    except CheckpointError as error:
+        log.warning("%s", error)
+        return 0
 
 
 def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) -> State:

@@ -24,7 +24,8 @@
         ├── CheckpointError     a checkpoint that cannot be written or read
         │   ├── NewerFormatError
         │   │                   one that a newer version of Quorate has written
-        │   └── AttemptGone     a save that another worker has given up
+        │   ├── AttemptGone     a save that another worker has given up
+        │   └── UntrustedError  a checkpoint that anybody may have written, where only those with the key should have
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
         ├── ShardError          a file of a dataset that is not what it should be
@@ -170,6 +171,10 @@ class CheckpointError(JobError):
 
 class NewerFormatError(CheckpointError):
     """A checkpoint that a newer version of Quorate has written: not damaged, and not for this version."""
+
+
+class UntrustedError(CheckpointError):
+    """A checkpoint that anybody may have written, where only those with the key should have."""
 
 
 class WorkerUnfit(JobError):  # noqa: N818

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import FrameError, LinkError
+from quorate.core.regular_file import read_regular
 from quorate.doctor.finding import Finding, Level
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.address import split_address
@@ -76,7 +77,7 @@ def _without_coordinator(run: RunFolder) -> str:
 def read_place(file: Path) -> Place | None:
     """What is written about the coordinator; None if nothing is, as when no job runs."""
     try:
-        fields: dict[str, Any] = json.loads(file.read_bytes())
+        fields: dict[str, Any] = json.loads(read_regular(file))
         split_address(fields["address"])
         return Place(fields["address"], str(fields["token"]))
     except FileNotFoundError:

@@ -209,7 +209,8 @@ class LocalEngine:
         return Failure("ProcessLost", message, step=step)
 
     def _newest(self) -> Path | None:
-        return find_newest(self._launch.run.checkpoints, self._launch.checkpoint, self._saved)
+        folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
+        return find_newest(folder, self._launch.checkpoint, self._saved)
 
     def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the nursery."""
@@ -280,13 +281,13 @@ class LocalEngine:
         return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
 
 
-def find_newest(folder: Path, begin: Path | None, saved: int | None) -> Path | None:
+def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | None) -> Path | None:
     """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
 
     `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
     none is whole any more, the job fails: to begin again would throw away in silence what was trained.
     """
-    search = CheckpointFolder(folder).search()
+    folder, search = checkpoints.folder, checkpoints.search()
     if search.newest is not None:
         return search.newest.path
     if begin is not None and begin.parent != folder and begin.is_dir():

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,13 +54,29 @@ class _Listener:
         self.signals.received.append(number)
 
 
+_overheard: ContextVar[Signals | None] = ContextVar("_overheard", default=None)
+
+
+@contextmanager
+def overhearing_signals() -> Iterator[Signals]:
+    """What the jobs of this block have heard; before and after them a signal does what it does without a job."""
+    before = _overheard.get()
+    signals = before or Signals()
+    _overheard.set(signals)
+    try:
+        yield signals
+    finally:
+        _overheard.set(before)
+
+
 @contextmanager
 def listening_to_signals() -> Iterator[Signals]:
-    """Handlers only set a flag. Outside the main thread there is nothing to listen to.
+    """Handlers only set a flag, which a job that is under way looks at: nothing else that takes long is done here.
+    Outside the main thread there is nothing to listen to.
 
     Whoever listens while somebody else does already hears the same.
     """
-    signals, handler = Signals(), signal.getsignal(signal.SIGINT)
+    signals, handler = _overheard.get() or Signals(), signal.getsignal(signal.SIGINT)
     if isinstance(handler, _Listener):
         signals = handler.signals
     if threading.current_thread() is not threading.main_thread():

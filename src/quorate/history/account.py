@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RunError
+from quorate.core.regular_file import opened_regular
 from quorate.data.ledger import Tally
 from quorate.data.ranges import Ranges, count_in, union
 from quorate.history.streaming import Streaming
@@ -129,7 +130,7 @@ def _ranges(told: object) -> Ranges:
 def _events(path: Path) -> Iterator[Event]:
     """The events of a file; what a crash has left half written is passed over."""
     try:
-        with path.open("rb") as lines:
+        with opened_regular(path) as lines:
             for line in lines:
                 try:
                     yield Event.from_json(line.decode())

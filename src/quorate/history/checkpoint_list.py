@@ -61,7 +61,11 @@ class CheckpointList:
         # Retention counts those with a sound manifest only.
         listed = [cursor for cursor, each in records.items() if each.step is not None]
         why: Mapping[Cursor, tuple[Reason, ...]] = reasons(
-            listed, _retention(run), None if best is None else best.step, whole
+            listed,
+            _retention(run),
+            None if best is None else best.step,
+            whole,
+            {cursor: each.best for cursor, each in records.items()},
         )
         kept = tuple(Kept(run.checkpoints / each.name, each, why.get(cursor, ())) for cursor, each in records.items())
         return cls(run.name, run.path, kept)

@@ -25,6 +25,7 @@ class CheckpointRecord:
     environment: tuple[tuple[str, str], ...] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
     encrypted: bool = False
+    best: int | None = None
 
     @classmethod
     def of(cls, found: CheckpointInfo | Skipped) -> "CheckpointRecord":
@@ -44,6 +45,7 @@ class CheckpointRecord:
             # Of one that was not evaluated itself they are those of an earlier step.
             metrics=manifest.metrics if found.cursor.phase is Phase.EVALUATED else {},
             encrypted=manifest.encryption is not None,
+            best=found.best,
         )
 
 

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quorate.checkpoint.best import Best, Watched, best_of, is_number
+from quorate.checkpoint.listing import newest_manifest
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.history.best import Best, Watched, best_of, is_number
 from quorate.history.status import Status, decide_status
 from quorate.history.timeline import Timeline
 from quorate.spec.recorded import glance_at_recorded
@@ -62,7 +63,7 @@ class RunRecord:
             steps=_whole(result.get("steps")) or told.position,
             total_steps=told.total_steps or _whole(job.get("steps")),
             ending=str(result.get("ending", "")),
-            best=_best(result, told, Watched.by(job)),
+            best=_best(run, result, told, Watched.by(job)),
             metrics=_metrics(result, told),
             weights_digest=str(result.get("weights_digest") or ""),
             samples_per_second=_number(result.get("samples_per_second")),
@@ -119,11 +120,20 @@ def moment(time: float | None) -> datetime | None:
         return None
 
 
-def _best(result: dict[str, Any], told: Timeline, watched: Watched) -> Best | None:
-    said = result.get("best")
+def _best(run: RunFolder, result: dict[str, Any], told: Timeline, watched: Watched) -> Best | None:
+    """As the result says it; without one, the better of what was told and of what the newest checkpoint knows: a run
+    that was fetched from another place has not told here all that it has evaluated."""
+    if (said := _best_in(result.get("best"), watched)) is not None:
+        return said
+    newest = newest_manifest(run.checkpoints)
+    known = [best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)]
+    return min(filter(None, known), key=lambda best: (best.rank, best.step), default=None)
+
+
+def _best_in(said: Any, watched: Watched) -> Best | None:
     if isinstance(said, dict) and is_number(said.get("value")) and _whole(said.get("step")) is not None:
         return Best(watched, float(said["value"]), said["step"])
-    return best_of(told.evaluations, watched)
+    return None
 
 
 def _metrics(result: dict[str, Any], told: Timeline) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from quorate.core.errors import RunError
+from quorate.core.regular_file import opened_regular
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
@@ -108,7 +109,7 @@ class _Reading:
 
     def through(self, path: Path) -> Timeline:
         try:
-            with path.open("rb") as file:
+            with opened_regular(path) as file:
                 self._take_lines(file)
         except FileNotFoundError:
             pass

@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+from quorate.core.regular_file import open_regular
 from quorate.observe.event import Event
 from quorate.storage.atomic import write_fully
 
@@ -60,7 +61,7 @@ class JsonlSink:
         self._torn = False
 
     def _open(self) -> None:
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         size = os.fstat(self._descriptor).st_size
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from quorate.core.errors import RunError
+from quorate.core.regular_file import opened_regular
 from quorate.observe.disk_watch import DiskWatch
 from quorate.observe.event import Event
 
@@ -28,7 +29,7 @@ class EventTail:
 
     def _new_bytes(self) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with opened_regular(self.path) as file:
                 # A file that has become shorter is another file: begin at its start.
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0

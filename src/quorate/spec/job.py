@@ -16,6 +16,8 @@ CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number of at least 0"
 OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at least 1, or null")]
 Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
+USUAL_MINUTES = 10
+"""Between two saves of a job that does not say when to save."""
 MetricName = Annotated[str, Field(min_length=1), Allowed("the name of a metric")]
 
 
@@ -103,11 +105,19 @@ class EncryptSpec(Section):
 class CheckpointSpec(Section):
     """When to save, which checkpoints to keep, where copies go, and how they are written.
 
-    A save is due every so many steps, every so many minutes, or both; without either, at the end only.
+    A save is due every so many steps or at the end of every epoch, every so many minutes, or both. Besides, every
+    evaluation that is the best so far is saved, and so is the end.
     """
 
-    every: OptionalCount = None
-    minutes: OptionalPositive = None
+    every: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["epoch"] | None,
+        Allowed("a whole number of steps of at least 1, epoch, or null"),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Field(ge=0),
+        Allowed(f"a number of minutes, 0 (never by the clock), or null ({USUAL_MINUTES} if `every` is not given)"),
+    ] = None
     keep: Count = 3
     keep_every: OptionalCount = None
     to: Annotated[
@@ -116,6 +126,14 @@ class CheckpointSpec(Section):
     when_busy: Literal["wait", "skip"] = "wait"
     digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
     encrypt: EncryptSpec | None = None
+
+    @property
+    def minutes_between(self) -> float | None:
+        """How many minutes after a save the next one is due; none if the clock does not count."""
+        if self.minutes is None:
+            # A job that says nothing must not lose hours when all its workers die.
+            return USUAL_MINUTES if self.every is None else None
+        return self.minutes or None
 
 
 class JobSpec(Section):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from quorate.core.errors import JobFileError, Problem, RequestError
+from quorate.core.regular_file import read_regular
 from quorate.spec.keys import nearest_file
 from quorate.spec.yaml_document import Document, read_yaml
 
@@ -10,9 +11,9 @@ SHOWN = 10
 _NEEDED = "A job needs at least task, batch_size, and epochs or steps."
 
 
-def read_job_file(path: Path) -> Document:
+def read_job_file(path: Path, *, recorded: bool = False) -> Document:
     """The mapping in a file. Mistakes that leave a mapping to look at are kept in it; all others are raised."""
-    document = read_yaml(_text_of(path))
+    document = read_yaml(_text_of(path, recorded))
     if document.value is None and not document.problems:
         document.problems.append(Problem("file", "it is empty", _NEEDED))
     elif not isinstance(document.value, dict) and not document.problems:
@@ -23,9 +24,10 @@ def read_job_file(path: Path) -> Document:
     return document
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, recorded: bool) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        # What a person names may be a pipe. What a run has recorded is a file: anything else is somebody's trap.
+        return (read_regular(path) if recorded else path.read_bytes()).decode("utf-8-sig")
     except FileNotFoundError:
         raise RequestError(f"there is no job file {path}.{_meant(path)}") from None
     except NotADirectoryError:

@@ -53,7 +53,7 @@ def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequenc
     """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown."""
     if not path.exists():
         raise job_gone(path)
-    document = read_job_file(path)
+    document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
     layers = Layers(document.value, origins)
     folder = TaskFolder(Path.cwd(), must_exist=False)

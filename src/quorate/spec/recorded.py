@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from quorate.core.errors import RunError
+from quorate.core.regular_file import read_regular
 
 # Several times as fast as the loader of job files. What `dump_job` has written, every YAML reader reads alike.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -15,7 +16,7 @@ _DEEPEST = 50
 def glance_at_recorded(path: Path) -> dict[str, Any]:
     """The keys of the job in a run folder, for a list of many runs; `load_recorded` reads one with care."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         # Nested too deeply, a damaged file would end the whole process, in the library that reads it.
         values = yaml.load(content, _LOADER) if _is_shallow(content) else None
     except FileNotFoundError:

@@ -4,6 +4,7 @@ import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 
+from quorate.core.regular_file import read_regular
 from quorate.storage.atomic import write_atomically
 
 _FILE = "created"
@@ -23,7 +24,7 @@ def read_creation(folder: Path) -> datetime:
     """When a run was created. What is written counts: the times of files change when a run is copied."""
     marker = folder / _FILE
     with contextlib.suppress(OSError, ValueError):
-        written = datetime.fromisoformat(marker.read_text().strip())
+        written = datetime.fromisoformat(read_regular(marker).decode().strip())
         return written if written.tzinfo else written.replace(tzinfo=UTC)
     # The folder's own time changes with its content: it is the last resort.
     existing = marker if marker.is_file() else folder

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.core.regular_file import open_regular
+
 # Type, from where, start, length, process: what the kernel calls a struct flock. It covers the whole file.
 _RECORD = struct.Struct("hhqqi4x")
 
@@ -31,7 +33,7 @@ class FolderInUse(Exception):  # noqa: N818 (a happening, not a mistake)
 @contextlib.contextmanager
 def hold(file: Path) -> Iterator[None]:
     """Hold the lock while the block runs."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_regular(file, os.O_RDWR | os.O_CREAT)
     _held.add(descriptor)
     try:
         try:
@@ -52,7 +54,7 @@ def holder_of(file: Path) -> Holder | None:
     It is only asked about, never taken, not even for a moment: a launcher that starts just then must not find it held.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(file)
     except FileNotFoundError:
         return None
     try:

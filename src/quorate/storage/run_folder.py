@@ -12,6 +12,7 @@ from typing import Any
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.finite import finite
+from quorate.core.regular_file import read_regular
 from quorate.storage.atomic import write_atomically
 from quorate.storage.creation import read_creation, write_creation
 from quorate.storage.incarnation import take_next
@@ -83,10 +84,11 @@ class RunFolder:
                 ) from None
             yield
 
-    def next_incarnation(self) -> int:
-        """A number higher than any coordinator of this run had before; on the disk before it is returned."""
+    def next_incarnation(self, above: int = 0) -> int:
+        """A number higher than any coordinator of this run had before, and than `above`, which one may have had
+        elsewhere; on the disk before it is returned."""
         with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
-            return take_next(self.path / "incarnations")
+            return take_next(self.path / "incarnations", above)
 
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
@@ -95,7 +97,7 @@ class RunFolder:
     def read_address(self) -> str | None:
         """Where the coordinator listens, if it does and if this is asked by the owner of the run."""
         try:
-            address = json.loads(self.address_file.read_text()).get("address")
+            address = json.loads(read_regular(self.address_file)).get("address")
         except (OSError, ValueError, AttributeError):
             return None
         return address if isinstance(address, str) else None
@@ -151,7 +153,7 @@ class RunFolder:
     def _read(self, file: Path) -> dict[str, Any] | None:
         with _explaining(f"cannot read {file}"):
             try:
-                content = file.read_bytes()
+                content = read_regular(file)
             except FileNotFoundError:
                 return None
         try:

@@ -23,8 +23,6 @@ class Errand:
         """Whether there is nothing more to do after this step, however long the job is."""
         return self.replayed_step is not None and step >= self.replayed_step
 
-    def saves_at(self, step: int, every: int | None) -> bool:
-        """Whether the state after this step is saved, in a job that saves every so many steps."""
-        if self.replayed_step is not None:
-            return step >= self.replayed_step - 1
-        return every is not None and step > 0 and step % every == 0
+    def saves_at(self, step: int, *, is_due: bool) -> bool:
+        """Whether the state after this step is saved, in a job in which a save is due there or not."""
+        return is_due if self.replayed_step is None else step >= self.replayed_step - 1

@@ -232,7 +232,13 @@ class Loop:
             return self.evaluator.run(step, self.strategy)
 
     def _save_is_due(self) -> bool:
-        return self.errand.saves_at(self.progress.cursor.step, self.spec.checkpoint.every)
+        """A fact of the state and the job, so all workers find the same without a word."""
+        step, every = self.progress.cursor.step, self.spec.checkpoint.every
+        if every == "epoch":
+            is_due = step > 0 and self.curriculum.ends_epoch(step)
+        else:
+            is_due = every is not None and step > 0 and step % every == 0
+        return self.errand.saves_at(step, is_due=is_due or self.progress.is_best)
 
     def _begin_save(self) -> None:
         with self.activity.during(CHECKPOINT):

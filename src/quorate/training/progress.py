@@ -76,6 +76,11 @@ class Progress:
         waited = 0 if patience_best is not self.patience_best else self.waited + 1
         return replace(after, patience_best=patience_best, waited=waited, early_stopped=waited >= early_stop.patience)
 
+    @property
+    def is_best(self) -> bool:
+        """Whether this is the state of the best evaluation so far: a fact of the state, on which all workers agree."""
+        return self.best is not None and self.cursor == Cursor(self.best.step, Phase.EVALUATED)
+
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         cursor = [self.cursor.step, int(self.cursor.phase)]

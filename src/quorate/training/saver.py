@@ -95,6 +95,15 @@ class Saver:
             delivered = _delivered(assignment)
             if not present.issuperset(w for i, w in enumerate(assignment.writers) if i not in delivered):
                 self._void(latest, "a worker that writes a part of it is gone")
+        if step > assignment.progress.cursor.step and assignment.progress.is_best and not latest.is_sound:
+            self._tell_lost_best(latest)
+
+    def _tell_lost_best(self, saving: Saving) -> None:
+        """Training has gone on from the best state so far, so no later save makes up for it. Everybody who knows says
+        so, and the coordinator writes it down once."""
+        if not self._is_there(saving.assignment):
+            reason = "a worker was lost while it was written, so the best evaluation so far is not saved"
+            self._tell("checkpoint_failed", saving.assignment.progress, reason=reason)
 
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
@@ -111,7 +120,7 @@ class Saver:
 
     def is_wanted(self, *, by_time: bool) -> bool:
         """Whether one is to be begun that no step asks for: the time has come, or the last one came to nothing."""
-        minutes = self._rules.minutes if by_time else None
+        minutes = self._rules.minutes_between if by_time else None
         return self._owes or (minutes is not None and self._clock() - self._last_begun >= 60 * minutes)
 
     def has_written(self, progress: Progress) -> bool:
@@ -123,17 +132,18 @@ class Saver:
 
     def prepare(self, replica: Replica, workers: int) -> None:
         """Have the memory for the copies ready before the first one is due."""
-        if self._rules.every is None and self._rules.minutes is None:
-            return
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in replica.state_tensors().items()}
         largest = max(sum(sizes[name] for name in part) for part in divide(sizes, workers))
         self._desk.arena.reserve_in_background(largest + HEADER)
 
     def begin(self, replica: Replica, progress: Progress, strategy: Strategy) -> None:
-        """Begin to save this state, unless it is saved already or an earlier one is still being saved."""
+        """Begin to save this state, unless it is saved already or an earlier one is still being saved.
+
+        The best evaluation so far waits for an earlier one in any case: no later save could make up for it.
+        """
         began = time.perf_counter()
         self.settle()
-        if self._rules.when_busy == "wait":
+        if self._rules.when_busy == "wait" or progress.is_best:
             self._wait_for_earlier(progress)
             self.settle()  # what was waited for may have found that replicas differ
         answers = self._ask_everyone(replica, progress, strategy)
@@ -242,7 +252,8 @@ class Saver:
     def _draft(self, progress: Progress, encoded: Encoded) -> Manifest:
         """All that is known before the parts are written."""
         cursor, given = progress.cursor, (self._job, self._environment, progress.metrics)
-        return Manifest(cursor.step, int(cursor.phase), "", (), encoded.skeleton, "", *given)
+        best = None if progress.best is None else asdict(progress.best)
+        return Manifest(cursor.step, int(cursor.phase), "", (), encoded.skeleton, "", *given, best=best)
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()
@@ -279,7 +290,8 @@ class Saver:
             nonlocal over
             if self._clock() >= over:
                 over = float("inf")
-                self._tell("log", progress, level="warning", message=f"{message} (checkpoint.when_busy: skip does not)")
+                why = "the best evaluation so far comes next" if progress.is_best else "`when_busy: skip` does not"
+                self._tell("log", progress, level="warning", message=f"{message} ({why})")
 
         self._await(running, running.done, tell_once)
 

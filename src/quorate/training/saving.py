@@ -20,6 +20,7 @@ from quorate.checkpoint.tree import Encoded, decode
 from quorate.checkpoint.verification import MANIFEST
 from quorate.core.digests import weights_digest
 from quorate.core.errors import CheckpointError, DivergedError, JobError, LinkError, QuorateError
+from quorate.core.generation import GenerationId
 from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
@@ -42,6 +43,8 @@ class Desk:
     """What all saves of a worker share.
 
     `check_commit` raises where this worker may not act for its job; `tell_all` sends the events that are queued.
+    `generation` is the one that this worker is in: whoever is of an older one than the last that has committed, and has
+    not heard of it yet, does not commit any more.
     """
 
     folder: CheckpointFolder
@@ -49,6 +52,7 @@ class Desk:
     publish: Callable[[Event], None]
     check_commit: Callable[[], None]
     tell_all: Callable[[], None]
+    generation: Callable[[], GenerationId | None] = lambda: None
     arena: Arena = field(default_factory=Arena)
 
 
@@ -270,7 +274,9 @@ class Saving:
         weights = {name: digest for name, digest in self.digests.items() if name in self.assignment.weights}
         if len(weights) != len(self.assignment.weights):
             raise CheckpointError("the weights could not be digested")
-        return replace(self.assignment.manifest, weights_digest=weights_digest(weights))
+        generation = self._desk.generation()
+        written_by = None if generation is None else (generation.incarnation, generation.number)
+        return replace(self.assignment.manifest, weights_digest=weights_digest(weights), generation=written_by)
 
     def _may_commit(self) -> bool:
         """Not between two generations, nor without a lease: it may come back, or all may be given up."""

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import TaskError
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, GenerationId
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
 from quorate.data.blocked import Blocked
@@ -232,11 +232,12 @@ def saver_of(
     check_commit: Callable[[], None],
     tell_all: Callable[[], None] = lambda: None,
     activity: Activity | None = None,
+    generation: Callable[[], GenerationId | None] = lambda: None,
 ) -> Saver:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = ground.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if errand.is_training else None
-    desk = Desk(ground.folder, retention, publish, check_commit, tell_all)
+    desk = Desk(ground.folder, retention, publish, check_commit, tell_all, generation)
     return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
 
 

@@ -13,7 +13,7 @@ import grpc
 from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, GenerationId
 from quorate.core.pace import Pace
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
@@ -166,6 +166,11 @@ class Membership:
         self._standing.check()
         if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self._calls.address))
+
+    @property
+    def generation_id(self) -> GenerationId:
+        """Its latest generation."""
+        return self._standing.generation_id
 
     def check_commit(self) -> None:
         """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other

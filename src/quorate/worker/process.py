@@ -10,7 +10,6 @@ from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 
-from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
@@ -194,6 +193,7 @@ class Worker:
             check_commit=self._membership.check_commit,
             tell_all=self._membership.tell_all,
             activity=self._activity,
+            generation=lambda: self._membership.generation_id,
         )
         Passage(
             ground,
@@ -233,9 +233,7 @@ class Worker:
         if self._assignment.slot == 0 and self._assignment.errand.is_training:
             self._page.write_setup("metrics()")
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
-        rules = spec.checkpoint
-        cipher = None if rules.encrypt is None else read_key(rules.encrypt)
-        folder = CheckpointFolder(self._run.checkpoints, digest=rules.digest, cipher=cipher)
+        folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
         ground = Ground(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
 
@@ -261,7 +259,12 @@ class Worker:
             self._check_data(ground, info)
         loaded = folder.load(info)
         ground.replica.load(loaded.state["replica"])
-        return _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
+        progress = _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
+        # A branch may watch another metric, and has no checkpoint of what another run has evaluated.
+        return progress if self._is_own(info) else replace(progress, best=None)
+
+    def _is_own(self, info: CheckpointInfo) -> bool:
+        return info.path.parent == self._run.checkpoints
 
     def _check_data(self, ground: Ground, info: CheckpointInfo) -> None:
         warning = check_same_data(
@@ -269,7 +272,7 @@ class Worker:
             info.manifest.environment,
             ground.environment,
             of_shards=bool(ground.samples.shards),
-            is_branch=info.path.parent != self._run.checkpoints,
+            is_branch=not self._is_own(info),
         )
         if warning is None:
             return

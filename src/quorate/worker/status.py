@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class StatusPage:
 
 
 def _map(path: Path) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
         os.posix_fallocate(descriptor, 0, _SIZE)
@@ -101,7 +102,7 @@ def _map(path: Path) -> mmap.mmap:
 def read_status(path: Path) -> Status | None:
     """The last word of a worker, if it said any."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return None
     if len(content) < _SIZE:

@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
+from quorate.core.regular_file import open_regular
 from quorate.data.shards.formats.format import ShardFile
 from quorate.storage.objects import ObjectStore
 
@@ -114,7 +115,7 @@ class LocalShard:
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(path)
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, start: int, length: int) -> bytes:

@@ -11,6 +11,7 @@ import xxhash
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
+from quorate.core.regular_file import read_regular
 from quorate.data.shards.index import ARRAYS, VERSION, ShardIndex
 from quorate.storage.atomic import write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
@@ -112,7 +113,7 @@ class _Unreadable(Exception):  # noqa: N818
 
 def _read_file(file: Path, named: str) -> bytes:
     try:
-        return file.read_bytes()
+        return read_regular(file)
     except (FileNotFoundError, NotADirectoryError):
         folder = file.parent if file.suffix == Path(NAME).suffix else file
         if not folder.exists():

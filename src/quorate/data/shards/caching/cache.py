@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 
 from quorate.core.errors import RequestError
+from quorate.core.regular_file import read_regular
 from quorate.storage.lock import FolderInUse, hold
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class DiskCache:
         """What was put there, if it is still there and undamaged."""
         path = self.path(key)
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError:
             return None
         if len(content) < _DIGEST or xxhash.xxh3_128_digest(content[:-_DIGEST]) != content[-_DIGEST:]:

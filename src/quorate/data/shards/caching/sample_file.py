@@ -8,6 +8,8 @@ from typing import Any
 import numpy
 import xxhash
 
+from quorate.core.regular_file import open_regular
+
 _MAGIC = b"QRTSMPL2"
 _ROW = numpy.dtype([("start", "<u8"), ("length", "<u8"), ("digest", "<u8")])
 # Instead of where a sample begins: it was not made yet, or its record is bad.
@@ -73,7 +75,7 @@ class SampleFile:
         """The file, if it is there and its table is sound."""
         size = records * _ROW.itemsize
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(path)
         except OSError:
             return None
         try:
