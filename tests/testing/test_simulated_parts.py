@@ -226,6 +226,18 @@ def test_the_referee_sees_a_newcomer_that_begins_before_the_checkpoint_that_ther
         watching.declared(generation(2), {0: newcomer})
 
 
+def test_a_checkpoint_that_is_spoilt_is_asked_of_nobody_and_the_last_one_is_never_spoilt() -> None:
+    watching, older, newer = referee(generation()), Witness(2), Witness(4)
+    watching.commits_checkpoint(older, generation())
+    watching.commits_checkpoint(newer, generation())
+    for _ in range(2):
+        watching.spoil_newest()
+        assert watching.newest_checkpoint() == older.holding
+    newcomer = Witness(2)
+    watching.started(newcomer)
+    watching.declared(generation(2, step=2), {0: newcomer})
+
+
 def test_the_referee_sees_what_is_written_down_twice() -> None:
     watching = referee()
     watching.recorded(["a", "b"])

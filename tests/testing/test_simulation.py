@@ -86,7 +86,7 @@ def test_no_invariant_breaks_whatever_befalls() -> None:
     assert endings["interrupted"] > 0
     assert sum(verdict.generations for verdict in verdicts) > 1.5 * len(SEEDS)
     assert sum(verdict.copies for verdict in verdicts) > 0.2 * len(SEEDS)
-    assert sum(verdict.successions for verdict in verdicts) > 0.3 * len(SEEDS)
+    assert sum(verdict.successions for verdict in verdicts) > 0.2 * len(SEEDS)
     assert_every_kind_of_mishap_befalls_somebody(verdicts)
 
 
@@ -95,7 +95,7 @@ def assert_every_kind_of_mishap_befalls_somebody(verdicts: list[Verdict]) -> Non
     kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
     assert set(kinds) == {
         *("kill", "stop", "cut", "link", "storm", "coordinator", "job"),
-        *("crash", "term", "resize"),
+        *("crash", "term", "resize", "spoil"),
     }
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases

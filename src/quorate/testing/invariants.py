@@ -12,7 +12,7 @@ The referee sees what no process does: everybody's true state at the same time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quorate.core.cursor import Cursor
@@ -46,10 +46,11 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint, and the generation that was the last when it was written."""
+    """A checkpoint, and the generation that was the last when it was written; `is_whole` until it cannot be read."""
 
     holding: Holding
     during: GenerationId
+    is_whole: bool = True
 
 
 class Referee:
@@ -63,7 +64,7 @@ class Referee:
         self._at_work: set[tuple[int, int]] = set()
         self._told: set[str] = set()
         self._empty: dict[int, float] = {}
-        # By process, how far the newest checkpoint was when it was started.
+        # By process, how many checkpoints there were when it was started.
         self._found: dict[int, int] = {}
         self.commits: list[Commit] = []
         self.steps = 0
@@ -75,8 +76,17 @@ class Referee:
 
     def started(self, worker: Watched) -> None:
         """A process begins, in a place."""
-        newest = self.newest_checkpoint()
-        self._found[worker.pid] = 0 if newest is None else newest.cursor.step
+        self._found[worker.pid] = len(self.commits)
+
+    def spoil_newest(self) -> None:
+        """The newest checkpoint cannot be read any more, if there is another: without any the job has to fail."""
+        whole = [number for number, commit in enumerate(self.commits) if commit.is_whole]
+        newest = max(whole, key=lambda number: self.commits[number].holding.cursor, default=None)
+        if newest is not None and len({self.commits[number].holding.cursor for number in whole}) > 1:
+            spoilt = self.commits[newest].holding.cursor
+            self.commits = [
+                replace(one, is_whole=one.is_whole and one.holding.cursor != spoilt) for one in self.commits
+            ]
 
     # --- what the coordinator does
 
@@ -92,9 +102,14 @@ class Referee:
                     f"generation {generation.id} begins while worker {member.worker} stands at"
                     f" {_at(worker.holding.cursor)}, and it had promised {_at(member.cursor)}",
                 )
-        before = [one.holding.cursor.step for one in self.commits if one.during < self._latest]
-        # Whoever holds the state is past it, and whoever was started since nobody does has it.
-        before += [self._found.get(workers[one.worker].pid, 0) for one in generation.members if one.worker in workers]
+        # What there was when somebody was started: whoever holds the state is past it, and whoever was started since
+        # nobody does has it.
+        found = max(
+            (self._found.get(workers[one.worker].pid, 0) for one in generation.members if one.worker in workers),
+            default=0,
+        )
+        known = [*self.commits[:found], *(one for one in self.commits if one.during < self._latest)]
+        before = [one.holding.cursor.step for one in known if one.is_whole]
         # A worker may be left that was a step behind one which saved, and is gone.
         if generation.cursor.step < max(before, default=0) - 1:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
@@ -192,7 +207,9 @@ class Referee:
 
     def newest_checkpoint(self) -> Holding | None:
         """What a worker that restores begins with."""
-        return max((commit.holding for commit in self.commits), key=lambda one: one.cursor, default=None)
+        return max(
+            (commit.holding for commit in self.commits if commit.is_whole), key=lambda one: one.cursor, default=None
+        )
 
     def gives_up(self, why: str) -> None:
         """The job has not ended in time."""

@@ -11,7 +11,7 @@ from quorate.testing.task import Course
 
 FAILURE_TIMEOUT = 1.0
 KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
-CRASH, TERM, RESIZE = "crash", "term", "resize"
+CRASH, TERM, RESIZE, SPOIL = "crash", "term", "resize", "spoil"
 ANYBODY = -1
 PHASES = (
     *("build", "register", "wait", "join", "copy", "copy", "copy"),
@@ -56,7 +56,7 @@ class Mishap:
         chained = "" if self.after is None else f" after mishap {self.after}"
         return f"{self._told()}; aimed at {self.phase}{chained}, to befall {self.whom}"
 
-    def _told(self) -> str:  # noqa: PLR0911 (one sentence for each kind)
+    def _told(self) -> str:  # noqa: C901, PLR0911 (one sentence for each kind)
         when = f"from {self.at:.3f} s on" if self.phase else f"at {self.at:.3f} s"
         where = f", the {self.nth}. time in {self.phase}" if self.phase else ""
         who = "anybody" if self.worker == ANYBODY else f"worker {self.worker}"
@@ -79,6 +79,8 @@ class Mishap:
                 return f"crash of the coordinator {when}{moment}; the next comes after {self.seconds:.3f} s"
             case "term":
                 return f"term {who} {when}{where}"
+            case "spoil":
+                return f"spoil the newest checkpoint {when}{where}"
             case "resize":
                 return f"resize to {self.workers} workers {when}"
             case _:

@@ -23,6 +23,7 @@ from quorate.testing.mishaps import (
     MOST_DRIFT,
     PAUSE,
     RESIZE,
+    SPOIL,
     STOP,
     STORM,
     TERM,
@@ -45,7 +46,7 @@ DECISIONS = (
 )
 RECENT = 0.05
 """Seconds for which a decision of the coordinator counts as being carried out."""
-FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, END)
+FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, END)
 
 Pair = tuple[str, str]
 PAIRS = frozenset((event, fault) for event in (*PHASES, *DECISIONS) for fault in FAULTS)
@@ -62,7 +63,7 @@ _RECOVERY = (
 )
 _WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "RecordLoss", "Welcome")
 """Where a second fault hurts most: while the job recovers from the first."""
-_OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, TERM, TERM, STOP, CUT, LINK, STORM, PAUSE, END)
+_OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, TERM, TERM, SPOIL, STOP, CUT, LINK, STORM, PAUSE, END)
 _CANDIDATES = 4
 
 

@@ -331,6 +331,8 @@ class Simulation:
                 self._hold_up(self._coordinator, mishap.seconds)
             case "crash":
                 self._crash(self._coordinator, mishap.seconds)
+            case "spoil":
+                self._referee.spoil_newest()
             case "resize":
                 self._supervisor.ask_to_resize(mishap.workers)
             case _:
