@@ -49,6 +49,8 @@ def get_into_trouble(place):
         os.abort()
     if TROUBLE == "segfault":
         ctypes.string_at(0)
+    if TROUBLE == "slow":
+        time.sleep(0.5)
     if TROUBLE == "hang":
         while not (HERE / "go").exists():
             time.sleep(0.01)
@@ -249,6 +251,16 @@ def test_metrics_that_dead_lock_again_and_again_end_the_job(troubled: Workplace)
     assert "the last of 3 workers in a row that hung there, so the job is given up" in failure["message"]
     lost = [event for event in troubled.events() if event["kind"] == "lost"]
     assert [(event["step"], event["phase"]) for event in lost] == [(4, "evaluation")] * 3
+
+
+@pytest.mark.long
+def test_an_evaluation_that_comes_further_with_each_batch_does_not_count_as_hung(troubled: Workplace) -> None:
+    """Eight batches of half a second each, where two seconds without progress are too many."""
+    settings = ("step_timeout=2", "evaluate.batch_size=1", "evaluate.every=end")
+    changed = [word for setting in settings for word in ("--set", setting)]
+    done = troubled.train("--json", "--workers", "1", *changed, TROUBLE="slow in metrics")
+    assert (done.code, done.document["steps"], done.document["recoveries"]) == (0, STEPS, [])
+    assert done.document["wall_seconds"] > 4, "so long the evaluation took"
 
 
 def test_a_disk_that_stalls_in_the_last_save_is_named(troubled: Workplace) -> None:

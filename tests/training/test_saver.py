@@ -725,3 +725,23 @@ class TestTheWorkerLeaves:
             crew.present[1].saver.close(0.01)
         crew.await_done()
         assert crew.names() == []
+
+
+def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    spoil_writes(monkeypatch, 1, gate.pass_through)  # by a disk that stands still
+    committer, writer = (hand.saver._activity for hand in crew.present[:2])
+    saving = threading.Thread(target=crew.save, args=(at(1),))
+    with opened_in_the_end(gate):
+        saving.start()
+        await_true("the one whose disk stands still", lambda: writer.waits_for == "the disk")
+        await_true("the one that commits", lambda: committer.waits_for == "the other workers")
+        before = writer.moves
+        # Every piece that is written shows that it is not stuck.
+        crew.present[1].saving.pieces += 1
+        await_true("that it moves", lambda: writer.moves > before)
+    saving.join(20)
+    assert (committer.waits_for, writer.waits_for) == ("", "")
+    assert crew.whole(1)
