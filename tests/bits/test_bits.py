@@ -58,6 +58,9 @@ CASES = [
     Case(tasks.WorksInPlace, {"epochs": 3}),
     Case(tasks.LazyFile, {"loader_workers": 2, "batch_size": 200}),
     Case(tasks.SharedBuffer),
+    Case(tasks.RefinesLater),
+    Case(tasks.NormedWeights),
+    Case(tasks.RunningMean, {"evaluate": {"every": 1}}),
 ]
 
 

@@ -3,12 +3,14 @@
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.core.errors import RunError, TaskError
 from quorate.core.given import given, likely_slip
@@ -38,17 +40,27 @@ class Optimizers:
     @property
     def are_torchs_own(self) -> bool:
         """Whether all of them are torch's, without hooks: then a gradient changes only by operations of torch."""
-        return all(
-            type(optimizer).__module__.startswith("torch.optim.")
-            and not optimizer._optimizer_step_pre_hooks
-            and not optimizer._optimizer_step_post_hooks
-            for optimizer in self.by_name.values()
+        return not self.hooks and all(
+            type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.by_name.values()
         )
 
     @property
-    def may_draw(self) -> bool:
-        """Whether an update may draw from a random generator: torch's own optimizers do not, a task's code may."""
+    def hooks(self) -> list[Callable[..., Any]]:
+        """What runs before and after the step of one of them."""
+        by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
+        places: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        places += chain.from_iterable(by_optimizer)
+        return [hook for hooks in places for hook in hooks.values()]
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether an update may do anything: draw from a random generator, or change more than parameters."""
         return not self.are_torchs_own or bool(self._schedulers)
+
+    @property
+    def schedulers(self) -> list[LRScheduler]:
+        """The task's own."""
+        return list(self._schedulers.values())
 
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""

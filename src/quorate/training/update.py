@@ -11,22 +11,26 @@ from quorate.spec.job import JobSpec
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement
 
 
 class Update:
     """Applies a step's agreement to the replica."""
 
-    def __init__(self, spec: JobSpec, replica: Replica, gradients: Gradients, total_steps: int) -> None:
+    def __init__(
+        self, spec: JobSpec, replica: Replica, gradients: Gradients, watch: StateWatch, total_steps: int
+    ) -> None:
         self._spec = spec
         self._replica = replica
         self._gradients = gradients
+        self._watch = watch
         self._total_steps = total_steps
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
         optimizers = self._replica.optimizers
-        if optimizers.may_draw:
+        if optimizers.runs_user_code:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
@@ -35,9 +39,19 @@ class Update:
             self._scale(agreement)
         norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
-        optimizers.step()
+        # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
+        optimizers.step()
+        if optimizers.runs_user_code:
+            self._replica.buffers.adopt()
+            self._watch.after_update("optimizer.step()")
         return norms
+
+    def react(self, metric: float) -> None:
+        """Step the schedulers that look at an evaluation."""
+        self._replica.optimizers.react(metric)
+        self._replica.buffers.adopt()
+        self._watch.after_update("schedule().step()")
 
     def leave_out(self) -> dict[str, float]:
         """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""
