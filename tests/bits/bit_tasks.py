@@ -12,6 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import quorate
 
@@ -494,3 +495,23 @@ class RunningMean(Plateau):
         self.count += 1
         model.train()
         return {"loss": self.total / self.count}
+
+
+class AveragesInside(BatchNormAndDropout):
+    """A hook of the optimizer moves an average that is part of the model: parameters, buffers and a count."""
+
+    def model(self) -> nn.Module:
+        net = super().model()
+        return nn.ModuleDict({"net": net, "average": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))})  # type: ignore[no-untyped-call]
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        return super().loss(model["net"], batch)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        net, average = model["net"], model["average"]
+        assert isinstance(average, AveragedModel)
+        optimizer = torch.optim.SGD(net.parameters(), lr=self.learning_rate, momentum=0.9)
+        optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
+        return optimizer

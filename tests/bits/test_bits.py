@@ -61,6 +61,8 @@ CASES = [
     Case(tasks.RefinesLater),
     Case(tasks.NormedWeights),
     Case(tasks.RunningMean, {"evaluate": {"every": 1}}),
+    Case(tasks.AveragesInside),
+    Case(tasks.Plateau, {"average": {"decay": 0.9, "evaluate": True}, "evaluate": {"every": 1}}),
 ]
 
 

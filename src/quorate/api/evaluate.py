@@ -9,6 +9,7 @@ from typing import Any
 
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
+from quorate.api.result import refuse_without_average
 from quorate.api.resumption import listed
 from quorate.api.session import SOURCE, refuse_in_worker
 from quorate.checkpoint.listing import CheckpointInfo
@@ -30,13 +31,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is."""
+    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is, and `averaged`
+    whether its parameters were the averages that the job keeps (`average`)."""
 
     run: str
     checkpoint: Path
     step: int
     metrics: dict[str, float]
     weights_digest: str
+    averaged: bool = False
 
 
 def evaluate(
@@ -44,19 +47,28 @@ def evaluate(
     checkpoint: str | int = LAST,
     overrides: Mapping[str, Any] | None = None,
     *,
+    averaged: bool | None = None,
     runs: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
 
+    `averaged`: with the averages of the parameters (True) or the parameters themselves (False), if the job keeps both;
+    by default as the run itself evaluates.
     `overrides` (dotted keys) may change how it runs, and which data the task reads: ``{"params.data": "other"}``.
     """
     layer = [Override(key, value, "quorate.evaluate") for key, value in (overrides or {}).items()]
     with passing_on_signals():
-        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer)
+        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer, averaged=averaged)
 
 
 def evaluate_run(
-    runs: Path, reference: str, which: str | int, environment: Mapping[str, str], overrides: Sequence[Override]
+    runs: Path,
+    reference: str,
+    which: str | int,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    averaged: bool | None = None,
 ) -> Evaluation:
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
@@ -69,13 +81,22 @@ def evaluate_run(
         if recorded != facts[SOURCE]:
             log.warning("the task's source has changed since run %s began; it is evaluated by the one of now", run.name)
 
-    errand = Errand(evaluates_only=True)
+    if averaged:
+        refuse_without_average(run.name, resolved.spec)
+    errand = Errand(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, Ranking.of(resolved.spec), scratch)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_source), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
-    return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
+    return Evaluation(
+        run.name,
+        info.path,
+        info.cursor.step,
+        result["final_metrics"],
+        result["weights_digest"],
+        errand.evaluates_averages(resolved.spec.average),
+    )
 
 
 def _chosen(run: RunFolder, which: str | int, ranking: Ranking, scratch: Path) -> tuple[CheckpointInfo, Path]:

@@ -10,9 +10,11 @@ from quorate.checkpoint.key import cipher_by
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Ranking, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import RunError
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
+from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
@@ -80,14 +82,15 @@ class Result:
         failure = self.fields.get("failure") or {}
         return failure.get("message")
 
-    def load_model(self, checkpoint: str | int = LAST, *, map_location: Any = None) -> Any:
-        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
+    def load_model(self, checkpoint: str | int = LAST, *, averaged: bool = False, map_location: Any = None) -> Any:
+        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step. With `averaged`
+        its parameters are the averages that the job keeps (`average`).
 
         The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
         It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
         random generators are left as they are.
         """
-        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type)
+        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type, averaged=averaged)
         return model if map_location is None else model.to(map_location)
 
     def __repr__(self) -> str:
@@ -114,7 +117,18 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     return Result.of(folder, known | _ending_of(folder))
 
 
-def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None = None) -> tuple[CheckpointInfo, Any]:
+def refuse_without_average(run: str, spec: JobSpec) -> None:
+    """Refuse to give the averages of a run that keeps none."""
+    if spec.average is None:
+        raise RunError(
+            f"run {run} keeps no average of its weights: its job has no `average`. Leave `averaged` out, or train with "
+            "average: {decay: 0.999}."
+        )
+
+
+def model_of(
+    run: RunFolder, checkpoint: str | int, task_type: type[Any] | None = None, *, averaged: bool = False
+) -> tuple[CheckpointInfo, Any]:
     """The checkpoint of a run that is meant, and its model, as the task builds it."""
     from quorate.data.streams import preserved_generators
     from quorate.training.params import configure
@@ -122,6 +136,8 @@ def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None 
     from quorate.training.source import load_task_type
 
     spec = load_recorded(run.job_file, {}, []).spec
+    if averaged:
+        refuse_without_average(run.name, spec)
     folder = CheckpointFolder(run.checkpoints)
     info = select(run.name, folder, checkpoint, Ranking.of(spec))
     with preserved_generators():
@@ -130,6 +146,8 @@ def model_of(run: RunFolder, checkpoint: str | int, task_type: type[Any] | None 
     # Where the run looks for its key now: it may have moved since the checkpoint was written.
     folder.cipher = cipher_by(info.manifest, spec.checkpoint.encrypt)
     replica.load(folder.load(info).state["replica"])
+    if averaged and replica.average is not None:
+        replica.average.take_over()
     return info, replica.model
 
 

@@ -102,6 +102,9 @@ def export(
         str | None,
         typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
     ] = None,
+    averaged: Annotated[
+        bool, typer.Option("--averaged", help="The averages of the parameters, if the job keeps them.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -125,7 +128,7 @@ def export(
     wanted = one_word(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        done = export_model(folder, out, checkpoint, wanted, force=force)
+        done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged)
     if as_json:
         fields = {
             "run": folder.name,
@@ -134,6 +137,7 @@ def export(
             "weights_digest": done.weights_digest,
             "file": str(done.file.absolute()),
             "format": done.format.value,
+            "averaged": averaged,
             "tensors": done.tensors,
             "bytes": done.bytes,
         }

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +34,18 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates the committed state."""
+    """Evaluates the committed state; with `averaged`, the averages of its parameters."""
 
     def __init__(
-        self, task: Task, replica: Replica, plan: EvaluationPlan, feed: Feed, watch: StateWatch, seed: int
+        self,
+        task: Task,
+        replica: Replica,
+        plan: EvaluationPlan,
+        feed: Feed,
+        watch: StateWatch,
+        seed: int,
+        *,
+        averaged: bool = False,
     ) -> None:
         self._task = task
         self._replica = replica
@@ -45,17 +53,18 @@ class Evaluator:
         self._feed = feed
         self._watch = watch
         self._seed = seed
+        self._averaged = averaged
         self._put_back: set[str] = set()
 
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
-        versions = self._replica.versions()
         left_out = LeftOut()
         notes: list[str] = []
-        with evaluation_mode(self._replica.model):
+        with self._weights(), evaluation_mode(self._replica.model):
+            versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
-        self._replica.check_unchanged(versions, "metrics()")
+            self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
         payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
@@ -67,6 +76,10 @@ class Evaluator:
             raise _nothing_to_evaluate(why)
         means = _means([sums for sums, *_ in everyone])
         return Evaluated(means, tuple(bad), tuple(why), tuple(notes), tuple(put_back))
+
+    def _weights(self) -> AbstractContextManager[None]:
+        average = self._replica.average
+        return average.in_place() if self._averaged and average is not None else nullcontext()
 
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         read = self._feed.next(self._plan.request(batch))

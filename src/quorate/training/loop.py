@@ -241,6 +241,7 @@ class Loop:
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:
+        self._settle_save()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
             return self.evaluator.run(step, self.strategy)
 

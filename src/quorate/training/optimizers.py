@@ -53,8 +53,14 @@ class Optimizers:
         return [hook for hooks in places for hook in hooks.values()]
 
     @property
-    def runs_user_code(self) -> bool:
-        """Whether an update may do anything: draw from a random generator, or change more than parameters."""
+    def change_parameters_only(self) -> bool:
+        """Whether no code of the task runs in an update, but for what a schedule of torch calls."""
+        schedulers = self._schedulers.values()
+        return self.are_torchs_own and all(type(s).__module__.startswith("torch.optim.") for s in schedulers)
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether an update may draw from a random generator: torch's own optimizers do not, a task's code may."""
         return not self.are_torchs_own or bool(self._schedulers)
 
     @property

@@ -30,7 +30,7 @@ class Update:
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
         optimizers = self._replica.optimizers
-        if optimizers.runs_user_code:
+        if optimizers.may_draw:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
@@ -42,16 +42,21 @@ class Update:
         # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
         optimizers.step()
-        if optimizers.runs_user_code:
-            self._replica.buffers.adopt()
-            self._watch.after_update("optimizer.step()")
+        self._take_changes("optimizer.step()")
+        if self._replica.average is not None:
+            self._replica.average.update()
         return norms
 
     def react(self, metric: float) -> None:
         """Step the schedulers that look at an evaluation."""
         self._replica.optimizers.react(metric)
-        self._replica.buffers.adopt()
-        self._watch.after_update("schedule().step()")
+        self._take_changes("schedule().step()")
+
+    def _take_changes(self, where: str) -> None:
+        """What user code changes in the model belongs to the state, and is the same in every worker."""
+        if not self._replica.optimizers.change_parameters_only:
+            self._replica.buffers.adopt()
+            self._watch.after_update(where)
 
     def leave_out(self) -> dict[str, float]:
         """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""

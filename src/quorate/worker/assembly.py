@@ -168,6 +168,7 @@ def assemble(
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
     feed = _feed(ground, evaluation, hosted, progress, errand, outside.check_lease)
+    averaged = errand.evaluates_averages(spec.average)
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,
@@ -181,7 +182,7 @@ def assemble(
             reduction, generation, worker, gradients, replica.buffers, courier, skips=spec.on_poison == "skip"
         ),
         update=Update(spec, replica, gradients, watch, curriculum.total_steps),
-        evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed),
+        evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, averaged=averaged),
         saver=saver,
         activity=outside.activity,
         progress=progress,
