@@ -502,7 +502,8 @@ class AveragesInside(BatchNormAndDropout):
 
     def model(self) -> nn.Module:
         net = super().model()
-        return nn.ModuleDict({"net": net, "average": AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))})  # type: ignore[no-untyped-call]
+        blend = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+        return nn.ModuleDict({"net": net, "average": AveragedModel(net, multi_avg_fn=blend)})
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         assert isinstance(model, nn.ModuleDict)
