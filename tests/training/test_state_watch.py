@@ -5,7 +5,7 @@ import random
 import timeit
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -30,6 +30,8 @@ class Meter:
 
 class Keeps(tasks.Regression):
     """Something of every kind."""
+
+    shared: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
         self.flag, self.limit, self._hidden = False, math.nan, 0.0
@@ -123,6 +125,7 @@ def _bind(task: Any) -> None:
     [
         (lambda task, _: task.history.append(1), "self.history"),
         (lambda task, _: task.history.append(torch.ones(1)), "self.history"),
+        (lambda task, _: task.shared.append(1), "Keeps.shared"),
         (lambda task, _: task.table.update(a=2), "self.table"),
         (lambda task, _: task.nested["deep"][0].append(2), "self.nested['deep'][0]"),
         (lambda task, _: task.nested["deep"][1][1].clear(), "self.nested['deep'][1][1]"),

@@ -87,9 +87,7 @@ class Evaluator:
         notes += read.notes
         if read.is_empty:
             return {}
-        self._replica.buffers.restore()
-        for module in self._replica.model.modules():
-            module.training = False  # the batch before may have changed it
+        self._replica.begin_batch()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
         sums = measured(self._task, self._replica.model, read.content, len(read.samples))
         self._put_back.update(self._watch.after_batch())

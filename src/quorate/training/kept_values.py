@@ -262,6 +262,11 @@ def _is_of_the_users_own_class(value: object) -> bool:
         return False
     if hasattr(kind, "__getitem__") or isinstance(value, torch.optim.Optimizer):
         return False
+    return is_users_own(kind)
+
+
+def is_users_own(kind: type) -> bool:
+    """Whether a class was not installed with some package."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     installed = "site-packages" in file or file.startswith(_LIBRARY) or kind.__module__.startswith("quorate.")
     return kind.__module__ == "__main__" or (bool(file) and not installed)

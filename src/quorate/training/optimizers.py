@@ -40,8 +40,11 @@ class Optimizers:
     @property
     def are_torchs_own(self) -> bool:
         """Whether all of them are torch's, without hooks: then a gradient changes only by operations of torch."""
-        return not self.hooks and all(
-            type(optimizer).__module__.startswith("torch.optim.") for optimizer in self.by_name.values()
+        return not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) and all(
+            type(optimizer).__module__.startswith("torch.optim.")
+            and not optimizer._optimizer_step_pre_hooks
+            and not optimizer._optimizer_step_post_hooks
+            for optimizer in self.by_name.values()
         )
 
     @property

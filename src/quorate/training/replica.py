@@ -42,6 +42,13 @@ class Replica:
             if module.training is not training:
                 module.training = training
 
+    def begin_batch(self) -> None:
+        """The same before an evaluation batch, for which every layer is in evaluation mode."""
+        self.buffers.restore()
+        for module, _ in self._modes:
+            if module.training:
+                module.training = False
+
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
         return [parameter._version for _, parameter in self.parameters]

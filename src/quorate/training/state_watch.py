@@ -16,7 +16,7 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.kept_values import MODULES_OWN, Change, KeptValues, is_torchs_own, own_attributes
+from quorate.training.kept_values import MODULES_OWN, Change, KeptValues, is_torchs_own, is_users_own, own_attributes
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.task import LOG, Task
 from quorate.training.tensors import digests
@@ -113,13 +113,18 @@ class StateWatch:
     def put_back(self) -> list[str]:
         """Undo what was assigned; the names of it."""
         for module, training in self._modes:
-            module.training = training
+            if module.training is not training:
+                module.training = training
         return [*self._attributes.put_back(), *self._hooks.put_back(), *self._kept.put_back_scratch()]
 
     def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
         yield from ((f"self.{name}", value) for name, value in vars(self._task).items() if name != LOG)
         for path, module in modules:
             yield from ((f"{path}.{name}", value) for name, value in own_attributes(module))
+        owners = [self._task, *(module for _, module in modules)]
+        for kind in dict.fromkeys(chain.from_iterable(type(owner).__mro__ for owner in owners)):
+            if is_users_own(kind):  # a list in the body of a class is shared by all that have none of their own
+                yield from ((f"{kind.__name__}.{name}", v) for name, v in vars(kind).items() if name[:2] != "__")
         for hook in self._replica.optimizers.hooks:
             yield from _enclosed(hook)
 

@@ -39,6 +39,7 @@ class Update:
             self._scale(agreement)
         norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
+        self._tidy()
         # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
         optimizers.step()
@@ -49,8 +50,15 @@ class Update:
 
     def react(self, metric: float) -> None:
         """Step the schedulers that look at an evaluation."""
+        self._tidy()
         self._replica.optimizers.react(metric)
         self._take_changes("schedule().step()")
+
+    def _tidy(self) -> None:
+        """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
+        if not self._replica.optimizers.change_parameters_only:
+            self._replica.begin_lane()
+            self._watch.put_back()
 
     def _take_changes(self, where: str) -> None:
         """What user code changes in the model belongs to the state, and is the same in every worker."""
