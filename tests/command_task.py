@@ -1,6 +1,7 @@
 """A task of a few parameters that goes wrong, or takes its time, on request: the environment says how."""
 
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ SLOW = float(os.environ.get("SLOW", "0"))
 HOLD = int(os.environ.get("HOLD", "0"))
 AWAITED = os.environ.get("AWAITED", "")
 CALLS_BEFORE_TROUBLE = 9
+CALLS = itertools.count(1)
 
 
 def get_into_trouble(place: str) -> None:
@@ -103,7 +105,7 @@ class Tiny(quorate.Task):
         inputs, targets = batch
         time.sleep(PAUSE)
         dawdle()
-        calls = self.__dict__["_calls"] = self.__dict__.get("_calls", 0) + 1
+        calls = next(CALLS)
         hold(calls)
         loss = F.mse_loss(model(inputs).squeeze(-1), targets)
         if calls < CALLS_BEFORE_TROUBLE:

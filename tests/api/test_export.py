@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quorate.api.export import Format, export_model
+from quorate.api.result import Result
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, RunError
 from quorate.spec.load import resolve_mapping
@@ -85,10 +87,10 @@ print(json.dumps({name: value.tolist() for name, value in model.state_dict().ite
 """
 
 
-def run_of(tmp_path: Path, kind: str) -> tuple[RunFolder, dict[str, Any]]:
+def run_of(tmp_path: Path, kind: str, **more: Any) -> tuple[RunFolder, dict[str, Any]]:
     """A run with a checkpoint of a model, and what its state_dict held then."""
     (tmp_path / "words.py").write_text(TASK)
-    keys = {"task": f"{tmp_path}/words.py:Words", "batch_size": 8, "steps": 1, "params": {"kind": kind}}
+    keys = {"task": f"{tmp_path}/words.py:Words", "batch_size": 8, "steps": 1, "params": {"kind": kind}, **more}
     resolved = resolve_mapping(keys, "test", {}, [])
     run = RunFolder.create(tmp_path / "runs", "words")
     run.write_job(dump_job(resolved))
@@ -125,6 +127,22 @@ def test_ties_and_buffers_are_what_the_model_itself_loads(tmp_path: Path, name: 
     assert (done.step, done.tensors) == (3, 7)
     assert loaded(tmp_path, done.file, "Tied") == expected
     assert [entry.name for entry in done.file.parent.iterdir()] == [name], "no temporary is left"
+
+
+def test_the_averages_are_exported_on_request_and_only_where_there_are_any(tmp_path: Path) -> None:
+    run, trained = run_of(tmp_path, "Tied", average={"decay": 0.9})
+    exported = [export_model(run, tmp_path / f"{a}.pt", "last", None, force=False, averaged=a) for a in (False, True)]
+    plain, averaged = (torch.load(done.file, weights_only=True) for done in exported)
+    assert plain["embedding.weight"].tolist() == trained["embedding.weight"]
+    # The average was not moved in the run, so it is what the model was built with.
+    assert torch.allclose(averaged["embedding.weight"], plain["embedding.weight"] - 1.5)
+    assert averaged["head.weight"].data_ptr() == averaged["embedding.weight"].data_ptr()
+    model = Result.of(run, {"status": "complete"}).load_model(averaged=True)
+    assert torch.equal(model.embedding.weight, averaged["embedding.weight"])
+    (tmp_path / "without").mkdir()
+    without, _ = run_of(tmp_path / "without", "Tied")
+    with pytest.raises(RunError, match=r"words-0001 keeps no average of its weights: its job has no `average`"):
+        export_model(without, tmp_path / "x.pt", "last", None, force=False, averaged=True)
 
 
 def test_what_is_no_tensor_goes_into_a_torch_file_only(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import random
 import tempfile
+import warnings
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import quorate
 
@@ -416,3 +419,100 @@ class SharedBuffer(Regression):
 
     def model(self) -> nn.Module:
         return _Shares()
+
+
+class RefinesLater(Regression):
+    """What a lane assigns must not reach the lanes that happen to share its process, nor may a cache made of it."""
+
+    def __init__(self) -> None:
+        self.refine = False
+        self.limit = float("nan")
+
+    def model(self) -> nn.Module:
+        return _Caches()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        if loss.item() < 1.0:
+            self.refine = True
+        assert isinstance(model, _Caches)
+        return loss * (0.5 if self.refine else 1.0) + 1e-3 * model.aux_loss + sum(model.parts)
+
+
+class _Caches(nn.Module):
+    """Caches that are built when first needed, by name, in a dict and as a property; losses that are kept aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 1)
+        self.scale: torch.Tensor | None = None
+        self.tables: dict[int, torch.Tensor] = {}
+        self.parts: list[torch.Tensor] = []
+
+    @cached_property
+    def offset(self) -> torch.Tensor:
+        return self.linear.weight.detach().mean()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = inputs.detach().abs().mean() * 1e-6
+        if len(inputs) not in self.tables:
+            self.tables[len(inputs)] = inputs.detach().mean(1, keepdim=True) * 1e-6
+        self.aux_loss = self.linear.weight.square().sum()
+        self.parts.append(self.aux_loss * 1e-3)
+        out: torch.Tensor = self.linear(inputs) * (1 + self.scale) + self.tables[len(inputs)] + self.offset
+        return out
+
+
+class NormedWeights(Regression):
+    """Weights that torch computes anew before each forward pass: by hooks of old, and by parametrizations."""
+
+    def model(self) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            old = [torch.nn.utils.weight_norm(nn.Linear(FEATURES, 6)), torch.nn.utils.spectral_norm(nn.Linear(6, 6))]
+            recurrent = torch.nn.utils.weight_norm(nn.LSTM(6, 6), "weight_hh_l0")
+        parametrizations = torch.nn.utils.parametrizations
+        new = [parametrizations.weight_norm(nn.Linear(6, 6)), parametrizations.spectral_norm(nn.Linear(6, 1))]
+        return _Chain(*old, recurrent, *new)
+
+
+class _Chain(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            inputs = layer(inputs)[0] if isinstance(layer, nn.LSTM) else layer(inputs)
+        return inputs
+
+
+class RunningMean(Plateau):
+    """A metric of all batches that this process has seen would drive the rate, and so depend on the process."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        self.total += self.loss(model, batch).item()
+        self.count += 1
+        model.train()
+        return {"loss": self.total / self.count}
+
+
+class AveragesInside(BatchNormAndDropout):
+    """A hook of the optimizer moves an average that is part of the model: parameters, buffers and a count."""
+
+    def model(self) -> nn.Module:
+        net = super().model()
+        blend = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+        return nn.ModuleDict({"net": net, "average": AveragedModel(net, multi_avg_fn=blend)})
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        return super().loss(model["net"], batch)
+
+    def optimizer(self, model: nn.Module) -> Any:
+        assert isinstance(model, nn.ModuleDict)
+        net, average = model["net"], model["average"]
+        assert isinstance(average, AveragedModel)
+        optimizer = torch.optim.SGD(net.parameters(), lr=self.learning_rate, momentum=0.9)
+        optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
+        return optimizer

@@ -58,6 +58,11 @@ CASES = [
     Case(tasks.WorksInPlace, {"epochs": 3}),
     Case(tasks.LazyFile, {"loader_workers": 2, "batch_size": 200}),
     Case(tasks.SharedBuffer),
+    Case(tasks.RefinesLater),
+    Case(tasks.NormedWeights),
+    Case(tasks.RunningMean, {"evaluate": {"every": 1}}),
+    Case(tasks.AveragesInside),
+    Case(tasks.Plateau, {"average": {"decay": 0.9, "evaluate": True}, "evaluate": {"every": 1}}),
 ]
 
 

@@ -64,3 +64,23 @@ def test_another_meaning_is_refused_with_both_values(used_workplace: Workplace) 
     assert refused.code == 2
     assert "lanes: 4 → 2 (--set lanes); " in refused.error
     assert "seed: 0 → 7 (environment QUORATE_SEED)" in refused.error
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_averages_are_evaluated_on_request(workplace: Workplace) -> None:
+    workplace.write_job(average={"decay": 0.5})
+    assert workplace.train("--json").code == 0
+    done = workplace.run("eval", "last", "--averaged", "--json")
+    assert done.code == 0, done.stderr
+    validate("eval", done.document)
+    result = workplace.result()
+    assert done.document["averaged"]
+    assert done.document["weights_digest"] == result["weights_digest"]
+    assert done.document["metrics"].keys() == result["final_metrics"].keys()
+    assert done.document["metrics"] != result["final_metrics"]
+
+
+def test_averages_that_a_run_does_not_keep_are_refused(used_workplace: Workplace) -> None:
+    done = used_workplace.run("eval", "last", "--averaged")
+    assert done.code == 2
+    assert "run tiny-0001 keeps no average of its weights: its job has no `average`" in " ".join(done.stderr.split())

@@ -16,6 +16,7 @@ KEYS: dict[str, Any] = {
     "workers": 3,
     "failure_timeout": 2.0,
     "evaluate": {"every": 2},
+    "average": {"decay": 0.9, "evaluate": True},
     "checkpoint": {"every": 3, "keep": 3},
 }
 

@@ -1,5 +1,6 @@
 """With one lane a job gives the bits of the loop that one would write by hand."""
 
+import copy
 import random
 from pathlib import Path
 
@@ -20,10 +21,13 @@ STEPS = 7
 BATCH = 12
 
 
-def by_hand(task: Task, seed: int, clip_norm: float | None, accumulate: int) -> dict[str, str]:
+def by_hand(
+    task: Task, seed: int, clip_norm: float | None, accumulate: int, decay: float | None = None
+) -> dict[str, str]:
     """A plain PyTorch loop; of Quorate only the seeds and the order of samples, which are the job's own choice."""
     seed_everything(derive_seed(seed, "build"))
     model = task.model()
+    averaged = copy.deepcopy(model)
     optimizer = task.optimizer(model)
     training, _ = task.datasets()
     per_epoch = len(training) // BATCH
@@ -45,7 +49,11 @@ def by_hand(task: Task, seed: int, clip_norm: float | None, accumulate: int) -> 
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         seed_everything(derive_seed(seed, "apply", step))
         optimizer.step()
-    return digests([*model.named_parameters(), *model.named_buffers()])
+        with torch.no_grad():
+            for average, parameter in zip(averaged.parameters(), model.parameters(), strict=True):
+                average.lerp_(parameter, 1 - (decay or 0.0))
+    averages = [] if decay is None else [(f"{name} (averaged)", p) for name, p in averaged.named_parameters()]
+    return digests([*model.named_parameters(), *model.named_buffers(), *averages])
 
 
 def seed_everything(seed: int) -> None:
@@ -68,6 +76,7 @@ def seed_everything(seed: int) -> None:
         tasks.NoisyOptimizer,
         tasks.ConstantBuffers,
         tasks.LaneZeroBuffer,
+        tasks.AveragesInside,
     ],
 )
 def test_one_lane_gives_the_bits_of_a_loop_written_by_hand(
@@ -79,3 +88,20 @@ def test_one_lane_gives_the_bits_of_a_loop_written_by_hand(
     expected = by_hand(task(), spec.seed, clip_norm, accumulate)
     assert ended.digest
     assert ended.tensors == expected
+
+
+@pytest.mark.parametrize("task", [tasks.Adam, tasks.BatchNormAndDropout])
+def test_an_average_has_the_bits_of_one_kept_by_hand(task: type[Task], tmp_path: Path) -> None:
+    spec = gang.job(task, lanes=1, batch_size=BATCH, steps=STEPS, average={"decay": 0.7})
+    ended = gang.train(task, spec, 1, tmp_path)
+    torch.set_num_threads(1)
+    expected = by_hand(task(), spec.seed, None, 1, 0.7)
+    assert ended.digest
+    assert ended.tensors == expected
+    plain = gang.train(task, gang.job(task, lanes=1, batch_size=BATCH, steps=STEPS), 1, _folder(tmp_path / "plain"))
+    assert plain.tensors == {name: digest for name, digest in expected.items() if "averaged" not in name}
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path

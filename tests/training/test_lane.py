@@ -14,6 +14,7 @@ from quorate.core.failure import Failure
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneRunner, LossSum, not_finite
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 
 
@@ -45,7 +46,7 @@ class OneLane:
         self.task = made()
         self.replica = Replica(self.task, gang.job(task_type))
         self.gradients = plain_gradients(self.replica.trainable, range(2), 25.0)
-        self.runner = LaneRunner(self.task, self.replica, self.gradients, seed=1)
+        self.runner = LaneRunner(self.task, self.replica, self.gradients, StateWatch(self.task, self.replica), seed=1)
 
     def run(self, *batches: tuple[int, float], batch_samples: int = 4) -> Any:
         return self.runner.run(1, 0, batches, batch_samples)

@@ -326,3 +326,18 @@ def test_clipping_is_told_by_the_norm_before_it(tmp_path: Path) -> None:
     assert norms[1] == pytest.approx(free_norms[1])
     assert norms[1] > 1e-3
     assert clipped.ended.digest != free.ended.digest
+
+
+def test_what_is_put_back_is_named_once_in_a_run_whoever_hosts_what(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"steps": 5, "evaluate": {"every": 1}, "checkpoint": {"every": 1}}
+    ran = on_one_and_on_three(bit_tasks.RunningMean, tmp_path / "metrics", **keys)
+    told = {step: warnings for step, warnings in ran.fields("evaluation", "warnings").items() if warnings}
+    assert list(told) == [1]
+    assert "put back at its end: 'self.count', 'self.total'." in told[1][0]
+    ran = on_one_and_on_three(bit_tasks.RefinesLater, tmp_path / "loss", steps=4)
+    told = {step: warnings for step, warnings in ran.fields("step", "warnings").items() if warnings}
+    assert sum(sentence.count("'model.aux_loss'") for sentences in told.values() for sentence in sentences) == 1
+    interrupted = run(bit_tasks.RunningMean, tmp_path / "resumed", 2, 2, **keys)
+    resumed = run(bit_tasks.RunningMean, tmp_path / "resumed", 3, **keys)
+    assert [w for w in interrupted.fields("evaluation", "warnings").values() if w]
+    assert not any(resumed.fields("evaluation", "warnings").values())

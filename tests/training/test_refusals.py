@@ -100,13 +100,37 @@ class LimitsNorms(tasks.IndexBackward):
         return model["out"](model["rows"](batch).sum(1)).square().mean()
 
 
-class CountsCalls(tasks.Regression):
-    def __init__(self) -> None:
-        self.calls = 0
+class MovesItsTeacher(tasks.ConstantBuffers):
+    """A mean teacher in a plain attribute, which the lanes begin to move at the fifth step."""
+
+    def model(self) -> nn.Module:
+        self.teacher = nn.Linear(tasks.FEATURES, 1)
+        return super().model()
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
-        self.calls += 1
-        return super().loss(model, batch) / self.calls
+        if model.training and int(model.get_buffer("count")) >= 8:  # two a step
+            self.teacher.weight.data.lerp_(model.get_parameter("linear.weight").data, 0.1)
+        return super().loss(model, batch) + F.mse_loss(model(batch[0]), self.teacher(batch[0]).detach())
+
+
+class RemembersTargets(tasks.Regression):
+    """A memory of what earlier lanes have seen."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(3)
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.memory.copy_(batch[1][:3])
+        return super().loss(model, batch)
+
+
+class CollectsPredictions(tasks.Regression):
+    def __init__(self) -> None:
+        self.errors: list[float] = []
+
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        self.errors.append(self.loss(model, batch).item())
+        return {"error": sum(self.errors) / len(self.errors)}
 
 
 class DrawsFromItsOwn(tasks.Regression):
@@ -200,7 +224,14 @@ class NotFinite(tasks.Regression):
         (WritesThroughData, {}, "UnsupportedModelError", ["'2.bias'", "changed in loss()"]),
         (ChangedByMetrics, {}, "UnsupportedModelError", ["'0.bias'", "changed in metrics()"]),
         (LimitsNorms, {}, "UnsupportedModelError", ["'rows.weight'", "changed in loss()"]),
-        (CountsCalls, {}, "UnsupportedModelError", ["'self.calls'", "from lane to lane", "underscore"]),
+        (MovesItsTeacher, {}, "UnsupportedModelError", ["'self.teacher.weight' (a tensor)", "loss()", "`average`"]),
+        (RemembersTargets, {}, "UnsupportedModelError", ["'self.memory' (a tensor)", "a buffer of the model"]),
+        (
+            CollectsPredictions,
+            {},
+            "UnsupportedModelError",
+            ["'self.errors' (a list)", "metrics()", "workers"],
+        ),
         (DrawsFromItsOwn, {}, "UnsupportedModelError", ["'self._generator'", "global generators"]),
         (DrawsFromNumpy, {}, "UnsupportedModelError", ["'self.random'", "global generators"]),
         (TearsSharedBuffer, {}, "UnsupportedModelError", ["'first.table'", "shared"]),
@@ -224,6 +255,11 @@ def test_refused_by_name(
     assert failure.kind == kind
     for word in words:
         assert word in failure.message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_teacher_is_refused_at_the_step_that_moves_it(workers: int, tmp_path: Path) -> None:
+    assert gang.train(MovesItsTeacher, gang.job(MovesItsTeacher), workers, tmp_path).failure.step == 5
 
 
 def test_a_model_built_without_a_seed_is_named() -> None:

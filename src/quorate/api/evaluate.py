@@ -11,6 +11,7 @@ from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
 from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
+from quorate.api.result import refuse_without_average
 from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
 from quorate.api.task_place import find_task, is_other_code
@@ -35,13 +36,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is."""
+    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is, and `averaged`
+    whether its parameters were the averages that the job keeps (`average`)."""
 
     run: str
     checkpoint: Path
     step: int
     metrics: dict[str, float]
     weights_digest: str
+    averaged: bool = False
 
 
 def evaluate(
@@ -49,21 +52,30 @@ def evaluate(
     checkpoint: str | int = LAST,
     overrides: Mapping[str, Any] | None = None,
     *,
+    averaged: bool | None = None,
     runs: str | Path | None = None,
     task: Any = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
 
+    `averaged`: with the averages of the parameters (True) or the parameters themselves (False), if the job keeps both;
+    by default as the run itself evaluates.
     `overrides` (dotted keys) may change how it runs, and which data the task reads: ``{"params.data": "other"}``.
     `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
     """
     layer = overrides_from("quorate.evaluate", overrides, task)
     with passing_on_signals():
-        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer)
+        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer, averaged=averaged)
 
 
 def evaluate_run(
-    runs: Path, reference: str, which: str | int, environment: Mapping[str, str], overrides: Sequence[Override]
+    runs: Path,
+    reference: str,
+    which: str | int,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    averaged: bool | None = None,
 ) -> Evaluation:
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
@@ -77,14 +89,23 @@ def evaluate_run(
         if is_other_code(run, recorded_environment(run, info), now):
             log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
-    errand = Errand(evaluates_only=True)
+    if averaged:
+        refuse_without_average(run.name, resolved.spec)
+    errand = Errand(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
         warn_of_foreign(info, recorded.spec)
         _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
-    return Evaluation(run.name, info.path, info.cursor.step, result["final_metrics"], result["weights_digest"])
+    return Evaluation(
+        run.name,
+        info.path,
+        info.cursor.step,
+        result["final_metrics"],
+        result["weights_digest"],
+        errand.evaluates_averages(resolved.spec.average),
+    )
 
 
 def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path) -> tuple[CheckpointInfo, Path]:

@@ -42,22 +42,30 @@ class Exported:
 
 
 def export_model(
-    run: RunFolder, out: Path, which: str, kind: Format | None, *, force: bool, task: str | None = None
+    run: RunFolder,
+    out: Path,
+    which: str,
+    kind: Format | None,
+    *,
+    force: bool,
+    averaged: bool = False,
+    task: str | None = None,
 ) -> Exported:
     """Write the model of a checkpoint (last, best, or that of a step) to a file, or into a folder.
 
     It has the names of the model's own `state_dict`, each with a tensor of its own in a safetensors file, also where
-    the model ties several to one; in a torch file those stay tied.
+    the model ties several to one; in a torch file those stay tied. With `averaged` its parameters are their averages.
     """
     kind = kind or (Format.TORCH if out.suffix in _TORCH_ENDINGS else Format.SAFETENSORS)
     file = out / _USUAL_NAMES[kind] if out.is_dir() else out
     if file.exists() and not force:
         raise RunError(f"{file} is there already. Choose another file, or replace it with --force")
-    info, model = model_of(run, which, task)
+    info, model = model_of(run, which, task, averaged=averaged)
     state: Mapping[str, Any] = model.state_dict()
     manifest = info.manifest
     if kind is Format.SAFETENSORS:
         labels = {"format": "pt", "run": run.name, "step": str(manifest.step), "weights": manifest.weights_digest}
+        labels |= {"averaged": "true"} if averaged else {}
         _write(file, lambda temporary: _save_safetensors(state, temporary, labels))
     else:
         _write(file, lambda temporary: _save_torch(state, temporary))

@@ -21,6 +21,7 @@ class JobKeys(TypedDict, total=False):
     accumulate: int
     clip_norm: float | None
     schedule: Section | None
+    average: Section | None
     last_batch: Literal["drop", "keep"]
     evaluate: Section
     early_stop: Section | None

@@ -11,10 +11,12 @@ from quorate.api.task_place import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import RunError
 from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
+from quorate.spec.job import JobSpec
 from quorate.spec.task_reference import TaskReference
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
@@ -82,8 +84,11 @@ class Result:
         failure = self.fields.get("failure") or {}
         return failure.get("message")
 
-    def load_model(self, checkpoint: str | int = LAST, *, map_location: Any = None, task: Any = None) -> Any:
-        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
+    def load_model(
+        self, checkpoint: str | int = LAST, *, averaged: bool = False, map_location: Any = None, task: Any = None
+    ) -> Any:
+        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step. With `averaged`
+        its parameters are the averages that the job keeps (`average`).
 
         The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
         It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
@@ -92,7 +97,8 @@ class Result:
         A task that is not where it was is looked for relative to the run, and otherwise built from the source that the
         run keeps; `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
         """
-        _, model = model_of(RunFolder(self.folder), checkpoint, self.task_type if task is None else task)
+        named = self.task_type if task is None else task
+        _, model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged)
         return model if map_location is None else model.to(map_location)
 
     def __repr__(self) -> str:
@@ -119,13 +125,26 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     return Result.of(folder, known | _ending_of(folder))
 
 
-def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None) -> tuple[CheckpointInfo, Any]:
+def refuse_without_average(run: str, spec: JobSpec) -> None:
+    """Refuse to give the averages of a run that keeps none."""
+    if spec.average is None:
+        raise RunError(
+            f"run {run} keeps no average of its weights: its job has no `average`. Leave `averaged` out, or train with "
+            "average: {decay: 0.999}."
+        )
+
+
+def model_of(
+    run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None, *, averaged: bool = False
+) -> tuple[CheckpointInfo, Any]:
     """The checkpoint of a run that is meant, and its model, as the task builds it: that of the run, or another."""
     from quorate.data.streams import preserved_generators
     from quorate.training.params import configure
     from quorate.training.replica import Replica
 
     spec = recorded_job(run, {}, []).spec
+    if averaged:
+        refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
     info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     warn_of_foreign(info, spec)
@@ -137,6 +156,8 @@ def model_of(run: RunFolder, checkpoint: str | int, task: type[Any] | str | None
             task_type = find_task(run, spec.task, asked).load(spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
     replica.load(folder.load(info).state["replica"])
+    if averaged and replica.average is not None:
+        replica.average.take_over()
     return info, replica.model
 
 

@@ -102,6 +102,9 @@ def export(
         str | None,
         typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
     ] = None,
+    averaged: Annotated[
+        bool, typer.Option("--averaged", help="The averages of the parameters, if the job keeps them.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     task: Task = None,
     runs: Runs = RUNS,
@@ -126,7 +129,7 @@ def export(
     wanted = one_word(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        done = export_model(folder, out, checkpoint, wanted, force=force, task=task)
+        done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)
     if as_json:
         fields = {
             "run": folder.name,
@@ -135,6 +138,7 @@ def export(
             "weights_digest": done.weights_digest,
             "file": str(done.file.absolute()),
             "format": done.format.value,
+            "averaged": averaged,
             "tensors": done.tensors,
             "bytes": done.bytes,
         }

@@ -13,6 +13,14 @@ from quorate.cli.options import RUNS, Json, Run, Runs, Set, Task, Workers
 def evaluate(
     run: Run,
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    averaged: Annotated[
+        bool | None,
+        typer.Option(
+            "--averaged/--trained",
+            help="The averages of the parameters, or the parameters; by default as the job evaluates.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Workers = None,
     task: Task = None,
     settings: Set = None,
@@ -33,12 +41,13 @@ def evaluate(
     from quorate.observe.summary import print_summary
 
     layer = overrides(settings, workers=workers, task=task)
-    done = evaluate_run(runs, run, checkpoint, os.environ, layer)
+    done = evaluate_run(runs, run, checkpoint, os.environ, layer, averaged=averaged)
     if as_json:
         fields = {
             "run": done.run,
             "checkpoint": str(done.checkpoint),
             "step": done.step,
+            "averaged": done.averaged,
             "metrics": done.metrics,
             "weights_digest": done.weights_digest,
         }
@@ -46,7 +55,7 @@ def evaluate(
         return
     summary = {
         "run": done.run,
-        "status": f"at step {done.step:,}",
+        "status": f"at step {done.step:,}" + (", averaged weights" if done.averaged else ""),
         "final_metrics": done.metrics,
         "weights_digest": done.weights_digest,
     }

@@ -83,6 +83,13 @@ class EarlyStopSpec(Section):
     patience: Count
 
 
+class AverageSpec(Section):
+    """An exponential moving average of the parameters: whether the job evaluates it instead of the parameters."""
+
+    decay: Annotated[float, Field(gt=0, lt=1), Allowed("a number above 0 and below 1")]
+    evaluate: bool = False
+
+
 class StrategySpec(Section):
     """How gradients become an update."""
 
@@ -166,6 +173,7 @@ class JobSpec(Section):
     accumulate: Annotated[Count, Mark.MEANING] = 1
     clip_norm: Annotated[OptionalPositive, Mark.MEANING] = None
     schedule: Annotated[ScheduleSpec | None, Mark.MEANING] = None
+    average: Annotated[AverageSpec | None, Mark.MEANING] = None
     last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None

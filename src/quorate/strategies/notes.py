@@ -13,7 +13,7 @@ from quorate.training.tensors import named_bytes
 class LaneNote:
     """A lane's result without its tensors: of changed buffers only the digests travel. `suspects` are the samples of a
     lane whose loss is not finite, `bad` those that could not be read, `why` what is wrong with the first of these, and
-    `data_s` the seconds that its worker has waited for its samples."""
+    `data_s` the seconds that its worker has waited for its samples, `put_back` the names of what user code assigned."""
 
     lane: int
     samples: int
@@ -26,6 +26,7 @@ class LaneNote:
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0
+    put_back: tuple[str, ...] = ()
 
 
 def note_of(result: LaneResult) -> LaneNote:
@@ -44,6 +45,7 @@ def note_of(result: LaneResult) -> LaneNote:
         result.bad,
         result.why,
         result.data_s,
+        result.put_back,
     )
 
 
@@ -71,6 +73,7 @@ def encode(told: WorkerNote) -> bytes:
             note.bad,
             note.why,
             note.data_s,
+            note.put_back,
         ]
         for note in told.lanes
     ]
@@ -93,7 +96,8 @@ def decode(payload: bytes) -> WorkerNote:
             tuple(bad),
             tuple((index, text) for index, text in why),
             data_s,
+            tuple(put_back),
         )
-        for lane, samples, present, losses, log, buffers, tally, suspects, bad, why, data_s in told["lanes"]
+        for lane, samples, present, losses, log, buffers, tally, suspects, bad, why, data_s, put_back in told["lanes"]
     ]
     return WorkerNote(notes, told["stop"], told["state"])

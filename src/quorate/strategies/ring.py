@@ -107,6 +107,7 @@ class RingStrategy:
             bad=_bad(notes),
             why=_why(notes),
             data_s=data_s,
+            put_back=_put_back(notes),
         )
 
     def _void(
@@ -137,6 +138,7 @@ class RingStrategy:
             bad=_bad(notes),
             why=_why(notes),
             data_s=data_s,
+            put_back=_put_back(notes),
         )
 
     def _state_is_finite(self) -> bool:
@@ -179,6 +181,10 @@ def _bad(notes: Sequence[LaneNote]) -> tuple[int, ...]:
 
 def _why(notes: Sequence[LaneNote]) -> tuple[tuple[int, str], ...]:
     return tuple(told for note in notes for told in note.why)
+
+
+def _put_back(notes: Sequence[LaneNote]) -> tuple[str, ...]:
+    return tuple(sorted({name for note in notes for name in note.put_back}))
 
 
 def _not_finite_at(step: int, note: LaneNote) -> str:

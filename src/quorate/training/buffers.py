@@ -126,6 +126,10 @@ class Buffers:
             self._put(buffer)
         self.restore()
 
+    def adopt(self) -> None:
+        """Commit what the model holds: what the optimizer's step has changed is changed alike in every worker."""
+        self.commit(self.take_changes())
+
     def _put(self, buffer: _Buffer) -> None:
         with torch.no_grad():
             buffer.home.copy_(buffer.committed)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from quorate.data.streams import seed_generators
 from quorate.training.lane import LossSum
 from quorate.training.measurement import Measured, measured
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Strategy
 from quorate.training.task import Task, take_log
 
@@ -23,16 +24,18 @@ from quorate.training.task import Task, take_log
 @dataclass(frozen=True)
 class Evaluated:
     """The metrics, and the samples that were left out as bad; `why` says of the first of these what is wrong. `notes`
-    are what this worker has met with in reading."""
+    are what this worker has met with in reading, `put_back` the names of what metrics() has assigned anywhere."""
 
     metrics: dict[str, float]
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
 
 
 class Evaluator:
-    """Evaluates the committed state; `advance` is called after each batch."""
+    """Evaluates the committed state; with `averaged`, the averages of its parameters. `advance` is called for each
+    batch."""
 
     def __init__(
         self,
@@ -40,34 +43,46 @@ class Evaluator:
         replica: Replica,
         plan: EvaluationPlan,
         feed: Feed,
+        watch: StateWatch,
         seed: int,
         advance: Callable[[], None] = lambda: None,
+        *,
+        averaged: bool = False,
     ) -> None:
         self._task = task
         self._replica = replica
         self._plan = plan
         self._feed = feed
+        self._watch = watch
         self._seed = seed
         self._advance = advance
+        self._averaged = averaged
+        self._put_back: set[str] = set()
 
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
-        versions = self._replica.versions()
         left_out = LeftOut()
         notes: list[str] = []
-        with evaluation_mode(self._replica.model):
+        with self._weights(), evaluation_mode(self._replica.model):
+            versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
-        self._replica.check_unchanged(versions, "metrics()")
+            self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
-        payload = json.dumps([own, left_out.indices, left_out.reasons]).encode()
+        payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
         everyone = [json.loads(told) for told in strategy.share(step, payload)]
-        bad = sorted(index for _, indices, _ in everyone for index in indices)
-        why = sorted((index, text) for _, _, texts in everyone for index, text in texts)
+        bad = sorted(index for _, indices, _, _ in everyone for index in indices)
+        why = sorted((index, text) for _, _, texts, _ in everyone for index, text in texts)
+        put_back = sorted({name for *_, names in everyone for name in names})
         if len(bad) == self._plan.samples:
             raise _nothing_to_evaluate(why)
-        return Evaluated(_means([sums for sums, _, _ in everyone]), tuple(bad), tuple(why), tuple(notes))
+        means = _means([sums for sums, *_ in everyone])
+        return Evaluated(means, tuple(bad), tuple(why), tuple(notes), tuple(put_back))
+
+    def _weights(self) -> AbstractContextManager[None]:
+        average = self._replica.average
+        return average.in_place() if self._averaged and average is not None else nullcontext()
 
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         self._advance()
@@ -76,9 +91,11 @@ class Evaluator:
         notes += read.notes
         if read.is_empty:
             return {}
-        self._replica.buffers.restore()
+        self._replica.begin_batch()
         seed_generators(derive_seed(self._seed, "evaluation", step, batch))
-        return measured(self._task, self._replica.model, read.content, len(read.samples))
+        sums = measured(self._task, self._replica.model, read.content, len(read.samples))
+        self._put_back.update(self._watch.after_batch())
+        return sums
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:

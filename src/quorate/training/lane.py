@@ -49,7 +49,7 @@ class LossSum:
 class LaneResult:
     """What a lane contributes besides its gradient; `read` are the samples that it has read, `tally` adds them up, and
     `bad` are those that could not be read and were left out; `why` says of the first of these what is wrong. `data_s`
-    are the seconds that its worker has waited for them."""
+    are the seconds that its worker has waited for them, `put_back` the names of what user code has assigned."""
 
     lane: int
     samples: int
@@ -62,17 +62,18 @@ class LaneResult:
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0
+    put_back: tuple[str, ...] = ()
 
 
 class LaneRunner:
     """Runs lanes one after another on the worker's replica."""
 
-    def __init__(self, task: Task, replica: Replica, gradients: Gradients, seed: int) -> None:
+    def __init__(self, task: Task, replica: Replica, gradients: Gradients, watch: StateWatch, seed: int) -> None:
         self._task = task
         self._replica = replica
         self._gradients = gradients
+        self._watch = watch
         self._seed = seed
-        self._watch = StateWatch(task, replica)
 
     def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
@@ -81,7 +82,7 @@ class LaneRunner:
             self._gradients.clear(lane)
             return result
         self._replica.begin_lane()
-        self._watch.before_lane()
+        put_back = self._watch.before_lane()
         self._pin_threads()
         seed_generators(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
@@ -96,7 +97,8 @@ class LaneRunner:
         result.present = self._gradients.finish()
         result.log = {name: total.mean for name, total in logged.items()}
         result.buffers = self._replica.buffers.take_changes()
-        self._watch.after_lane()
+        put_back += self._watch.after_lane()
+        result.put_back = tuple(put_back)
         self._pin_threads()
         return result
 

@@ -26,6 +26,7 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
+from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import (
     BEGIN_AND_BREAK,
     BOUNDARIES,
@@ -53,6 +54,7 @@ class Loop:
     replica: Replica
     feed: Feed
     lanes: LaneRunner
+    watch: StateWatch
     strategy: Strategy
     update: Update
     evaluator: Evaluator
@@ -122,6 +124,7 @@ class Loop:
         batch_samples = self.curriculum.batch_samples(step)
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
+        self.watch.after_lanes()
         with self.activity.during(EXCHANGE):
             agreement = self.strategy.exchange(step, results, self._wish())
         self._settle_save()
@@ -135,6 +138,7 @@ class Loop:
         else:
             self.progress = before.after_step(agreement.samples, agreement.tally, bad=bad)
         warnings = self._warned(Source.TRAINING, agreement) if bad else []
+        warnings += self._named(agreement.put_back)
         self._publish_step(step, agreement, norms, warnings + self._noted())
         self._check_fed(agreement)
         return agreement.stop
@@ -145,6 +149,15 @@ class Loop:
         warnings = telling.sentences(found.bad, found.why)
         if warnings:
             self.progress = replace(self.progress, told=telling.told)
+        for warning in warnings:
+            log.warning("%s", warning)
+        return warnings
+
+    def _named(self, put_back: Sequence[str]) -> list[str]:
+        """Name what user code has assigned and what was put back; each once in a run."""
+        warnings, told = warn_of(put_back, self.progress.told)
+        if warnings:
+            self.progress = replace(self.progress, told=told)
         for warning in warnings:
             log.warning("%s", warning)
         return warnings
@@ -195,6 +208,7 @@ class Loop:
             # What the feed has answered with; a ledger of what was planned proves nothing.
             result.read = joined([batch.samples for batch in answers])
             result.tally, result.data_s = Tally.of(epoch, result.read), waited
+        result.put_back = news(result.put_back, self.progress.told)
         self._notes += [note for batch in answers for note in batch.notes]
         self._draws = self._draws or any(batch.draws for batch in answers)
         if any(batch.bad for batch in answers):
@@ -218,7 +232,7 @@ class Loop:
         early_stop = self.spec.early_stop if has_effects else None
         self.progress = before.after_evaluation(metrics, self.spec.evaluate, early_stop, len(evaluated.bad))
         if has_effects and self.replica.optimizers.reacts:
-            self.replica.optimizers.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
+            self.update.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
         self._publish_evaluation(evaluated, before)
 
     def _evaluate_only(self) -> None:
@@ -228,6 +242,7 @@ class Loop:
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:
+        self._settle_save()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
             return self.evaluator.run(step, self.strategy)
 
@@ -242,6 +257,7 @@ class Loop:
 
     def _begin_save(self) -> None:
         with self.activity.during(CHECKPOINT):
+            self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
             self.saver.begin(self.replica, self.progress, self.strategy)
 
@@ -253,6 +269,7 @@ class Loop:
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
+            self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
             self.saver.save(self.replica, self.progress, self.strategy)
 
@@ -276,6 +293,7 @@ class Loop:
             if evaluated.bad != self._bad_listed:
                 fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
         warnings = self._warned(Source.VALIDATION, evaluated) if evaluated.bad else []
+        warnings += self._named(evaluated.put_back)
         self._notes += evaluated.notes
         if warnings := warnings + self._noted():
             fields["warnings"] = warnings

@@ -5,11 +5,13 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.core.errors import RunError, TaskError
 from quorate.core.given import given, likely_slip
@@ -39,7 +41,7 @@ class Optimizers:
     @property
     def are_torchs_own(self) -> bool:
         """Whether all of them are torch's, without hooks: then a gradient changes only by operations of torch."""
-        return all(
+        return not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) and all(
             type(optimizer).__module__.startswith("torch.optim.")
             and not optimizer._optimizer_step_pre_hooks
             and not optimizer._optimizer_step_post_hooks
@@ -47,9 +49,28 @@ class Optimizers:
         )
 
     @property
+    def hooks(self) -> list[Callable[..., Any]]:
+        """What runs before and after the step of one of them."""
+        by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
+        places: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        places += chain.from_iterable(by_optimizer)
+        return [hook for hooks in places for hook in hooks.values()]
+
+    @property
+    def change_parameters_only(self) -> bool:
+        """Whether no code of the task runs in an update, but for what a schedule of torch calls."""
+        schedulers = self._schedulers.values()
+        return self.are_torchs_own and all(type(s).__module__.startswith("torch.optim.") for s in schedulers)
+
+    @property
     def may_draw(self) -> bool:
         """Whether an update may draw from a random generator: torch's own optimizers do not, a task's code may."""
         return not self.are_torchs_own or bool(self._schedulers)
+
+    @property
+    def schedulers(self) -> list[LRScheduler]:
+        """The task's own."""
+        return list(self._schedulers.values())
 
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""

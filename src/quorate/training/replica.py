@@ -13,6 +13,7 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
+from quorate.training.average import Average, split_averages
 from quorate.training.buffers import MEAN, Buffers
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
@@ -29,6 +30,7 @@ class Replica:
         seed_generators(derive_seed(spec.seed, "optimizer"))
         self.optimizers = Optimizers(task, self.model, spec.schedule)
         self.parameters = tuple(self.model.named_parameters())
+        self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
         self._trained = tuple(p.requires_grad for _, p in self.parameters)
         self._modes = tuple((module, module.training) for module in self.model.modules())
@@ -39,6 +41,13 @@ class Replica:
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
+
+    def begin_batch(self) -> None:
+        """The same before an evaluation batch, for which every layer is in evaluation mode."""
+        self.buffers.restore()
+        for module, _ in self._modes:
+            if module.training:
+                module.training = False
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
@@ -59,13 +68,19 @@ class Replica:
                     "Which parameters are trained is fixed when the job starts: set it in model()."
                 )
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and committed buffers, by name."""
         yield from self.parameters
         yield from self.buffers.committed()
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, and the averages of the parameters if the job keeps any."""
+        yield from self.weights()
+        if self.average is not None:
+            yield from self.average.tensors()
+
     def weights_digest(self) -> str:
-        """Of parameters and buffers."""
+        """Of parameters, buffers and averages."""
         return weights_digest(digests(self.tensors()))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -80,7 +95,7 @@ class Replica:
 
     def layout(self) -> str:
         """What must be equal before weights can be compared."""
-        return "; ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in self.tensors())
+        return "; ".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in self.weights())
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint. Tied weights appear once, under their first name."""
@@ -88,16 +103,18 @@ class Replica:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state, in place, so that ties and optimizers keep their tensors."""
-        saved = dict(state["tensors"])
+        saved, averages = split_averages(state["tensors"])
         self._check_names(saved)
         with torch.no_grad():
             for name, parameter in self.parameters:
                 parameter.copy_(saved.pop(name))
         self.buffers.commit(saved)
         self.optimizers.load(state)
+        if self.average is not None:
+            self.average.load(averages)
 
     def _check_names(self, saved: dict[str, torch.Tensor]) -> None:
-        own = {name: tuple(tensor.shape) for name, tensor in self.tensors()}
+        own = {name: tuple(tensor.shape) for name, tensor in self.weights()}
         theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
         # A buffer's shape may change in training, except where it is averaged over lanes.
         free = {name for name, _ in self.buffers.committed() if self.buffers.rules.get(name) != MEAN} & theirs.keys()
@@ -150,7 +167,7 @@ def check_repeatable(task: Task, spec: JobSpec, replica: Replica) -> None:
     """Build the model a second time and compare: what differs was drawn from somewhere without a seed."""
     again = build_model(task, spec.seed)
     second = digests([*again.named_parameters(), *again.named_buffers()])
-    for name, digest in digests(replica.tensors()).items():
+    for name, digest in digests(replica.weights()).items():
         if second.get(name) != digest:
             raise TaskError(
                 f"model() gives other weights each time it is called with the same seed, first in '{name}'. "

@@ -1,100 +1,340 @@
 """Watching for state that would cross from one lane to the next behind our back.
 
 Which lanes share a process depends on the number of workers. What a lane leaves behind in the model or the task, other
-than buffers and gradients, would therefore make the result depend on it.
+than buffers and gradients, would therefore make the result depend on it. So what is assigned while a lane or an
+evaluation batch runs is put back at its end, and a mutable value that is left changed is refused.
 """
 
-import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any
 
-import numpy
 import torch
+import xxhash
+from torch.utils.hooks import RemovableHandle
 
-from quorate.core.digests import content_digest
 from quorate.core.errors import UnsupportedModelError
+from quorate.training.kept_values import MODULES_OWN, Change, KeptValues, is_torchs_own, is_users_own, own_attributes
 from quorate.training.replica import Replica, changed_outside
-from quorate.training.task import Task
+from quorate.training.task import LOG, Task
 from quorate.training.tensors import digests
 
-_OWN = frozenset({"training"})
+MOST_NAMED = 10
+"""So many names of what was put back are told of a run."""
+SAMPLED = 16 * 2**10
+"""Bytes of one parameter, each time of another, that are compared around a lane."""
+
+_DEPENDS = "What one lane leaves for the next would make the result depend on the number of workers."
+_NOT_IN_THE_STATE = (
+    "It is not part of the model, so no checkpoint holds it, and a resumed job would go on without it. Make it a "
+    "buffer or a submodule of the model; the key `average` keeps an exponential average of the weights."
+)
+_HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
+_STRUCTURE = ("_parameters", "_modules")
 
 
 class StateWatch:
-    """Compares, around the lanes of a worker, what should not change.
+    """Holds what the task and the modules keep to what they kept when the worker was built.
 
-    Parameters by their version at every lane, and by their bits at the first, since some writes do not raise the
-    version. Plain numbers and random generators on the task and its modules after the first and after the second lane:
-    a cache is filled once, a counter goes on. A number whose name begins with an underscore is not looked at.
+    Made once in a worker, before the first sample is read, and kept through all generations: a replacement that is
+    built later begins with the same.
     """
 
     def __init__(self, task: Task, replica: Replica) -> None:
-        self._task = task
-        self._replica = replica
+        self._task, self._replica = task, replica
+        self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers])
+        own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
+        self._kept.look_at(self._around(own_modules))
+        modules = [*own_modules, *self._kept.modules]
+        self._attributes = _Attributes(task, modules)
+        self._structure = _Structure(modules)
+        self._hooks = _Hooks(modules)
+        self._modes = [(module, module.training) for _, module in self._kept.modules]
+        self._parameters = _ParameterSamples(replica)
+        self._reads_here = _overrides(task, "collate") or _overrides(task, "order")
         self._versions: list[int] = []
-        self._digests: dict[str, str] = {}
-        self._kept: dict[str, Any] = {}
-        self._lanes = 0
+        self._digests: dict[str, str] | None = None
+        self._is_first = True
 
-    def before_lane(self) -> None:
-        """A lane begins."""
+    def before_lane(self) -> list[str]:
+        """A lane begins; the names of what was put back, which reading its samples has assigned."""
+        put_back = self.put_back() if self._reads_here else []
         self._versions = self._replica.versions()
-        if self._lanes == 0:
+        if self._is_first:
             self._digests = digests(self._replica.parameters)
+        self._parameters.before()
+        return put_back
 
-    def after_lane(self) -> None:
-        """A lane has ended."""
+    def after_lane(self) -> list[str]:
+        """A lane has ended; the names of what it has assigned, which is put back."""
         self._replica.check_unchanged(self._versions, "loss()")
-        self._lanes += 1
-        if self._lanes == 1:
-            self._compare_bits()
-            self._kept = dict(self._what_is_kept())
-        elif self._lanes == 2:
-            self._compare_kept()
+        changed = self._parameters.changed()
+        if self._digests is not None:
+            after, before, self._digests = digests(self._replica.parameters), self._digests, None
+            changed = next((name for name, digest in before.items() if after[name] != digest), None)
+        if changed is not None:
+            raise changed_outside(changed, "loss()")
+        self._is_first = False
+        return self.put_back()
 
-    def _compare_bits(self) -> None:
-        after = digests(self._replica.parameters)
-        for name, digest in self._digests.items():
-            if after[name] != digest:
-                raise changed_outside(name, "loss()")
+    def after_batch(self) -> list[str]:
+        """The same for an evaluation batch."""
+        put_back = self.put_back()
+        self.check("metrics()")
+        return put_back
 
-    def _compare_kept(self) -> None:
-        for name, value in self._what_is_kept():
-            if self._kept.get(name, value) != value:
-                raise UnsupportedModelError(f"'{name}' changes from lane to lane. {_advice(self._kept[name], value)}")
+    def after_lanes(self) -> None:
+        """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
+        self.check("loss(), collate() or order()" if self._reads_here else "loss()")
 
-    def _what_is_kept(self) -> Iterator[tuple[str, Any]]:
-        yield from _kept_by(self._task, "self")
-        for path, module in self._replica.model.named_modules():
-            yield from _kept_by(module, path or "model")
+    def after_update(self, where: str) -> None:
+        """The optimizer's step has ended: refuse what it has changed outside the model, which no checkpoint holds."""
+        assigned = self.put_back()
+        if assigned:
+            raise UnsupportedModelError(f"'{assigned[0]}' was assigned in {where}. {_NOT_IN_THE_STATE}")
+        change = self._kept.change()
+        if change is not None:
+            raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
+
+    def check(self, where: str, *, whole: bool = False) -> None:
+        """Refuse a mutable value that has been changed. `whole`: compare every byte, however many there are."""
+        replaced = self._structure.change()
+        if replaced is not None:
+            raise UnsupportedModelError(
+                f"{replaced} in {where}. Lanes share the model, so it must be whole when the job starts: build all of "
+                "it in model()."
+            )
+        change = self._kept.change(whole=whole)
+        if change is not None:
+            raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_DEPENDS} {_advice(change)}")
+
+    def put_back(self) -> list[str]:
+        """Undo what was assigned; the names of it."""
+        for module, training in self._modes:
+            if module.training is not training:
+                module.training = training
+        return [*self._attributes.put_back(), *self._hooks.put_back(), *self._kept.put_back_scratch()]
+
+    def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
+        yield from ((f"self.{name}", value) for name, value in vars(self._task).items() if name != LOG)
+        for path, module in modules:
+            yield from ((f"{path}.{name}", value) for name, value in own_attributes(module))
+        owners = [self._task, *(module for _, module in modules)]
+        for kind in dict.fromkeys(chain.from_iterable(type(owner).__mro__ for owner in owners)):
+            if is_users_own(kind):  # a list in the body of a class is shared by all that have none of their own
+                yield from ((f"{kind.__name__}.{name}", v) for name, v in vars(kind).items() if name[:2] != "__")
+        for hook in self._replica.optimizers.hooks:
+            yield from _enclosed(hook)
 
 
-def _kept_by(owner: object, path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(owner).items():
-        if isinstance(value, bool | int | float) and not name.startswith("_") and name not in _OWN:
-            yield f"{path}.{name}", value
-        elif (state := _generator_state(value)) is not None:
-            yield f"{path}.{name}", state
+class _Attributes:
+    """The attributes of the task and of all modules, by identity: what costs in every lane.
+
+    Of each `__dict__` the names that are not compared come first (they are moved there), so that comparing can begin
+    at the end and stop before them.
+    """
+
+    def __init__(self, task: Task, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        task._noted()  # so that it is there already when the first number is logged
+        self._owners = [_Owner("self", task, frozenset({LOG}))]
+        self._owners += [_Owner(path, module, MODULES_OWN) for path, module in modules]
+        self._dicts = [owner.attributes for owner in self._owners]
+        self._lengths = list(map(len, self._dicts))
+        # Views are made once: to make them in every lane would cost half as much again.
+        self._values = [(owner.values, owner.reversed) for owner in self._owners if owner.reversed]
+
+    def put_back(self) -> list[str]:
+        if list(map(len, self._dicts)) == self._lengths:
+            for values, saved in self._values:
+                if not all(map(is_, reversed(values), saved)):
+                    break
+            else:
+                return []
+        return [name for owner in self._owners if owner.is_changed for name in owner.put_back()]
 
 
-def _generator_state(value: object) -> str | None:
-    """What a random generator will draw next, as text; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return content_digest(value.get_state().numpy().tobytes())
-    if isinstance(value, numpy.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, numpy.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    return repr(value.getstate()) if isinstance(value, random.Random) else None
+class _Owner:
+    """The task or a module, with the attributes that it had; `others` are the names that are not compared."""
+
+    def __init__(self, path: str, owner: object, others: frozenset[str]) -> None:
+        self._path, self._owner, self._others = path, owner, others
+        self.attributes = vars(owner)
+        self._saved = {name: value for name, value in self.attributes.items() if name not in others}
+        self._set()
+        self.values = self.attributes.values()
+        self.reversed = tuple(reversed(self._saved.values()))
+        self._length = len(self.attributes)
+
+    @property
+    def is_changed(self) -> bool:
+        return len(self.attributes) != self._length or not all(map(is_, reversed(self.values), self.reversed))
+
+    def put_back(self) -> list[str]:
+        """Set all as it was; the names, but for those that torch assigns by itself."""
+        now, saved = self.attributes, self._saved
+        names = [name for name in now if name not in saved and name not in self._others]
+        names += [name for name, value in saved.items() if name not in now or now[name] is not value]
+        self._set()
+        return [f"{self._path}.{name}" for name in names if not _is_torchs(self._owner, name)]
+
+    def _set(self) -> None:
+        content = {name: value for name, value in self.attributes.items() if name in self._others} | self._saved
+        self.attributes.clear()
+        self.attributes.update(content)
 
 
-def _advice(before: object, after: object) -> str:
-    depends = "What one lane leaves for the next would make the result depend on the number of workers."
-    if isinstance(after, str):
-        return (
-            f"{depends} Draw from the global generators of torch, NumPy or Python: each lane has its own stream there."
-        )
+def _is_torchs(owner: object, name: str) -> bool:
+    """Whether torch assigns this by itself, such as the weight that weight_norm computes before each forward pass."""
+    if not isinstance(owner, torch.nn.Module):
+        return False
+    if name.startswith("_") and is_torchs_own(owner):
+        return True
+    hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.")]
+    return any(name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None)) for hook in hooks)
+
+
+class _Structure:
+    """Which parameters, buffers and submodules the modules have."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        self._places = [(path, vars(module)[kind]) for path, module in modules for kind in _STRUCTURE]
+        self._filled = [registered for _, registered in self._places if registered]
+        self._saved = [dict(registered) for _, registered in self._places]
+        self._contents = tuple(chain.from_iterable(map(dict.values, self._filled)))
+        self._buffers = [(path, module._buffers, frozenset(module._buffers)) for path, module in modules]
+        self._sized = [registered for _, registered in self._places] + [now for _, now, _ in self._buffers]
+        self._lengths = list(map(len, self._sized))
+
+    def change(self) -> str | None:
+        """What happened to which of them; what a buffer holds is for the model's own rules."""
+        is_whole = list(map(len, self._sized)) == self._lengths
+        if is_whole and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents)):
+            return None
+        for (path, now), saved in zip(self._places, self._saved, strict=True):
+            for name in {**now, **saved}:
+                if now.get(name) is not saved.get(name) or (name in now) != (name in saved):
+                    verb = "replaced" if name in now and name in saved else "registered" if name in now else "removed"
+                    return f"'{path}.{name}' was {verb}"
+        for path, buffers, names in self._buffers:
+            for name in buffers.keys() ^ names:
+                return f"Buffer '{path}.{name}' was {'registered' if name in buffers else 'removed'}"
+        return None
+
+
+class _Hooks:
+    """The hooks of all modules. A new one raises torch's counter of handles; one that is gone leaves a shorter dict."""
+
+    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        self._places = [(path, vars(module)[kind]) for path, module in modules for kind in _HOOKS]
+        self._saved = [dict(hooks) for _, hooks in self._places]
+        self._filled = [hooks for _, hooks in self._places if hooks]
+        self._lengths = list(map(len, self._filled))
+        self._handles = RemovableHandle.next_id
+
+    def put_back(self) -> list[str]:
+        if self._handles == RemovableHandle.next_id and (
+            not self._filled or list(map(len, self._filled)) == self._lengths
+        ):
+            return []
+        self._handles = RemovableHandle.next_id
+        names = []
+        for (path, hooks), saved in zip(self._places, self._saved, strict=True):
+            if hooks.keys() != saved.keys():
+                hooks.clear()
+                hooks.update(saved)
+                names.append(f"the hooks of {path}")
+        return names
+
+
+class _ParameterSamples:
+    """A look at the bits of one parameter around each lane, in turn: writes through `.data` do not raise a version."""
+
+    def __init__(self, replica: Replica) -> None:
+        fit = [(name, p) for name, p in replica.parameters if p.is_contiguous() and p.numel()]
+        self._parameters = [(name, p, _first_bytes(p)) for name, p in fit]
+        self._next = 0
+        self._before: tuple[int, int] | None = None
+
+    def before(self) -> None:
+        self._before = self._look()
+
+    def changed(self) -> str | None:
+        """The name of the parameter, if it has other bits than before the lane; the next lane looks at another."""
+        if self._before is None:
+            return None
+        name = None if self._look() == self._before else self._parameters[self._next][0]
+        self._next = (self._next + 1) % len(self._parameters)
+        return name
+
+    def _look(self) -> tuple[int, int] | None:
+        if not self._parameters:
+            return None
+        _, parameter, content = self._parameters[self._next]
+        return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
+
+
+def _first_bytes(parameter: torch.Tensor) -> memoryview:
+    """Where a parameter lies: a state is always loaded in place."""
+    first = parameter.detach().view(-1)[: SAMPLED // parameter.element_size()]
+    return first.view(torch.uint8).numpy().data
+
+
+def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
+    """Of what was put back, those that the run has not named yet; of all layers that are alike one is named."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(_kind(name), name)
+    room = MOST_NAMED - sum(each.startswith(_kind("")) for each in told)
+    return tuple(name for kind, name in first.items() if kind not in told)[: max(0, room)]
+
+
+def warn_of(names: Iterable[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """A sentence about those that are news, and what has been told then."""
+    new = news(names, told)
+    return [_sentence(new)] if new else [], (*told, *map(_kind, new))
+
+
+def _kind(name: str) -> str:
+    return "put back " + re.sub(r"\d+", "#", name)
+
+
+def _sentence(names: Sequence[str]) -> str:
+    named = ", ".join(f"'{name}'" for name in names)
     return (
-        f"It was {before!r} and is {after!r}. {depends} Make it a buffer of the model; or, if it does not influence "
-        "the loss, begin its name with an underscore."
+        f"assigned while a lane or an evaluation batch runs, and put back at its end: {named}. Each may run in any "
+        "worker, so nothing is kept from one to the next. What training must remember belongs in a buffer of the "
+        "model; a cache stays if it is built in model() or datasets()"
     )
+
+
+def _called(change: Change) -> str:
+    return f"'{change.name}' ({change.kind})"
+
+
+def _advice(change: Change) -> str:
+    if change.kind == "a random generator":
+        return "Draw from the global generators of torch, NumPy or Python: each lane has its own stream there."
+    if change.kind == "a tensor":
+        return (
+            "Make it a buffer of the model (or its module a submodule), and change it in the optimizer's step; the key "
+            "`average` keeps an exponential average of the weights."
+        )
+    return "Make it a buffer of the model; numbers to look at are for self.log()."
+
+
+def _overrides(task: Task, method: str) -> bool:
+    return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
+
+
+def _enclosed(hook: Callable[..., Any]) -> Iterator[tuple[str, object]]:
+    """What a function holds on to: its object, and the variables around it."""
+    if hasattr(hook, "__self__"):
+        yield f"the object of {getattr(hook, '__name__', 'a hook')}()", hook.__self__
+    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
+    for name, cell in zip(code.co_freevars, cells, strict=True) if code is not None and cells else ():
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue

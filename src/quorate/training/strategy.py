@@ -42,7 +42,7 @@ class Skipped:
 class Agreement:
     """What all workers know, and know alike, after the exchange of a step. Nothing of a step that `is_void` may reach
     the state. `bad` samples were left out; `why` says of the first of them what is wrong. `data_s` are the seconds that
-    the worker which waited longest has waited for data."""
+    the worker which waited longest has waited for data, `put_back` the names of what user code has assigned."""
 
     samples: int
     tally: Tally
@@ -55,6 +55,7 @@ class Agreement:
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0
+    put_back: tuple[str, ...] = ()
 
     @property
     def planned(self) -> int:

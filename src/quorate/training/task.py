@@ -11,6 +11,9 @@ from quorate.data.collate import collate
 Loss = torch.Tensor | tuple[torch.Tensor, Any]
 """A mean over the samples of the batch, or (sum, count) for a mean over something else, such as tokens."""
 
+LOG = "_log"
+"""Where a task keeps the numbers that it logs."""
+
 
 class Task:
     """The user's side of a job. Subclass it, and write four methods of ordinary PyTorch.
@@ -33,8 +36,9 @@ class Task:
             def optimizer(self, model):
                 return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
 
-    Lanes share the process of whoever hosts them, so nothing may pass from one call of loss() to the next: keep what
-    training must remember in buffers of the model, and change parameters in the optimizer only.
+    Lanes share the process of whoever hosts them, so nothing may pass from one call of loss() to the next: what it
+    assigns is put back at the end of a lane. Keep what training must remember in buffers of the model, and change
+    parameters in the optimizer only.
     """
 
     buffer_rules: ClassVar[Mapping[str, str]] = {}
@@ -89,7 +93,7 @@ class Task:
         self._noted().setdefault(name, []).append(number)
 
     def _noted(self) -> dict[str, list[float]]:
-        noted: dict[str, list[float]] = self.__dict__.setdefault("_log", {})
+        noted: dict[str, list[float]] = self.__dict__.setdefault(LOG, {})
         return noted
 
 

@@ -11,16 +11,20 @@ from quorate.spec.job import JobSpec
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement
 
 
 class Update:
     """Applies a step's agreement to the replica."""
 
-    def __init__(self, spec: JobSpec, replica: Replica, gradients: Gradients, total_steps: int) -> None:
+    def __init__(
+        self, spec: JobSpec, replica: Replica, gradients: Gradients, watch: StateWatch, total_steps: int
+    ) -> None:
         self._spec = spec
         self._replica = replica
         self._gradients = gradients
+        self._watch = watch
         self._total_steps = total_steps
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
@@ -35,9 +39,32 @@ class Update:
             self._scale(agreement)
         norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
-        optimizers.step()
+        self._tidy()
+        # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
+        optimizers.step()
+        self._take_changes("optimizer.step()")
+        if self._replica.average is not None:
+            self._replica.average.update()
         return norms
+
+    def react(self, metric: float) -> None:
+        """Step the schedulers that look at an evaluation."""
+        self._tidy()
+        self._replica.optimizers.react(metric)
+        self._take_changes("schedule().step()")
+
+    def _tidy(self) -> None:
+        """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
+        if not self._replica.optimizers.change_parameters_only:
+            self._replica.begin_lane()
+            self._watch.put_back()
+
+    def _take_changes(self, where: str) -> None:
+        """What user code changes in the model belongs to the state, and is the same in every worker."""
+        if not self._replica.optimizers.change_parameters_only:
+            self._replica.buffers.adopt()
+            self._watch.after_update(where)
 
     def leave_out(self) -> dict[str, float]:
         """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""

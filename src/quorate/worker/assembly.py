@@ -44,6 +44,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.saving import Desk
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 from quorate.training.update import Update
 
@@ -67,6 +68,11 @@ class Ground:
     def curriculum(self) -> SampleOrder:
         """The order of the training samples: to make it anew in every generation would keep a recovery waiting."""
         return curriculum_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
+
+    @cached_property
+    def watch(self) -> StateWatch:
+        """What the task and the modules keep: as they were built, whatever a generation has done since."""
+        return StateWatch(self.task, self.replica)
 
     @property
     def plan(self) -> tuple[Bucket, ...]:
@@ -157,11 +163,13 @@ def assemble(
 ) -> Loop:
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
+    watch = ground.watch  # before order() and collate() run for the first time
     hosted = generation.members[generation.position(worker)].lanes
     curriculum = ground.curriculum
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
     feed = _feed(ground, evaluation, hosted, progress, errand, outside.check_lease)
+    averaged = errand.evaluates_averages(spec.average)
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,
@@ -169,7 +177,8 @@ def assemble(
         evaluation=evaluation,
         replica=replica,
         feed=feed,
-        lanes=LaneRunner(task, replica, gradients, spec.seed),
+        watch=watch,
+        lanes=LaneRunner(task, replica, gradients, watch, spec.seed),
         strategy=RingStrategy(
             reduction,
             generation,
@@ -181,8 +190,10 @@ def assemble(
             skips=spec.on_poison == "skip",
             activity=outside.activity,
         ),
-        update=Update(spec, replica, gradients, curriculum.total_steps),
-        evaluator=Evaluator(task, replica, evaluation, feed, spec.seed, outside.activity.advance),
+        update=Update(spec, replica, gradients, watch, curriculum.total_steps),
+        evaluator=Evaluator(
+            task, replica, evaluation, feed, watch, spec.seed, outside.activity.advance, averaged=averaged
+        ),
         saver=saver,
         activity=outside.activity,
         progress=progress,

@@ -1,0 +1,287 @@
+"""Mutable values that a task or a module keeps in plain attributes: found once, compared after every step.
+
+A list, a dict, an array, a tensor or a teacher model that one lane changes would be found changed by the next lane of
+the same process, and by no other: the result would depend on which lanes share a worker.
+"""
+
+import random
+import sys
+import sysconfig
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import is_
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+
+MOST_VALUES = 5_000
+"""So many values are looked at, those first that lie least deep; what lies behind them is not."""
+MOST_ELEMENTS = 1_000
+"""A longer list or dict is not looked into, and is compared in pieces of so many elements, one at each comparison."""
+PIECE = 64 * 2**10
+"""Bytes of tensors and arrays that are compared bit by bit at each comparison, in turn."""
+MOST_BYTES = 16 * 2**20
+"""Of a larger tensor or array pieces that lie evenly are compared."""
+
+MODULES_OWN = frozenset(vars(torch.nn.Module()))
+"""What torch keeps in the `__dict__` of every module."""
+
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
+_MEMORY = {dict, OrderedDict}
+_LIBRARY = sysconfig.get_path("stdlib")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A kept value that is not what it was when the job began."""
+
+    name: str
+    kind: str
+
+
+class KeptValues:
+    """All that can be reached from the task and the modules, but for the state of the model and what reads samples."""
+
+    def __init__(self, model: torch.nn.Module, known: Iterable[object] = ()) -> None:
+        """`known` are objects that others see to."""
+        self.modules: list[tuple[str, torch.nn.Module]] = []
+        """Modules that are not part of the model, such as a teacher."""
+        self._state = _storages(model)
+        self._seen = {*map(id, known), *map(id, model.modules())}
+        self._tensors: list[tuple[str, torch.Tensor]] = []
+        self._versions: list[int] = []
+        self._cells: list[_Cell] = []
+        self._next_cell = 0
+        self._generators: list[tuple[str, Any, Any]] = []
+        self._containers: list[_Container] = []
+        self._sized: list[Any] = []
+        self._lengths: list[int] = []
+
+    def look_at(self, values: Iterable[tuple[str, object]]) -> None:
+        """Look at these, and at all that they hold."""
+        waiting, room = deque(value for value in values if not isinstance(value[1], _IMMUTABLE)), MOST_VALUES
+        while waiting and room:
+            path, found = waiting.popleft()
+            room -= 1
+            if isinstance(found, _IMMUTABLE) or id(found) in self._seen:
+                continue
+            self._seen.add(id(found))
+            waiting.extend(islice(self._looked_at(path, found), max(1, room - len(waiting))))
+
+    def put_back_scratch(self) -> list[str]:
+        """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
+        if not self._sized or list(map(len, self._sized)) == self._lengths:
+            return []
+        return [container.name for container in self._containers if container.put_back_scratch()]
+
+    def change(self, *, whole: bool = False) -> Change | None:
+        """The first value that has changed; large ones are compared piece by piece unless all of them are asked for."""
+        if [tensor._version for _, tensor in self._tensors] != self._versions:
+            written = zip(self._tensors, self._versions, strict=True)
+            return next(Change(name, "a tensor") for (name, t), version in written if t._version != version)
+        for container in self._containers:
+            if not container.is_unchanged(whole):
+                return Change(container.name, container.kind)
+        for name, generator, state in self._generators:
+            if not _equal(_generator_state(generator), state):
+                return Change(name, "a random generator")
+        return next((Change(cell.name, cell.kind) for cell in self._turn(whole) if not cell.is_unchanged()), None)
+
+    def _turn(self, whole: bool) -> Iterator["_Cell"]:
+        left, start = PIECE, self._next_cell
+        for offset in range(len(self._cells)):
+            if left <= 0 and not whole:
+                return
+            cell = self._cells[(start + offset) % len(self._cells)]
+            self._next_cell = (start + offset + 1) % len(self._cells)
+            left -= max(len(cell.content), PIECE // 32)
+            yield cell
+
+    def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        if isinstance(value, torch.Tensor):
+            self._add_tensor(path, value)
+        elif isinstance(value, torch.nn.Module):
+            yield from self._inside_module(path, value)
+        elif isinstance(value, numpy.ndarray):
+            self._add_array(path, value)
+        elif (state := _generator_state(value)) is not None:
+            self._generators.append((path, value, state))
+        elif isinstance(value, tuple):
+            yield from ((f"{path}[{index}]", element) for index, element in enumerate(value[:MOST_ELEMENTS]))
+        elif isinstance(value, dict | list | deque | set | bytearray):
+            yield from self._inside_container(path, value)
+        elif _is_of_the_users_own_class(value):
+            self._add_container(_Container(path, f"of type {type(value).__name__}", vars(value)))
+            yield from ((f"{path}.{name}", inner) for name, inner in list(vars(value).items()))
+
+    def _inside_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+        self.modules.append((path, module))
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            yield f"{path}.{name}", tensor
+        yield from ((f"{path}.{name}", child) for name, child in module._modules.items())
+        yield from ((f"{path}.{name}", inner) for name, inner in own_attributes(module))
+
+    def _inside_container(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        self._add_container(_Container(path, f"a {type(value).__name__}", value))
+        if len(value) > MOST_ELEMENTS or isinstance(value, bytearray):
+            return
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{path}[{key!r}]", element) for key, element in inside)
+
+    def _add_container(self, container: "_Container") -> None:
+        self._containers.append(container)
+        self._sized.append(container.value)
+        self._lengths.append(len(container.value))
+
+    def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
+        if tensor.is_inference() or tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return
+        if tensor.untyped_storage().data_ptr() in self._state:
+            # A second name for something of the model, which the model's own rules hold for.
+            return
+        self._tensors.append((path, tensor))
+        self._versions.append(tensor._version)
+        if tensor.device.type == "cpu" and tensor.numel() and tensor.is_contiguous():
+            content = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+            self._cells += _cells(path, "a tensor", content, tensor)
+
+    def _add_array(self, path: str, array: numpy.ndarray[Any, Any]) -> None:
+        is_data = isinstance(array, numpy.memmap) or array.dtype.hasobject
+        if array.flags.writeable and array.flags.c_contiguous and array.size and not is_data:
+            self._cells += _cells(path, "an array", array.reshape(-1).view(numpy.uint8).data, None)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Some bytes of a tensor or an array, and what they were."""
+
+    name: str
+    kind: str
+    tensor: torch.Tensor | None
+    address: int
+    content: memoryview
+    digest: int
+
+    def is_unchanged(self) -> bool:
+        # `.data = ...` gives a tensor other memory, without raising its version.
+        is_there = self.tensor is None or self.tensor.data_ptr() == self.address
+        return is_there and xxhash.xxh3_64_intdigest(self.content) == self.digest
+
+
+def _cells(name: str, kind: str, content: memoryview, tensor: torch.Tensor | None) -> Iterator[_Cell]:
+    pieces = -(-len(content) // PIECE)
+    stride = max(1, -(-pieces * PIECE // MOST_BYTES))
+    address = 0 if tensor is None else tensor.data_ptr()
+    for piece in range(0, pieces, stride):
+        part = content[piece * PIECE : (piece + 1) * PIECE]
+        yield _Cell(name, kind, tensor, address, part, xxhash.xxh3_64_intdigest(part))
+
+
+class _Container:
+    """A list, dict, set or the attributes of an object, with what was in it."""
+
+    def __init__(self, name: str, kind: str, value: Any) -> None:
+        self.name, self.kind, self.value = name, kind, value
+        self._saved: Any = _copied(value)
+        self._start = 0
+
+    def is_unchanged(self, whole: bool) -> bool:
+        value, saved = self.value, self._saved
+        if len(value) != len(saved):
+            return False
+        if len(saved) > MOST_ELEMENTS and not whole:
+            return self._is_piece_unchanged()
+        if isinstance(value, dict):
+            return all(map(is_, value, saved)) and all(map(is_, value.values(), saved.values()))
+        return bool(value == saved) if isinstance(value, set | bytearray) else all(map(is_, value, saved))
+
+    def _is_piece_unchanged(self) -> bool:
+        if not isinstance(self.value, list):
+            return True
+        start = self._start
+        self._start = start + MOST_ELEMENTS if start + MOST_ELEMENTS < len(self._saved) else 0
+        return all(map(is_, self.value[start : start + MOST_ELEMENTS], self._saved[start : start + MOST_ELEMENTS]))
+
+    def put_back_scratch(self) -> bool:
+        """Whether there was something that was only added, which is gone now."""
+        value, saved = self.value, self._saved
+        if len(value) <= len(saved):
+            return False
+        if type(value) in _MEMORY:
+            is_scratch = all(map(is_, saved, value)) and all(map(is_, saved.values(), value.values()))
+        elif isinstance(value, list):
+            added = value[len(saved) :]
+            is_scratch = all(map(is_, saved, value)) and all(_is_of_a_graph(element) for element in added)
+        else:
+            return False
+        if is_scratch:
+            value.clear()
+            value.update(saved) if isinstance(value, dict) else value.extend(saved)
+        return is_scratch
+
+
+def own_attributes(module: torch.nn.Module) -> list[tuple[str, object]]:
+    """What a module keeps besides parameters, buffers and submodules; of torch's own layers not what is internal."""
+    internal = is_torchs_own(module)
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if name not in MODULES_OWN and not (internal and name.startswith("_"))
+    ]
+
+
+def is_torchs_own(module: torch.nn.Module) -> bool:
+    """Whether no line of the module's class is the user's."""
+    return all(base.__module__.partition(".")[0] in ("torch", "builtins", "typing") for base in type(module).__mro__)
+
+
+def _storages(model: torch.nn.Module) -> set[int]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(value)
+    return frozenset(value) if isinstance(value, set) else bytes(value) if isinstance(value, bytearray) else [*value]
+
+
+def _is_of_a_graph(value: object) -> bool:
+    """Whether a lane can have no use for it that another has made; in an evaluation there are no graphs to tell by."""
+    return isinstance(value, torch.Tensor) and (value.grad_fn is not None or not torch.is_grad_enabled())
+
+
+def _is_of_the_users_own_class(value: object) -> bool:
+    """Whether it is an object of a class that was not installed; what samples are read from is no state."""
+    kind = type(value)
+    if not hasattr(value, "__dict__") or isinstance(value, type) or callable(getattr(kind, "__get__", None)):
+        return False
+    if hasattr(kind, "__getitem__") or isinstance(value, torch.optim.Optimizer):
+        return False
+    return is_users_own(kind)
+
+
+def is_users_own(kind: type) -> bool:
+    """Whether a class was not installed with some package."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    installed = "site-packages" in file or file.startswith(_LIBRARY) or kind.__module__.startswith("quorate.")
+    return kind.__module__ == "__main__" or (bool(file) and not installed)
+
+
+def _generator_state(value: object) -> Any:
+    """What a random generator will draw next; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, numpy.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    return value.getstate() if isinstance(value, random.Random) else None
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return bool(left == right)

@@ -1,0 +1,259 @@
+"""What user code leaves behind in plain attributes: put back, or refused by name."""
+
+import math
+import random
+import timeit
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import gang
+from bits import bit_tasks as tasks
+from quorate.core.errors import UnsupportedModelError
+from quorate.training.kept_values import MOST_ELEMENTS, PIECE, Change, KeptValues
+from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch, news, warn_of
+from quorate.training.task import Task
+
+Act = Callable[[Any, nn.Module], object]
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total, self.parts = 0.0, [1.0]
+
+
+class Keeps(tasks.Regression):
+    """Something of every kind."""
+
+    shared: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.flag, self.limit, self._hidden = False, math.nan, 0.0
+        self.history: list[Any] = []
+        self.table: dict[str, Any] = {"a": 1}
+        self.nested = {"deep": [[1], (2, [3])]}
+        self.seen = {1}
+        self.recent = deque([1], maxlen=3)
+        self.counts = Counter(a=1)
+        self.array = numpy.arange(4.0)
+        self.weights = torch.ones(3)
+        self.random = random.Random(3)
+        self.torch_random = torch.Generator()
+        self.meter = Meter()
+        self.teacher = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.teacher[1].register_buffer("num_batches_tracked", None)  # the only trace that batch norm leaves
+        self.others = [nn.Linear(2, 2)]
+        self.long = list(range(10_000, 10_000 + 5 * MOST_ELEMENTS))
+        self.large = torch.zeros(3 * PIECE, dtype=torch.uint8)
+
+
+class Watched:
+    """A task under watch, and lanes that do as they are told."""
+
+    def __init__(self, task: Task | None = None) -> None:
+        self.task: Any = Keeps() if task is None else task
+        self.replica = Replica(self.task, gang.job(tasks.Regression))
+        self.watch = StateWatch(self.task, self.replica)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.replica.model
+
+    def lane(self, act: Act) -> list[str]:
+        put_back = self.watch.before_lane()
+        act(self.task, self.model)
+        put_back += self.watch.after_lane()
+        self.watch.after_lanes()
+        return put_back
+
+
+def _set(**values: Any) -> Act:
+    def act(task: Any, _: nn.Module) -> None:
+        for name, value in values.items():
+            setattr(task, name, value)
+
+    return act
+
+
+@pytest.mark.parametrize("before", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (_set(flag=True), "self.flag"),
+        (_set(flag=0), "self.flag"),
+        (_set(_hidden=-0.0), "self._hidden"),
+        (_set(new=1), "self.new"),
+        (_set(history=[]), "self.history"),
+        (_set(teacher=None), "self.teacher"),
+        (lambda task, _: delattr(task, "table"), "self.table"),
+        (lambda task, _: task.__dict__.update(late=3), "self.late"),
+        (lambda _, model: setattr(model[0], "in_features", 7), "0.in_features"),
+        (lambda _, model: setattr(model, "aux_loss", model[0].weight.sum()), "model.aux_loss"),
+        (lambda _, model: model[1].register_forward_hook(print), "the hooks of 1"),
+        (lambda task, _: setattr(task.teacher[0], "calls", 1), "self.teacher.0.calls"),
+        (lambda task, _: task.table.update(b=2), "self.table"),
+        (lambda task, _: setattr(task.meter, "late", 2), "self.meter"),
+        (lambda task, model: task.history.append(model[0].weight.sum()), "self.history"),
+    ],
+)
+def test_what_a_lane_assigns_is_put_back_and_named(act: Act, name: str, before: int) -> None:
+    watched = Watched()
+    kept, tables = dict(vars(watched.task)), dict(watched.task.table)
+    for _ in range(before):
+        assert watched.lane(lambda *_: None) == []
+    assert watched.lane(act) == [name]
+    assert all(vars(watched.task)[key] is value for key, value in kept.items() if key != "_log")
+    assert vars(watched.task).keys() - {"_log"} == kept.keys() - {"_log"}
+    assert (watched.task.table, watched.task.history) == (tables, [])
+    assert not watched.model.get_submodule("1")._forward_hooks
+    assert watched.lane(lambda *_: None) == []
+
+
+def _bind(task: Any) -> None:
+    task.weights.data = torch.zeros(3)
+
+
+@pytest.mark.parametrize("before", [0, 6])
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (lambda task, _: task.history.append(1), "self.history"),
+        (lambda task, _: task.history.append(torch.ones(1)), "self.history"),
+        (lambda task, _: task.shared.append(1), "Keeps.shared"),
+        (lambda task, _: task.table.update(a=2), "self.table"),
+        (lambda task, _: task.nested["deep"][0].append(2), "self.nested['deep'][0]"),
+        (lambda task, _: task.nested["deep"][1][1].clear(), "self.nested['deep'][1][1]"),
+        (lambda task, _: task.seen.add(2), "self.seen"),
+        (lambda task, _: task.recent.append(2), "self.recent"),
+        (lambda task, _: task.counts.update("b"), "self.counts"),
+        (lambda task, _: task.array.__setitem__(0, 3.0), "self.array"),
+        (lambda task, _: task.weights.mul_(0.9), "self.weights"),
+        (lambda task, _: task.weights.data.mul_(0.9), "self.weights"),
+        (lambda task, _: _bind(task), "self.weights"),
+        (lambda task, _: task.random.random(), "self.random"),
+        (lambda task, _: torch.rand(1, generator=task.torch_random), "self.torch_random"),
+        (lambda task, _: setattr(task.meter, "total", 1.0), "self.meter"),
+        (lambda task, _: task.meter.parts.append(1.0), "self.meter.parts"),
+        (lambda task, _: task.teacher[0].weight.data.mul_(0.9), "self.teacher.0.weight"),
+        (lambda task, _: task.teacher(torch.randn(3, 2)), "self.teacher.1.running_mean"),
+        (lambda task, _: nn.init.zeros_(task.others[0].bias), "self.others[0].bias"),
+        (lambda task, _: task.long.append(1), "self.long"),
+        (lambda _, model: setattr(model[0], "bias", nn.Parameter(torch.ones(9))), "0.bias"),
+        (lambda _, model: setattr(model, "late", nn.Linear(2, 2)), "model.late"),
+        (lambda _, model: model.register_buffer("late", torch.ones(1)), "model.late"),
+    ],
+)
+def test_a_mutable_value_that_a_lane_changes_is_refused_by_name(act: Act, name: str, before: int) -> None:
+    """Whenever it happens: also after lanes that changed nothing."""
+    watched = Watched()
+    for _ in range(before):
+        watched.lane(lambda *_: None)
+    with pytest.raises(UnsupportedModelError) as refused:
+        for _ in range(4):
+            watched.lane(act)
+    assert f"'{name}'" in str(refused.value)
+    assert "loss()" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (lambda task: task.long.__setitem__(3 * MOST_ELEMENTS, 0), "self.long"),
+        (lambda task: task.large.data[PIECE + 7 :].fill_(1), "self.large"),
+    ],
+)
+def test_a_large_value_is_compared_in_turns_and_wholly_before_a_save(act: Any, name: str) -> None:
+    in_turn, at_once = Watched(), Watched()
+    act(at_once.task)
+    with pytest.raises(UnsupportedModelError, match=name):
+        at_once.watch.check("loss()", whole=True)
+    act(in_turn.task)
+    with pytest.raises(UnsupportedModelError, match=name):
+        for _ in range(10):
+            in_turn.lane(lambda *_: None)
+
+
+def test_a_parameter_written_through_data_is_refused_late_in_the_run_too() -> None:
+    watched = Watched()
+    for _ in range(5):
+        watched.lane(lambda *_: None)
+    with pytest.raises(UnsupportedModelError, match=r"Parameter '2.bias' was changed in loss\(\)"):
+        for _ in range(len(watched.replica.parameters)):
+            watched.lane(lambda _, model: model.get_parameter("2.bias").data.add_(1.0))
+
+
+def test_what_the_model_holds_and_what_samples_come_from_is_left_alone() -> None:
+    class Holds(tasks.Regression):
+        def datasets(self) -> Any:
+            self.points = tasks.Points()
+            return self.points
+
+        def model(self) -> nn.Module:
+            self.net = nn.Sequential(nn.Linear(tasks.FEATURES, 2), nn.BatchNorm1d(2))
+            self.flat = self.net[0].weight.data
+            return self.net
+
+        def optimizer(self, model: nn.Module) -> Any:
+            self.optimizer_ = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            return self.optimizer_
+
+    task = Holds()
+    task.datasets()
+    watched = Watched(task)
+    watched.lane(lambda task, model: (model(torch.ones(3, tasks.FEATURES)), task.points.inputs.add_(1.0)))
+    with torch.no_grad():
+        task.net.get_parameter("0.weight").add_(1.0)
+    task.optimizer_.param_groups[0]["lr"] = 0.2
+    watched.watch.check("loss()", whole=True)
+
+
+def test_what_collate_assigns_does_not_reach_the_lane() -> None:
+    class Collates(tasks.Regression):
+        batches: int = 0
+
+        def collate(self, samples: Any) -> Any:
+            self.batches += 1
+            return super().collate(samples)
+
+    watched = Watched(Collates())
+    watched.task.collate([(torch.ones(2), torch.ones(1))])
+    seen: list[int] = []
+    assert watched.lane(lambda task, _: seen.append(task.batches)) == ["self.batches"]
+    assert seen == [0]
+
+
+def test_each_name_is_told_once_and_one_of_layers_that_are_alike() -> None:
+    names = ["layers.0.cache", "layers.1.cache", "self.flag"]
+    assert news(names, ()) == ("layers.0.cache", "self.flag")
+    sentences, told = warn_of(names, ("training 3",))
+    assert len(sentences) == 1 and "'layers.0.cache', 'self.flag'" in sentences[0]
+    assert warn_of(["layers.7.cache"], told) == ([], told)
+    assert len(warn_of((f"self.{chr(letter)}" for letter in range(97, 123)), ())[1]) == 10
+
+
+def test_an_endless_structure_is_looked_at_for_a_while() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    wide = [[number] for number in range(900)]
+    kept = KeptValues(nn.Linear(1, 1))
+    endless = [[list(range(900)) for _ in range(90)] for _ in range(30)]
+    kept.look_at([("ring", ring), ("wide", [wide] * 500), ("endless", endless), ("last", last := [1])])
+    assert kept.change() is None
+    last.append(2)
+    assert kept.change() == Change("last", "a list")
+
+
+def test_a_lane_of_ten_modules_costs_a_few_microseconds() -> None:
+    """Compared with the time of plain additions, so that it holds on a slow machine; 16 times as long would fail."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(9)))
+    task = type("Ten", (tasks.Regression,), {"model": lambda _: model})()
+    watched = Watched(task)
+    addition = min(timeit.repeat("s = 0\nfor i in range(100): s += i", number=200, repeat=20))
+    cost = min(timeit.repeat(watched.watch.put_back, number=200, repeat=20))
+    assert cost < 4 * addition, f"{cost / 200 * 1e6:.1f} µs, and 100 additions take {addition / 200 * 1e6:.1f} µs"
