@@ -56,7 +56,7 @@ class Rebinding(torch.optim.Optimizer):
 
 
 def trained(task: type[Task] = OddTask) -> Replica:
-    replica = Replica(task(), gang.job(OddTask))
+    replica = Replica(task(), gang.job(OddTask, average={"decay": 0.9}))
     for _, parameter in replica.parameters:
         parameter.grad = torch.ones_like(parameter)
     replica.optimizers.step()
@@ -65,7 +65,7 @@ def trained(task: type[Task] = OddTask) -> Replica:
 
 def copied(replica: Replica) -> Replica:
     """What somebody holds who has copied the state."""
-    other = Replica(OddTask(), gang.job(OddTask))
+    other = Replica(OddTask(), gang.job(OddTask, average={"decay": 0.9}))
     state = copy.deepcopy(replica.state())
     cloned = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state["tensors"].items()}
     other.load({**state, "tensors": cloned})
@@ -127,7 +127,7 @@ def test_state_that_an_optimizer_puts_elsewhere_is_followed() -> None:
 
 
 def test_state_that_appears_is_compared_from_then_on() -> None:
-    replica = Replica(OddTask(), gang.job(OddTask))
+    replica = Replica(OddTask(), gang.job(OddTask, average={"decay": 0.9}))
     digests = ReplicaDigests(replica)
     digests.of_slice(1)
     for _, parameter in replica.parameters:

@@ -55,8 +55,9 @@ class ReplicaDigests:
 
     def _cut_if_changed(self) -> None:
         self._states = self._replica.optimizers.states
-        parameters = (partial(_itself, parameter) for _, parameter in self._replica.parameters)
-        sources: list[Source] = [*parameters, *self._replica.optimizers.sources()]
+        averages = () if self._replica.average is None else self._replica.average.tensors()
+        fixed = (partial(_itself, tensor) for _, tensor in (*self._replica.parameters, *averages))
+        sources: list[Source] = [*fixed, *self._replica.optimizers.sources()]
         present = [0 if (tensor := source()) is None else tensor.data_ptr() for source in sources]
         if present != self._cut_for:
             self._cut_for = present
