@@ -1,3 +1,5 @@
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -8,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.core.errors import JobError, TaskError
+from quorate.core.errors import HelperLost, JobError, TaskError
 from quorate.data.bad_sample import BadSample
 from quorate.data.collate import collate
 from quorate.data.fingerprint import Fingerprint, fingerprint, fingerprint_in_child
@@ -190,3 +192,16 @@ def test_the_libraries_that_decode_samples_are_told(monkeypatch: pytest.MonkeyPa
     assert libraries["Pillow"] == version("pillow")
     assert libraries["OpenCV"] == "4.9"
     assert "h5py" not in libraries, "a module that does not say which it is"
+
+
+def test_a_process_that_is_killed_while_it_takes_the_fingerprint_is_a_helper_that_is_lost() -> None:
+    class Fatal:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return index
+
+    with pytest.raises(HelperLost, match=r"the process that read the first .* was killed by SIGKILL\.$"):
+        fingerprint_in_child(Samples({Source.TRAINING: Fatal()}, collate, 5))
