@@ -36,10 +36,12 @@ def decode(record):
 
 class Soaked(quorate.Task):
     pause: float = 0.005
+    builds: float = 0.0
     convolves: bool = False
     streams: bool = False
 
     def model(self):
+        time.sleep(self.builds)  # others may be lost while a replacement builds
         if not self.convolves:
             return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
         picture = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -77,6 +79,7 @@ USUAL: dict[str, Any] = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "shared": {"lanes": 4, "workers": 3, "steps": 600},
+    "slow-build": {"lanes": 4, "workers": 2, "steps": 400, "params": {"builds": 0.7}, "average": {"decay": 0.99}},
     "ring": {"lanes": 4, "workers": 3, "steps": 500, "links": "tcp"},
     "convolution": {"lanes": 6, "workers": 2, "steps": 400, "params": {"convolves": True}, "loader_workers": 1},
     "streamed": {"lanes": 6, "workers": 2, "steps": 400, "params": {"streams": True}, "loader_workers": 1},

@@ -106,3 +106,12 @@ def test_a_worker_that_is_cut_off_for_a_while(place: Workplace) -> None:
     (loss,) = told(place, document, "lost")
     assert loss["worker"] == 1
     assert "has not been heard for" in loss["message"]
+
+
+@pytest.mark.parametrize("fault", ["starve worker 1 at step 10 in exchange", "kill loader of worker 0 at step 10"])
+def test_what_a_worker_lacks_costs_a_generation(place: Workplace, fault: str) -> None:
+    document = chaos(place, fault, settings=("loader_workers=1",))
+    assert_same(place, document)
+    ((recovery,), (loss,)) = document["recoveries"], told(place, document, "lost")
+    assert recovery["steps_lost"] == 0
+    assert "gave up" in loss["message"]

@@ -68,6 +68,9 @@ def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:
         "stop worker 0 at step 15 in forward after 0.25ms for 300ms",
         "slow worker 1 4x from step 10",
         "slow all 2.5x from step 1",
+        "flip worker 1 at step 60",
+        "starve worker 0 at step 3 in exchange",
+        "kill loader of worker 2 at step 9 in data",
     ],
 )
 def test_a_fault_is_printed_as_people_write_it(text: str) -> None:
@@ -89,17 +92,20 @@ def test_faults_travel_to_the_worker_as_they_are(script: list[Fault]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it ends where kill, stop, term, slow, flip, cut, add or remove (what happens) is expected"),
+        ("", "it ends where kill, stop, term, slow, flip, starve, cut, add or remove (what happens) is expected"),
         ("kil worker 1 at step 20", "`kil` is not understood; did you mean kill?"),
         (
             "explode worker 1 at step 20",
-            "`explode` is not understood; expected is kill, stop, term, slow, flip, cut, add or remove (what happens)",
+            "`explode` is not understood; expected is kill, stop, term, slow, flip, starve, cut, add or remove",
         ),
         ("stop coordinator at step 3 for 1s", "`coordinator` is not understood; expected is worker or all"),
         ("cut all at step 3 for 1s", "`all` is not understood; expected is worker (to whom it happens)"),
         ("cut worker 1 at step 3", "it does not say for how long: add a time, such as `for 3s`"),
         ("term worker 1 at step 3 for 2s", "term does not last: leave out `for`"),
         ("add worker 3 at step 3", "`3` is not understood; expected is at"),
+        ("kill loader at step 3", "`at` is not understood; expected is of (whose loader, such as `of worker 1`)"),
+        ("kill loader of 1 at step 3", "`1` is not understood; expected is worker"),
+        ("starve all at step 3", "`all` is not understood; expected is worker"),
         ("kill coordinator at step 3 after 5ms", "`after` is for signals to a worker"),
         ("kill wroker 1 at step 20", "`wroker` is not understood; did you mean worker?"),
         ("kill worker one at step 20", "`one` is not the number of a worker: write a whole number from 0 on"),
@@ -205,7 +211,7 @@ def test_chance_keeps_to_the_mean_and_heeds_the_seed() -> None:
     drawn = [
         fault
         for seed in range(20)
-        for fault in random_script(seed, 1000, 4, 50.0, lanes=8, can_cut=True, saves_every=100)
+        for fault in random_script(seed, 1000, 4, 50.0, lanes=8, can_cut=True, saves_every=100, has_loaders=True)
     ]
     assert {fault.act for fault in drawn} == set(Act)
     assert {fault.whom for fault in drawn if fault.act is Act.KILL} == {None, *Whom}

@@ -97,11 +97,14 @@ def chaos(
     lanes, every = resolved.spec.lanes, resolved.spec.checkpoint.every
     if every == "epoch":  # how many steps those have is not known yet
         every = None
-    wish.script(crowd, resolved.spec.steps if undisturbed is None else undisturbed.steps, lanes, every)
+    has_loaders = resolved.spec.loader_workers > 0
+    known_steps = resolved.spec.steps if undisturbed is None else undisturbed.steps
+    wish.script(crowd, known_steps, lanes, every, has_loaders=has_loaders)
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)
         _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
-    trial = try_under(wish.script(crowd, undisturbed.steps, lanes, every), resolved, undisturbed, watch)
+    faults = wish.script(crowd, undisturbed.steps, lanes, every, has_loaders=has_loaders)
+    trial = try_under(faults, resolved, undisturbed, watch)
     _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:

@@ -17,7 +17,15 @@ class FaultWish:
     mean: float | None = None
     seed: int = 0
 
-    def script(self, workers: int, steps: int | None, lanes: int, saves_every: int | None = None) -> tuple[Fault, ...]:
+    def script(
+        self,
+        workers: int,
+        steps: int | None,
+        lanes: int,
+        saves_every: int | None = None,
+        *,
+        has_loaders: bool = False,
+    ) -> tuple[Fault, ...]:
         """The faults for a job of so many workers, steps and lanes. Random ones need to know how many steps there are.
 
         They cut workers off where this process can make networks for that.
@@ -28,7 +36,16 @@ class FaultWish:
         can_cut = can_make_networks()
         if steps is None:
             return ()
-        faults = random_script(self.seed, steps, workers, self.mean, lanes, can_cut=can_cut, saves_every=saves_every)
+        faults = random_script(
+            self.seed,
+            steps,
+            workers,
+            self.mean,
+            lanes,
+            can_cut=can_cut,
+            saves_every=saves_every,
+            has_loaders=has_loaders,
+        )
         if not faults:
             raise RequestError(
                 f"--mtbf is {self.mean:g} steps and the job has {steps}: with --seed {self.seed} it ends before the "

@@ -28,16 +28,18 @@ class Act(StrEnum):
     TERM = "term"
     SLOW = "slow"
     FLIP = "flip"
+    STARVE = "starve"
     CUT = "cut"
     ADD = "add"
     REMOVE = "remove"
 
 
 class Whom(StrEnum):
-    """To whom it happens, if not to workers."""
+    """To whom it happens, if not to a worker itself."""
 
     COORDINATOR = "coordinator"
     LAUNCHER = "launcher"
+    LOADER = "loader"
 
 
 RESIZES = {Act.ADD: 1, Act.REMOVE: -1}
@@ -67,12 +69,12 @@ class Fault:
     @property
     def is_outside(self) -> bool:
         """Whether it comes from outside of the workers, by the launcher."""
-        return self.act is Act.CUT or self.act in RESIZES or self.whom is not None
+        return self.act is Act.CUT or self.act in RESIZES or self.whom in (Whom.COORDINATOR, Whom.LAUNCHER)
 
     def __str__(self) -> str:
         whom = self.whom or ("worker" if self.act in RESIZES else "all")
         if self.worker is not None:
-            whom = f"worker {self.worker}"
+            whom = f"loader of worker {self.worker}" if self.whom is Whom.LOADER else f"worker {self.worker}"
         if self.factor is not None:
             return f"{self.act} {whom} {_number(self.factor)}x from step {self.step}"
         within = f" in {self.phase}" if self.phase else ""

@@ -9,6 +9,8 @@
     kill all at step 40
     slow worker 1 4x from step 10                       # its lanes take four times as long from then on
     flip worker 1 at step 60                            # one bit of its state changes, as bad memory does
+    starve worker 1 at step 10                          # it gets no more memory, and gives up
+    kill loader of worker 1 at step 10                  # with loader_workers
     term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
     cut worker 2 at step 10 for 8s                      # nobody reaches it, and it reaches nobody
     kill coordinator at step 30
@@ -48,6 +50,7 @@ _VICTIMS = {
     Act.TERM: (_WORKER, _ALL),
     Act.SLOW: (_WORKER, _ALL),
     Act.FLIP: (_WORKER,),
+    Act.STARVE: (_WORKER,),
     Act.CUT: (_WORKER,),
     Act.ADD: (_WORKER,),
     Act.REMOVE: (_WORKER,),
@@ -90,11 +93,7 @@ def parse_fault(text: str) -> Fault:
     """One fault. A mistake is told with what was read, what is expected there, and the nearest word."""
     words = _Words(text)
     act = Act(words.take_one_of([act.value for act in Act], "what happens"))
-    victim = words.take_one_of(list(_VICTIMS[act]), "to whom it happens")
-    whom = Whom(victim) if victim not in (_WORKER, _ALL) else None
-    worker = None
-    if victim == _WORKER and act not in RESIZES:
-        worker = words.take_number("the number of a worker", least=0)
+    worker, whom = _parse_victim(words, act)
     if act is Act.SLOW:
         return _parse_slowness(words, worker)
     words.take_one_of(["at"], "when it happens, such as `at step 20`")
@@ -119,9 +118,20 @@ def parse_fault(text: str) -> Fault:
     if act not in LASTING and seconds is not None:
         raise words.mistake(f"{act} does not last: leave out `for`")
     fault = Fault(act, worker, step, phase, seconds, after, whom=whom)
-    if after is not None and (fault.is_outside or act is Act.FLIP):
+    if after is not None and (fault.is_outside or act in (Act.FLIP, Act.STARVE)):
         raise words.mistake("`after` is for signals to a worker: leave it out")
     return fault
+
+
+def _parse_victim(words: "_Words", act: Act) -> tuple[int | None, Whom | None]:
+    """To whom it happens: a worker by its number, and who else if it is not the worker itself."""
+    victim = words.take_one_of(list(_VICTIMS[act]), "to whom it happens")
+    if victim == Whom.LOADER:
+        words.take_one_of(["of"], "whose loader, such as `of worker 1`")
+        words.take_one_of([_WORKER], "whose loader, such as `of worker 1`")
+    is_numbered = victim == Whom.LOADER or (victim == _WORKER and act not in RESIZES)
+    worker = words.take_number("the number of a worker", least=0) if is_numbered else None
+    return worker, Whom(victim) if victim not in (_WORKER, _ALL) else None
 
 
 def _parse_slowness(words: "_Words", worker: int | None) -> Fault:
@@ -187,6 +197,7 @@ def random_script(
     *,
     can_cut: bool = False,
     saves_every: int | None = None,
+    has_loaders: bool = False,
 ) -> tuple[Fault, ...]:
     """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments.
 
@@ -201,7 +212,9 @@ def random_script(
         if step > steps:
             return tuple(faults)
         is_saved = saves_every is not None and step > 2 * saves_every
-        fault = _random_fault(chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved)
+        fault = _random_fault(
+            chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved, has_loaders=has_loaders
+        )
         if is_saved and workers > 1 and chance.random() < FLIPS and (not faults or step > faults[-1].step + CALM):
             # It is found by comparing with others: they must be there, and live to see it.
             fault = Fault(Act.FLIP, fault.worker or 0, step)
@@ -211,7 +224,7 @@ def random_script(
 
 
 def _random_fault(
-    chance: random.Random, step: int, workers: int, lanes: int, *, can_cut: bool, is_saved: bool
+    chance: random.Random, step: int, workers: int, lanes: int, *, can_cut: bool, is_saved: bool, has_loaders: bool
 ) -> Fault:
     # By `random` alone, which is the same in every version of Python.
     worker, phase = int(chance.random() * workers), _IN_EVERY_STEP[int(chance.random() * len(_IN_EVERY_STEP))]
@@ -229,6 +242,9 @@ def _random_fault(
         drawn.append((0.58, Fault(resize, None, step)))
     if can_cut:
         drawn.append((0.66, Fault(Act.CUT, worker, step, phase, round(seconds * 5, 1))))
+    drawn.append((0.72, Fault(Act.STARVE, worker, step, phase)))
+    if has_loaders:
+        drawn.append((0.80, Fault(Act.KILL, worker, step, phase, whom=Whom.LOADER)))
     usual = Fault(Act.KILL, worker, step, phase)
     return next((fault for limit, fault in drawn if kind < limit), usual)
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quorate.core.fault import BETWEEN_STEPS, PHASES, Act, Fault
+from quorate.core.errors import OutOfMemory
+from quorate.core.fault import BETWEEN_STEPS, PHASES, Act, Fault, Whom
+from quorate.core.processes import children_of
 from quorate.storage.atomic import sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,10 @@ class FaultWatch:
 
     def _act(self, number: int, fault: Fault) -> None:
         step, phase = self._place
+        loaders = children_of(os.getpid()) if fault.whom is Whom.LOADER else {}
+        if fault.whom is Whom.LOADER and not loaders:
+            log.warning("the fault `%s` cannot come about: this worker has no loaders", fault)
+            return
         if not mark(self._logs, Firing(number, self._worker, os.getpid(), step, phase)):
             return
         log.warning("the fault `%s` comes about at step %d, in %s", fault, step, phase)
@@ -203,5 +209,7 @@ class FaultWatch:
             self._factor = fault.factor or 1.0
         elif fault.act is Act.FLIP and self.flip is not None:
             log.warning("%s", self.flip(random.Random(f"{number} {fault}")))
+        elif fault.act is Act.STARVE:
+            raise OutOfMemory("there is not enough memory for it, by a fault of the script")
         else:
-            os.kill(os.getpid(), _SIGNALS[fault.act])
+            os.kill(min(loaders, default=os.getpid()), _SIGNALS[fault.act])
