@@ -202,7 +202,8 @@ def test_a_broken_order_of_summation_is_caught(tmp_path: Path, monkeypatch: pyte
 
         for module in (schedule, pool):
             monkeypatch.setattr(module, "summation_order", by_worker)
-        digests.add(digest(Case(tasks.Momentum), 4, workers, tmp_path / str(workers)))
+        # Of many values: a few may be rounded alike in every order.
+        digests.add(digest(Case(tasks.TinyTransformer), 4, workers, tmp_path / str(workers)))
     assert len(digests) > 1
 
 

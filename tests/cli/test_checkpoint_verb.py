@@ -35,7 +35,9 @@ def test_a_running_job_saves_once_and_ends_with_the_same_bits(workplace: Workpla
     done = running.done()
     assert done.document["weights_digest"] == undisturbed
     steps = [event["step"] for event in workplace.events() if event["kind"] == "checkpoint"]
-    assert steps == [saved["step"], 8], "once, although two workers were told, and at the end"
+    assert steps.count(saved["step"]) == 1, "once, although two workers were told"
+    assert set(steps) <= {saved["step"], 4, 8}, "besides at evaluations, the best of which is saved, and at the end"
+    assert steps[-1] == 8
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from coordinator.played import (
     FIRST,
@@ -11,6 +12,7 @@ from coordinator.played import (
     completed,
     declared,
     exited,
+    heartbeat,
     killed,
     last_of,
     pid_of,
@@ -21,14 +23,20 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.actions import EndJob, Expel, RecordLoss, RecordRollback, Refill, Regroup
+from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import FailureReported, StopRequested
+from quorate.coordinator.events import FailureReported, ResizeRequested, StopRequested
 from quorate.coordinator.forming import MOST_DIVERGED
+from quorate.coordinator.membership import start
 from quorate.coordinator.states import Ended, Forming
+from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
 from quorate.core.exit_codes import DIVERGED
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
+from quorate.core.position import Position
+from quorate.observe.jsonl import JsonlSink
 
 
 def differing(by: int, *culprits: int, generation: GenerationId = FIRST, life: int = 0) -> FailureReported:
@@ -43,6 +51,10 @@ def losses(decision: Decision) -> dict[int, str]:
 
 def expelled(decision: Decision) -> list[int]:
     return [action.worker for action in decision.actions if isinstance(action, Expel)]
+
+
+def refills(decision: Decision) -> list[Refill]:
+    return [action for action in decision.actions if isinstance(action, Refill)]
 
 
 def reaped(workers: Sequence[int], now: float, life: int = 0) -> list[Timed]:
@@ -81,14 +93,76 @@ def test_who_has_left_the_generation_already_is_replaced_too() -> None:
 
 def test_a_worker_that_ends_for_it_without_a_word_tells_it_by_its_exit_code() -> None:
     decision = last_of(training(), (1.0, exited(0, DIVERGED)))
+    assert expelled(decision) == [1, 2], "the first is gone already"
+    assert sorted(losses(decision)) == [0, 1, 2]
+    assert [refill.worker for refill in refills(decision)] == [0], "nobody tells of its end again"
+    *_, formed = play(decision.state, *reaped((1, 2), 1.1), *back((0, 1, 2), 2.0, life=1))
+    assert workers_of(declared(formed)) == [0, 1, 2]
+
+
+def test_of_a_coordinator_that_has_just_taken_over_nobody_is_believed_either() -> None:
+    taken_over = succeed(TERMS, Roster(frozenset((worker, pid_of(worker)) for worker in range(3)), frozenset()), 1.0)
+    decision = last_of(taken_over, (1.0, exited(0, DIVERGED)))
+    assert expelled(decision) == [1, 2]
+    assert sorted(losses(decision)) == [0, 1, 2]
+    assert [refill.worker for refill in refills(decision)] == [0]
+
+
+def test_one_that_was_let_go_finds_it_in_its_last_save() -> None:
+    leaving = replace(heartbeat(2), is_leaving=True)
+    state = last_of(training(), (1.0, leaving), *((1.1, reported(worker)) for worker in range(3))).state
+    assert not isinstance(state, Ended)
+    assert state.crew.dismissed == {(2, pid_of(2))}
+    decision = last_of(state, (1.2, exited(2, DIVERGED)))
+    assert expelled(decision) == [0, 1]
+
+
+def test_who_was_left_out_after_it_had_trained_gives_its_state_to_nobody() -> None:
+    # A spare since the job was made smaller: what it holds has the wrong gradients in it as well.
+    terms = replace(TERMS, spares=1, workers=3)
+    events: list[Timed] = [(0.0, registered(worker)) for worker in range(4)]
+    state = last_of(start(terms, 0.0), *events).state
+    smaller: list[Timed] = [(1.0, ResizeRequested(2)), *((1.1, reported(worker, step=16)) for worker in range(3))]
+    at_work = last_of(state, *smaller)
+    assert workers_of(declared(at_work)) == [0, 1]
+    decision = last_of(at_work.state, (2.0, differing(0, generation=GenerationId(3, 2))))
     assert expelled(decision) == [0, 1, 2]
+
+
+def test_the_next_coordinator_knows_of_it_and_turns_those_away_who_come_back() -> None:
+    present = frozenset((worker, pid_of(worker)) for worker in range(3))
+    taken_over = succeed(TERMS, Roster(present, frozenset(), is_condemned=True), 1.0)
+    generation = training().generation
+    position = Position(generation, Cursor(16), has_left=True, has_trained=True)
+    decisions = play(taken_over, *((1.1, registered(worker, position=position)) for worker in range(3)))
+    assert [worker for decision in decisions for worker in expelled(decision)] == [0, 1, 2]
+    *_, formed = play(decisions[-1].state, *reaped((0, 1, 2), 1.2), *back((0, 1, 2), 2.0, life=1))
+    assert declared(formed).cursor == Cursor(10)
+    assert RecordRollback(10) in formed.actions
+
+
+def test_what_was_written_of_it_is_recalled_until_a_generation_has_begun(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    chronicle = Chronicle(sink)
+
+    def recalled() -> bool:
+        return Chronicle(JsonlSink(tmp_path / "events.jsonl")).recall(0).is_condemned
+
+    chronicle.generation_formed(training().generation)
+    assert not recalled()
+    chronicle.worker_lost(Failure("ReplicasDiffer", "they differ", worker=2), 0.0)
+    chronicle.worker_lost(Failure("WorkerLost", "killed", worker=1), 0.0)
+    assert recalled()
+    chronicle.generation_formed(training().generation)
+    assert not recalled()
+    sink.close()
 
 
 def test_all_begin_again_from_the_checkpoint_and_what_was_told_since_is_told_again() -> None:
     condemned = last_of(training(), (1.0, differing(0, 2)))
     gone = play(condemned.state, *reaped((0, 1, 2), 1.1))
-    refills = [action for decision in gone for action in decision.actions if isinstance(action, Refill)]
-    assert [(refill.worker, refill.restore) for refill in refills] == [(0, True), (1, True), (2, True)]
+    ordered = [refill for decision in gone for refill in refills(decision)]
+    assert [(refill.worker, refill.restore) for refill in ordered] == [(0, True), (1, True), (2, True)]
     formed = play(gone[-1].state, *back((0, 1, 2), 2.0, life=1))
     generation = declared(formed[-1])
     assert (workers_of(generation), generation.cursor) == ([0, 1, 2], Cursor(10))

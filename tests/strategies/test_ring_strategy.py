@@ -1,7 +1,9 @@
 """What the workers of a step agree on: sums, means, wishes, buffers, and what must not go on."""
 
+import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -12,13 +14,13 @@ from torch import nn
 import gang
 from bits import bit_tasks
 from plain_gradients import plain_gradients
-from quorate.core.errors import LossError, UnsupportedModelError
+from quorate.core.errors import LossError, PeerLost, ReplicasDiffer, UnsupportedModelError
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.data.ledger import Tally
 from quorate.reduce.ring import Ring
 from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
-from quorate.strategies.notes import note_of
-from quorate.strategies.ring import RingStrategy
+from quorate.strategies.notes import decode, encode, note_of
+from quorate.strategies.ring import NOTES_INDEX, RingStrategy
 from quorate.training.buffers import Buffers
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
@@ -248,3 +250,64 @@ def test_closing_lets_the_parameters_go() -> None:
     (weight,) = alone.gradients.parameters
     weight.sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None, "with its hook it would have been refused: no backward pass of ours"
+
+
+class Torn:
+    """A ring on which the others' slice differs, and which breaks or goes on when all of the state is compared."""
+
+    overlaps = False
+
+    def __init__(self, whole: dict[str, str] | None) -> None:
+        self._whole = whole
+
+    def all_reduce(self, *_: Any) -> None:
+        pass
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        if index == NOTES_INDEX:
+            note = decode(payload)
+            return payload, encode(replace(note, state=note.state + 1)), payload
+        if self._whole is None:
+            raise PeerLost("worker 1", "end of file")
+        other = json.dumps({"worker": 1, "digests": self._whole}).encode()
+        return payload, other, payload
+
+    def close(self) -> None:
+        pass
+
+
+class Known:
+    """The digests of a replica, as they are said to be."""
+
+    def of_slice(self, step: int) -> int:
+        return step
+
+    def of_all(self) -> dict[str, str]:
+        return {"w": "1"}
+
+
+def exchanged_with(reduction: Torn) -> Agreement:
+    model = Tables()
+    members = tuple(Member(worker, "here", range(worker, worker + 1)) for worker in range(3))
+    gradients = plain_gradients(list(model.named_parameters()), range(1), 25.0)
+    generation = Generation(GenerationId(1, 1), members)
+    strategy = RingStrategy(
+        reduction, generation, 0, gradients, Buffers(model, RULES), cast(ReplicaDigests, Known()), skips=True
+    )
+    return strategy.exchange(4, [lane(0)], None)
+
+
+def test_that_replicas_differ_is_known_also_if_the_culprit_dies_before_it_says_where() -> None:
+    with pytest.raises(ReplicasDiffer, match="after step 3: worker 1 and workers 0, 2 .* worker 1 is wrong") as raised:
+        exchanged_with(Torn(None))
+    assert raised.value.culprits == (1,)
+
+
+def test_replicas_that_differ_are_told_with_the_tensor() -> None:
+    with pytest.raises(ReplicasDiffer, match="first in 'w'"):
+        exchanged_with(Torn({"w": "2"}))
+
+
+def test_a_digest_that_was_read_wrongly_is_told_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    assert exchanged_with(Torn({"w": "1"})).samples == 3
+    assert "one of them was read wrongly" in caplog.text

@@ -139,7 +139,8 @@ def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) ->
     chronicle.coordinator_replaced(terms.incarnation, len(present))
     # The launcher may not have read yet what the one before has written last.
     has_begun = roster["has_begun"] or recalled.has_begun
-    return succeed(terms, Roster(present, frozenset(roster["awaited"]), has_begun), time.monotonic())
+    told = Roster(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)
+    return succeed(terms, told, time.monotonic())
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:

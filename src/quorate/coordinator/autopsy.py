@@ -63,14 +63,16 @@ def autopsy_of_futility(failure: Failure, deaths: int, here: int, terms: Terms) 
     return failure.at(message=message)
 
 
-def autopsy_of_divergence(failure: Failure, known: Enrolled) -> Failure:
-    """Why a worker is replaced whose replica differs, or may be the one that does."""
+def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enrolled | None) -> Failure:
+    """Why a worker is replaced whose replica differs, or may be the one that does. One that has not come back to a new
+    coordinator is not known."""
+    who, place = (name_worker(*process, ""), Place()) if known is None else (name_enrolled(known), known.place)
     verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"
     message = (
-        f"{name_enrolled(known)} {verdict}, as bad memory or a bad processor makes them: {failure.message} All workers"
+        f"{who} {verdict}, as bad memory or a bad processor makes them: {failure.message} All workers"
         " are replaced and go back to the newest checkpoint."
     )
-    return Failure(failure.kind, message, worker=known.worker, step=known.place.step, phase=known.place.phase)
+    return Failure(failure.kind, message, worker=process[0], step=place.step, phase=place.phase)
 
 
 def autopsy_of_divergences(failure: Failure, times: int) -> Failure:

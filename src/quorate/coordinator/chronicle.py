@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.observe.event import Event
@@ -22,11 +23,13 @@ _RECALLED = 4 * 2**20
 
 @dataclass(frozen=True)
 class Recollection:
-    """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun."""
+    """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun, and
+    whether the replicas of its last generation differed."""
 
     end: Event | None
     workers: int | None
     has_begun: bool
+    is_condemned: bool = False
 
 
 class Chronicle:
@@ -53,7 +56,10 @@ class Chronicle:
         end = next((event for event in reversed(events) if event.kind in _ENDS), None)
         resize = next((event for event in reversed(events) if event.kind == "resize"), None)
         has_begun = any(event.kind == "generation" for event in events)
-        return Recollection(end, None if resize is None else resize.fields["workers"], has_begun)
+        losses = (event for event in reversed(events) if event.kind in ("generation", "lost"))
+        last = next((event for event in losses if event.fields.get("cause", "") in ("", ReplicasDiffer.__name__)), None)
+        is_condemned = last is not None and last.kind == "lost"
+        return Recollection(end, None if resize is None else resize.fields["workers"], has_begun, is_condemned)
 
     def record(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""

@@ -90,20 +90,23 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
     return fill_place(left, worker, failure, actions, now, is_vacant=not expel)
 
 
-def condemn(state: Active, failure: Failure, now: float) -> Decision:
+def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] | None = None) -> Decision:
     """The replicas of a generation differ. Wrong gradients have been in everybody's sum, so nobody holds the state of
-    the job any more: all are replaced, and go on from the newest checkpoint, which all members had agreed on."""
+    the job any more: all are replaced, and go on from the newest checkpoint, which all members had agreed on.
+
+    `ended` is the process whose end has told of it.
+    """
     crew = state.crew
-    doomed = [known for known in crew.enrolled if known.has_trained or not known.is_ready]
-    processes = {(known.worker, known.registration.pid) for known in doomed}
-    if isinstance(state, Recalling):
-        processes |= state.missing
-        state = replace(state, missing=frozenset())
+    doomed = {(known.worker, known.registration.pid): known for known in crew.enrolled if _may_be_wrong(known)}
+    processes = frozenset(doomed) | (state.missing if isinstance(state, Recalling) else frozenset())
     gone = {worker for worker, _ in processes}
+    reaped = frozenset() if ended is None else frozenset({ended})
     crew = replace(
         crew,
-        enrolled=tuple(known for known in crew.enrolled if known not in doomed),
-        expelled=crew.expelled | processes,
+        enrolled=tuple(known for known in crew.enrolled if not _may_be_wrong(known)),
+        expelled=crew.expelled | (processes - reaped),
+        reaped=crew.reaped | reaped,
+        dismissed=crew.dismissed - reaped,
         awaited=crew.awaited | (gone & set(places(crew))),
         diverged=crew.diverged + 1,
         is_condemned=True,
@@ -115,17 +118,27 @@ def condemn(state: Active, failure: Failure, now: float) -> Decision:
         links=crew.links_without(gone),
         is_explained=True,
     )
+    blamed = failure.culprits or gone
     losses = [
-        RecordLoss(autopsy_of_divergence(failure, known), 0.0)
-        for known in doomed
-        if known.worker in (failure.culprits or gone)
+        RecordLoss(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0)
+        for process in sorted(processes)
+        if process[0] in blamed
     ]
-    expulsions = [Expel(worker, pid) for worker, pid in sorted(processes)]
     if crew.diverged > MOST_DIVERGED and crew.stop is None:
         return end(autopsy_of_divergences(failure, crew.diverged), *losses)
+    if isinstance(state, Recalling):
+        state = replace(state, missing=frozenset())
     left, regrouping = regroup(replace(state, crew=crew), now)
-    actions = (*losses, *regrouping, *expulsions)
-    return form_if_ready(left, actions, f"{failure.message} All go back to the newest checkpoint.", now)
+    actions = (*losses, *regrouping, *(Expel(*process) for process in sorted(processes - reaped)))
+    reason = f"{failure.message} All go back to the newest checkpoint."
+    if ended is not None:
+        return vacate(left, ended[0], actions, reason, now)
+    return form_if_ready(left, actions, reason, now)
+
+
+def _may_be_wrong(known: Enrolled) -> bool:
+    """Whether it has trained, be it that it was left out since: all but those who have what they came with."""
+    return known.has_trained or not known.is_ready or known.cursor != known.registration.cursor
 
 
 def fill_place(

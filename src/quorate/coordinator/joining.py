@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, Refuse, Regroup, Welcome
+from quorate.coordinator.actions import Action, Expel, Refuse, Regroup, Welcome
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.comparison import join_difference
 from quorate.coordinator.decision import Decision
@@ -10,7 +10,7 @@ from quorate.coordinator.events import Registered
 from quorate.coordinator.forming import end, form_if_ready
 from quorate.coordinator.places import call_together, places
 from quorate.coordinator.states import Active, Enrolled, Recalling
-from quorate.coordinator.succession import is_expected, take_back
+from quorate.coordinator.succession import is_expected, take_back, without_missing
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
 
@@ -65,14 +65,27 @@ def _return(state: Active, event: Registered, now: float) -> Decision:
     """A worker of the coordinator before this one comes back."""
     if not is_expected(state, event.worker, event.pid):
         return _refuse(state, event, "nobody waits for it: it was given up, and its place is for another.")
+    position = event.position
+    if state.crew.is_condemned and position and position.generation:
+        return _turn_away(state, event, now)
     welcome = Welcome(event.worker, state.crew.terms.timing.lease)
     back = take_back(state, event, now)
     actions: tuple[Action, ...] = (welcome, *call_together(back))
-    position = event.position
     if not isinstance(back, Recalling) and position and position.generation and not position.has_left:
         # The others have gone on without it.
         actions = (*actions, Regroup(position.generation.id, at_boundary=False))
     return form_if_ready(back, actions, f"worker {event.worker} has come back", now)
+
+
+def _turn_away(state: Active, event: Registered, now: float) -> Decision:
+    """One that has trained in a generation whose replicas differed: the coordinator before could not have it killed."""
+    crew, process = state.crew, (event.worker, event.pid)
+    awaited = crew.awaited | ({event.worker} & set(places(crew)))
+    gone: Active = replace(state, crew=replace(crew, expelled=crew.expelled | {process}, awaited=awaited))
+    if isinstance(gone, Recalling):
+        gone = without_missing(gone, process)
+    refusal = _refuse(gone, event, "the replicas of its generation differed.")
+    return form_if_ready(gone, (*refusal.actions, Expel(*process)), refusal.reason, now)
 
 
 def _refuse(state: Active, event: Registered, why: str) -> Decision:

@@ -13,6 +13,7 @@ from quorate.coordinator.states import Active, Crew, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.exit_codes import DIVERGED, LEFT
+from quorate.core.failure import Failure
 
 
 def report(state: Active, event: FailureReported, now: float) -> Decision:
@@ -66,12 +67,13 @@ def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     is_missing = isinstance(state, Recalling) and process in state.missing
     # The coordinator before may have let it go.
     is_from_before = event.exit_code == LEFT and crew.is_successor and (known is not None or is_missing)
+    if event.exit_code == DIVERGED and (known is not None or is_missing or process in crew.dismissed):
+        # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
+        failure = Failure(ReplicasDiffer.__name__, f"worker {event.worker} has found that the replicas differ.")
+        return condemn(state, failure, now, ended=process)
     if process in crew.dismissed or is_from_before:
         return _see_off(state, event, now)
     failure = autopsy_of_exit(event, known, last_words, had_joined=is_missing)
-    if event.exit_code == DIVERGED and (known is not None or is_missing):
-        # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
-        return condemn(state, replace(failure, kind=ReplicasDiffer.__name__), now)
     if known is not None:
         died = replace(state, crew=replace(crew, victims=with_victim(crew.victims, event, known, last_words)))
         return lose(died, known, failure, _since_first_sign(crew, now), now, expel=False)

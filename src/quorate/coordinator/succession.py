@@ -31,6 +31,7 @@ def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
         awaited=(roster.awaited & everything) | empty,
         generations=generations,
         is_successor=True,
+        is_condemned=roster.is_condemned,
     )
     return Recalling(crew, now, roster.present)
 

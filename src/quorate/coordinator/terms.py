@@ -24,9 +24,10 @@ class Terms:
 class Roster:
     """Who is there when a coordinator takes the place of another: processes, and places for which one is on its way.
 
-    `has_begun`: there has been a generation.
+    `has_begun`: there has been a generation. `is_condemned`: its replicas differed, and none has begun since.
     """
 
     present: frozenset[tuple[int, int]]
     awaited: frozenset[int]
     has_begun: bool = True
+    is_condemned: bool = False

@@ -1,12 +1,13 @@
 """The `ring` strategy: synchronous, and the same bits on any number of workers."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
 from quorate.checkpoint.attempt import Voucher
-from quorate.core.errors import LossError
+from quorate.core.errors import LinkError, LossError
 from quorate.core.generation import Generation
 from quorate.core.phases import OTHERS
 from quorate.core.sample_names import name_samples
@@ -17,14 +18,15 @@ from quorate.strategies.courier import Courier
 from quorate.strategies.notes import LaneNote, WorkerNote, decode, encode, note_of
 from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
-from quorate.training.divergence import ReplicaDigests, compare_replicas
+from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas, divergence
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Skipped, strongest_wish
 
+log = logging.getLogger(__name__)
+
 NOTES_INDEX = 0
 SHARE_INDEX = 2
-COMPARE_INDEX = 4
 
 _REMEDY = (
     "Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample holds a value that is "
@@ -57,6 +59,7 @@ class RingStrategy:
     ) -> None:
         self._activity = activity or Activity(lambda *_: None)
         self._reduction = reduction
+        self._generation = generation
         self._member = generation.members[generation.position(worker)]
         self._is_alone = len(generation.members) == 1
         self._gradients = gradients
@@ -92,7 +95,7 @@ class RingStrategy:
         poisoned = [note for note in notes if not_finite(note.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         if len({told.state for told in everyone}) > 1 or (poisoned and not self._is_alone):
-            self._compare_replicas(step)
+            self._compare_replicas(step, everyone)
         if poisoned:
             return self._void(step, notes, poisoned, losses, wish, data_s)
         _check_counts(step, losses)
@@ -157,10 +160,23 @@ class RingStrategy:
         own = WorkerNote(lanes, stop, self._digests.of_slice(step))
         return [decode(payload) for payload in self._reduction.gather(step, NOTES_INDEX, encode(own))]
 
-    def _compare_replicas(self, step: int) -> None:
+    def _compare_replicas(self, step: int, everyone: Sequence[WorkerNote]) -> None:
         """The whole state, which is still that of the step before: to name who differs, and where."""
+        slices = [
+            Voucher(member.worker, {"a slice of the state": f"{told.state:016x}"})
+            for member, told in zip(self._generation.members, everyone, strict=True)
+        ]
+        proven = divergence(step - 1, slices)
         own = Voucher(self.worker, self._digests.of_all())
-        compare_replicas(step - 1, own, partial(self._reduction.gather, step, COMPARE_INDEX))
+        try:
+            compare_replicas(step - 1, own, partial(self._reduction.gather, step, COMPARE_INDEX))
+        except LinkError:
+            # Whoever is gone takes its digests along, and not what is known already.
+            if proven is not None:
+                raise proven from None
+            raise
+        if proven is not None:
+            log.warning("%s Yet all of it is equal: one of them was read wrongly.", proven)
 
     def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in lane order."""

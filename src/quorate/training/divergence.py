@@ -23,6 +23,9 @@ from quorate.training.tensors import content, digests
 CYCLE = 64
 """Steps within which every byte of the state is compared."""
 
+COMPARE_INDEX = 4
+"""Tells the digests of a whole state from what else is gathered in a step."""
+
 Source = Callable[[], torch.Tensor | None]
 
 

@@ -14,7 +14,7 @@ from quorate.checkpoint.division import divide
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.tree import Encoded, encode
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.phases import DISK
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec
@@ -115,6 +115,16 @@ class Saver:
         running = self._running()
         if running is not None and not running.done.wait(patience):
             running.give_up("the worker leaves")
+
+    @property
+    def divergence(self) -> ReplicasDiffer | None:
+        """That replicas were found to differ by the last save that was begun."""
+        return None if self._latest is None else self._latest.divergence
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether a save was begun that may still become a checkpoint, here or elsewhere."""
+        return self._latest is not None and self._latest.is_sound
 
     # --- when
 

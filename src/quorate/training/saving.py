@@ -19,7 +19,7 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, decode
 from quorate.checkpoint.verification import MANIFEST
 from quorate.core.digests import weights_digest
-from quorate.core.errors import CheckpointError, DivergedError, JobError, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
 from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
@@ -111,7 +111,7 @@ class Saving:
         self.staged = threading.Event()
         self.done = threading.Event()
         self.failure: str | None = None
-        self.divergence: DivergedError | None = None
+        self.divergence: ReplicasDiffer | None = None
         self.is_complete = False
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from dataclasses import replace
 from io import TextIOWrapper
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 
 SAVING_PATIENCE = 5.0
 """Seconds that a worker which leaves gives to a checkpoint that is being saved."""
+GLANCE = 0.05
 
 
 def start_log(assignment: Assignment) -> None:
@@ -105,6 +107,17 @@ class Worker:
         # Loaders are told to end by the same signal, and do.
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
+            code = self._live()
+            # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
+            self._close_saver()
+            if code == LEFT and self._saver is not None and self._saver.divergence is not None:
+                return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
+            return code
+        finally:
+            self._membership.close()
+
+    def _live(self) -> int:
+        try:
             self._train()
             return 0
         except JobEnded as ended:
@@ -121,11 +134,10 @@ class Worker:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
             return self._fail(error)
-        finally:
-            # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
-            if self._saver is not None:
-                self._saver.close(SAVING_PATIENCE)
-            self._membership.close()
+
+    def _close_saver(self) -> None:
+        if self._saver is not None:
+            self._saver.close(SAVING_PATIENCE)
 
     def _leave(self, reason: QuorateError) -> int:
         log.info("the job has ended: %s", reason)
@@ -158,13 +170,23 @@ class Worker:
         if not isinstance(error, ReplicasDiffer):
             return self._report(Failure.of(error))
         # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
-        if self._assignment.checkpoint is None and not CheckpointFolder(self._run.checkpoints).list():
+        if self._assignment.checkpoint is None and not self._has_checkpoint():
             message = (
                 f"{error} There is no checkpoint to go back to, so the job ends; `checkpoint.every` saves earlier."
             )
             return self._report(Failure.of(DivergedError(message)))
         self._report(Failure.of(error))
         return DIVERGED
+
+    def _has_checkpoint(self) -> bool:
+        """Whether there is one by now: the first may be on its way, and is sound if all its writers have agreed."""
+        over = time.monotonic() + SAVING_PATIENCE
+        folder = CheckpointFolder(self._run.checkpoints)
+        while not (found := bool(folder.list())) and self._saver is not None and self._saver.may_commit:
+            if time.monotonic() >= over:
+                break
+            time.sleep(GLANCE)
+        return found
 
     def _status(self) -> WorkerStatus:
         status = self._page.status

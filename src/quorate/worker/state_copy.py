@@ -12,19 +12,18 @@ import xxhash
 from quorate.checkpoint.attempt import Voucher
 from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
-from quorate.core.errors import DivergedError
+from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import Generation
 from quorate.core.phases import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
-from quorate.training.divergence import ReplicaDigests, compare_replicas
+from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 
 log = logging.getLogger(__name__)
 
 COPY_INDEX = 3
-COMPARE_INDEX = 4
 PIECE = 64 * 2**20
 """Bytes that are passed on at a time."""
 
@@ -60,7 +59,7 @@ def align(
     if worker not in generation.behind:
         return progress, size
     if _digest(received) != digest:
-        raise DivergedError(f"the state that worker {worker} has copied at step {step} is not the one that was sent.")
+        raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
     donor = generation.members[generation.donor].worker
     log.info("copied the state at step %d (%d bytes) from worker %d", step, size, donor)
     return _take_up(received, replica), size
