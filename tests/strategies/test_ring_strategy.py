@@ -298,7 +298,7 @@ def exchanged_with(reduction: Torn) -> Agreement:
 
 
 def test_that_replicas_differ_is_known_also_if_the_culprit_dies_before_it_says_where() -> None:
-    with pytest.raises(ReplicasDiffer, match="after step 3: worker 1 and workers 0, 2 .* worker 1 is wrong") as raised:
+    with pytest.raises(ReplicasDiffer, match=r"after step 3: worker 1 and workers 0, 2 .* worker 1 is wrong") as raised:
         exchanged_with(Torn(None))
     assert raised.value.culprits == (1,)
 

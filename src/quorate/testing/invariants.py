@@ -66,11 +66,19 @@ class Referee:
         self._empty: dict[int, float] = {}
         # By process, how many checkpoints there were when it was started.
         self._found: dict[int, int] = {}
+        self._condemned: set[tuple[int, int]] = set()
         self.commits: list[Commit] = []
         self.steps = 0
         self.copies = 0
         self.generations = 0
         self.successions = 0
+
+    # --- what bad memory does
+
+    def differ(self, generation: Generation) -> None:
+        """The replicas of a generation differ: nobody of it may take part again."""
+        if generation.id == self._latest:
+            self._condemned |= self._at_work
 
     # --- what the supervisor does
 
@@ -113,6 +121,9 @@ class Referee:
         # A worker may be left that was a step behind one which saved, and is gone.
         if generation.cursor.step < max(before, default=0) - 1:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
+        for member in generation.members:
+            if (worker := workers.get(member.worker)) and (worker.slot, worker.pid) in self._condemned:
+                self._break(2, f"worker {worker.slot} (pid {worker.pid}) goes on although its replica may be wrong")
         self._latest = generation.id
         self._at_work = {(one.worker, workers[one.worker].pid) for one in generation.members if one.worker in workers}
         self.generations += 1

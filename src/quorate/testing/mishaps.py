@@ -11,7 +11,7 @@ from quorate.testing.task import Course
 
 FAILURE_TIMEOUT = 1.0
 KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
-CRASH, TERM, RESIZE, SPOIL = "crash", "term", "resize", "spoil"
+CRASH, TERM, RESIZE, SPOIL, FLIP = "crash", "term", "resize", "spoil", "flip"
 ANYBODY = -1
 PHASES = (
     *("build", "register", "wait", "join", "copy", "copy", "copy"),
@@ -79,6 +79,8 @@ class Mishap:
                 return f"crash of the coordinator {when}{moment}; the next comes after {self.seconds:.3f} s"
             case "term":
                 return f"term {who} {when}{where}"
+            case "flip":
+                return f"flip a bit of {who} {when}{where}"
             case "spoil":
                 return f"spoil the newest checkpoint {when}{where}"
             case "resize":

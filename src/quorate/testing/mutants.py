@@ -4,9 +4,18 @@ from dataclasses import dataclass, field, replace
 
 from quorate.coordinator.actions import DeclareGeneration, Refill, Regroup
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import Completed, MembershipEvent, Registered, StateReported
+from quorate.coordinator.events import (
+    Completed,
+    ExitReported,
+    FailureReported,
+    MembershipEvent,
+    Registered,
+    StateReported,
+)
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Ended, Recalling, State, Training
+from quorate.core.errors import ReplicasDiffer
+from quorate.core.exit_codes import DIVERGED
 from quorate.core.generation import Generation, GenerationId
 from quorate.testing.simulated_coordinator import Decide
 from quorate.testing.simulated_membership import Habits
@@ -91,6 +100,15 @@ def decide_as_at_the_beginning(state: State, event: MembershipEvent, now: float)
     return decide(state, event, now)
 
 
+def decide_to_go_on(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Take a worker that ends because replicas differ for one that has died: those who are left go on."""
+    if isinstance(event, FailureReported) and event.failure.kind == ReplicasDiffer.__name__:
+        return Decision(state, (), "ignored")
+    if isinstance(event, ExitReported) and event.exit_code == DIVERGED:
+        event = replace(event, exit_code=1)
+    return decide(state, event, now)
+
+
 SOUND = Mutant("sound")
 
 MUTANTS = (
@@ -113,4 +131,5 @@ MUTANTS = (
     Mutant("a replacement that does not restore", decide=decide_without_restoring),
     Mutant("a state counted before it is copied", decide=decide_before_the_copy),
     Mutant("a next coordinator that begins anew", decide=decide_as_at_the_beginning),
+    Mutant("a generation whose replicas differ goes on", decide=decide_to_go_on),
 )

@@ -18,6 +18,7 @@ from quorate.testing.mishaps import (
     CUT,
     END,
     FAILURE_TIMEOUT,
+    FLIP,
     KILL,
     LINK,
     MOST_DRIFT,
@@ -46,7 +47,7 @@ DECISIONS = (
 )
 RECENT = 0.05
 """Seconds for which a decision of the coordinator counts as being carried out."""
-FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, END)
+FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, FLIP, END)
 
 Pair = tuple[str, str]
 PAIRS = frozenset((event, fault) for event in (*PHASES, *DECISIONS) for fault in FAULTS)
@@ -63,7 +64,7 @@ _RECOVERY = (
 )
 _WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "RecordLoss", "Welcome")
 """Where a second fault hurts most: while the job recovers from the first."""
-_OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, TERM, TERM, SPOIL, STOP, CUT, LINK, STORM, PAUSE, END)
+_OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, *(FLIP,) * 3, TERM, TERM, SPOIL, STOP, CUT, LINK, STORM, PAUSE, END)
 _CANDIDATES = 4
 
 

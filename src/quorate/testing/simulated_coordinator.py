@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordResize
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordLoss, RecordResize
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.directives import Directives, directive_of
 from quorate.coordinator.events import MembershipEvent, Tick
 from quorate.coordinator.states import Ended, State, Training
 from quorate.coordinator.terms import Terms
+from quorate.core.errors import ReplicasDiffer
 from quorate.testing.clock import Clock, Process
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_failure
@@ -38,12 +39,15 @@ class Chronicle:
     """What the coordinators of a job have written down, and survives them."""
 
     has_begun: bool = False
+    is_condemned: bool = False
     end: EndJob | None = None
 
     def write(self, action: Action) -> None:
         """Add what was decided."""
         if isinstance(action, DeclareGeneration):
-            self.has_begun = True
+            self.has_begun, self.is_condemned = True, False
+        elif isinstance(action, RecordLoss):
+            self.is_condemned = self.is_condemned or action.failure.kind == ReplicasDiffer.__name__
         elif isinstance(action, EndJob):
             self.end = self.end or action
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from quorate.coordinator.actions import Action, GrantLease, Recall, Refuse, Welcome
 from quorate.coordinator.events import Completed, FailureReported, HeartbeatReceived, MembershipEvent, Place, Registered
-from quorate.core.errors import GenerationOver, LeaseExpired, LinkError
+from quorate.core.errors import GenerationOver, LeaseExpired, LinkError, ReplicasDiffer
+from quorate.core.exit_codes import DIVERGED
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
 from quorate.core.position import Position
@@ -121,6 +122,7 @@ class SimulatedMember(Process):
         self._incarnation = 0
         self._presented_to = 0
         self._is_leaving = False
+        self._is_flipped = False
         # Calls that have not been answered, and whom they were made to.
         self._calls: list[tuple[SimulatedCoordinator, Callable[[Reply | None], None]]] = []
         # The connection that directives come over.
@@ -153,6 +155,10 @@ class SimulatedMember(Process):
     def lease_remaining(self) -> float:
         """Seconds for which it may act."""
         return self._lease.remaining()
+
+    def flip(self) -> None:
+        """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
+        self._is_flipped = True
 
     def ask_to_leave(self) -> None:
         """As SIGTERM does."""
@@ -207,6 +213,11 @@ class SimulatedMember(Process):
             self._exit(3)
         except LinkError as error:
             self._give_up(error)
+        except ReplicasDiffer as error:
+            # Its word may be lost on the way; its exit code is told until it is heard.
+            report = FailureReported(self.slot, Failure.of(error), self.pid, self._standing.generation_id)
+            self._ask(report, self._timing.failure_timeout)
+            self._exit(DIVERGED)
         else:
             if seconds is not None:
                 turn = self._turn

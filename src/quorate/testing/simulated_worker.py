@@ -1,13 +1,14 @@
 """A worker of a simulation: it lives through generations as worker/process.py does, and trains as the loop does."""
 
 import random
+from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quorate.coordinator.actions import EndJob
 from quorate.coordinator.events import Completed, StateReported
-from quorate.core.errors import GenerationOver, LinkError, PeerLost
+from quorate.core.errors import GenerationOver, LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.observe.event import Event
@@ -44,6 +45,7 @@ class Frame:
     parts: tuple[Contribution, ...] = ()
     holding: Holding | None = None
     wish: str | None = None
+    digest: str = ""
 
 
 @dataclass
@@ -217,10 +219,20 @@ class SimulatedWorker(SimulatedMember):
     def _step(self, generation: Generation) -> Generator[Wait, None, str | None]:
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
-        parts = yield from self._compute(lanes)
-        self._check_lease()
-        self._enter("exchange")
-        frames = yield from self._exchange(Frame(generation.id, "step", step, self.slot, parts, wish=self._wish()))
+        sound = self.holding
+        if self._is_flipped and self._peers() and self._ground.referee.commits:
+            self.holding = replace(sound, digest=f"{sound.digest}, but for a bit of worker {self.slot}")
+        try:
+            parts = yield from self._compute(lanes)
+            self._check_lease()
+            self._enter("exchange")
+            own = Frame(generation.id, "step", step, self.slot, parts, wish=self._wish(), digest=self.holding.digest)
+            frames = yield from self._exchange(own)
+        except LinkError:
+            # Nobody has seen the flip, and nobody may be left who could: that is not covered, so it comes another time.
+            self.holding = sound
+            raise
+        self._compare(generation, frames)
         summed = self._sum(frames)
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
@@ -229,6 +241,14 @@ class SimulatedWorker(SimulatedMember):
         yield from self._apply(generation, frames, summed)
         self._publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
         return _strongest([frame.wish for frame in frames])
+
+    def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
+        """As training/divergence.py does, of all of the state at each step."""
+        error = divergence([(frame.worker, frame.digest) for frame in frames])
+        if error is not None:
+            self._is_flipped = False
+            self._ground.referee.differ(generation)
+            raise error
 
     def _wish(self) -> str | None:
         """What it has been asked to do at the end of the step; all do it, or none."""
@@ -421,6 +441,15 @@ class SimulatedWorker(SimulatedMember):
 
     def _forget_frames_before(self, generation: GenerationId) -> None:
         self._frames = {key: frames for key, frames in self._frames.items() if key[0] >= generation}
+
+
+def divergence(told: Sequence[tuple[int, str]]) -> ReplicasDiffer | None:
+    """Those who differ from more than half are the culprits."""
+    (usual, count), *others = Counter(digest for _, digest in told).most_common()
+    if not others:
+        return None
+    culprits = [worker for worker, digest in told if digest != usual]
+    return ReplicasDiffer("the replicas differ", culprits if count > len(told) / 2 else ())
 
 
 def _strongest(wishes: Sequence[str | None]) -> str | None:

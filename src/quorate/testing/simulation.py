@@ -257,7 +257,8 @@ class Simulation:
         self._referee.succeeded()
         incarnation = before.incarnation + (1 if self._mutant.counts_incarnations else 0)
         office = self._office(self._supervisor.workers, incarnation)
-        roster = replace(self._supervisor.roster(), has_begun=self._chronicle.has_begun)
+        told = self._chronicle
+        roster = replace(self._supervisor.roster(), has_begun=told.has_begun, is_condemned=told.is_condemned)
         self._note(f"a coordinator takes over as incarnation {incarnation}: {roster}")
         end = self._chronicle.end
         state: State = Ended(end.failure, end.result) if end else succeed(office.terms, roster, office.clock.now)
@@ -321,7 +322,7 @@ class Simulation:
     def _befall(self, number: int, mishap: Mishap, met: SimulatedMember | None = None) -> None:
         self._note_befallen(number, mishap)
         match mishap.kind:
-            case "kill" | "stop" | "term" | "cut" | "link":
+            case "kill" | "stop" | "term" | "cut" | "link" | "flip":
                 for worker in self._whom(mishap, met):
                     self._befall_worker(mishap, worker)
             case "storm":
@@ -342,6 +343,8 @@ class Simulation:
         match mishap.kind:
             case "kill":
                 worker.die()
+            case "flip":
+                worker.flip()
             case "stop":
                 if worker.is_alive:
                     worker.stop()
