@@ -34,7 +34,7 @@ def hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
         actions = (*actions, RecordEvents(event.events)) if event.events else actions
     crew = state.crew.having(heard)
     if event.sequence > known.sequence:
-        crew = at_place(crew, heard, event.place, now)
+        crew = at_place(crew, heard, event.place, now, is_over=not isinstance(state, Training))
         heard = crew.find(event.worker, event.pid) or heard
     alive: Active = replace(state, crew=crew)
     reason = f"worker {event.worker} is alive"

@@ -107,6 +107,16 @@ class WeakLink:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """Where the last worker hung, in how many generations in a row one has, and the number of the last of these."""
+
+    step: int
+    phase: str
+    times: int
+    generation: int
+
+
+@dataclass(frozen=True)
 class Crew:
     """What is known of the workers, whatever the state."""
 
@@ -156,8 +166,7 @@ class Crew:
     took: Mapping[str, float] = field(default_factory=dict)
     # Since when nothing moved that was last reported to stand still.
     told_stall: float | None = None
-    # The step and the phase in which the last worker hung, and how many have in a row.
-    hangs: tuple[tuple[int, str], int] | None = None
+    hangs: Hangs | None = None
     # Why a worker stops, told by itself: it is lost when its process is gone.
     last_words: Mapping[int, str] = field(default_factory=dict)
 
