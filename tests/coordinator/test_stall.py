@@ -274,7 +274,11 @@ def test_those_who_hang_in_one_generation_count_as_one() -> None:
     """A disk that all share stalls: everybody has hung once."""
     watch = Watch(step_timeout=3.0, workers=4)
     stuck = Place(17, "data")
-    watch.pass_seconds(30, stuck, stuck, stuck, stuck)
+    for _ in range(30):
+        watch.pass_seconds(1, stuck, stuck, stuck, stuck)
+        assert not isinstance(watch.state, Ended)
+        for worker, pid in watch.state.crew.expelled:
+            watch.take(ExitReported(worker, pid, "a", None, 9, stuck))
     assert [loss.failure.worker for loss in watch.losses()] == [0, 1, 2, 3]
     assert isinstance(watch.state, Forming)
 

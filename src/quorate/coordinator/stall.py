@@ -78,13 +78,13 @@ class Stall:
 
     def failure(self, step_timeout: float | None) -> Failure:
         """Why the culprit counts as lost."""
-        message = f"{self.message} That is longer than step_timeout ({_limit_words(step_timeout, self.limit)})."
+        message = f"{self.message} That is longer than step_timeout ({limit_words(step_timeout, self.limit)})."
         place = self.culprit.place
         return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=place.step, phase=place.phase)
 
     def warning(self, step_timeout: float | None) -> str:
         """What to tell the user while it is waited for."""
-        return f"{self.message} It is waited for until step_timeout ({_limit_words(step_timeout, self.limit)})."
+        return f"{self.message} It is waited for until step_timeout ({limit_words(step_timeout, self.limit)})."
 
 
 def at_place(crew: Crew, known: Enrolled, place: Place, now: float, *, is_over: bool = False) -> Crew:
@@ -136,6 +136,11 @@ def stall_limit(crew: Crew) -> float:
     return max(LONGEST_STALL, TIMES_LONGEST * longest)
 
 
+def limit_words(step_timeout: float | None, limit: float) -> str:
+    """The value of `step_timeout` as a sentence names it."""
+    return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
+
+
 def patience(took: Mapping[str, float], members: Sequence[Enrolled]) -> float:
     """Seconds without progress before it is told, by what the phases that these are in have taken so far."""
     return max(PATIENCE, TIMES_USUAL * max(took.get(known.place.phase, 0.0) for known in members))
@@ -157,18 +162,14 @@ def autopsy_of_hangs(crew: Crew, failure: Failure) -> Failure | None:
     if crew.hangs is None or crew.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} It is the last of {crew.hangs.times} workers in a row that hung there, so the job is given up;"
-        " `quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} It is the last of {crew.hangs.times} workers in a row that hung there, so the job is given"
+        " up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
 
 
 def _waits_for_others(place: Place) -> bool:
     return place.phase in _MEETINGS or place.waits_for == OTHERS
-
-
-def _limit_words(step_timeout: float | None, limit: float) -> str:
-    return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
 
 
 def _sentence(culprit: Enrolled, seconds: float, members: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
