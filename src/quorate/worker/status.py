@@ -8,13 +8,14 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.core.phases import WAITING as WAITING
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-BUILDING, RESTORING, WAITING = "build", "restore", "wait"
-"""What a worker does before it can tell its coordinator, and after."""
+BUILDING, RESTORING = "build", "restore"
+"""What a worker does before it can tell its coordinator."""
 
 MOST_SAMPLES = 512
 """Of a lane that reads more, only the first are told, and how many there are."""
