@@ -194,18 +194,17 @@ def refill(crew: Crew, worker: int) -> Refill:
 def _back_off(crew: Crew, worker: int) -> float:
     """What one process in a place lacks the next may lack too, and each that comes costs the others a generation."""
     times = min(crew.given_up.get(worker, 0), _MOST_DOUBLINGS)
-    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 1))
+    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 2))
 
 
 def _explain_giving_up(crew: Crew, worker: int, why: str) -> tuple[Action, ...]:
     if crew.given_up.get(worker) != TOLD_GIVEN_UP:
         return ()
-    fewer = max(1, crew.wanted - 1)
+    resize = f", and `quorate resize RUN {crew.wanted - 1}` makes do with fewer workers" if crew.wanted > 1 else ""
     message = (
         f"{TOLD_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed step."
         f" The last: {why.rstrip('.')}. The next is started in {_back_off(crew, worker):.0f} s, the ones after it"
-        f" later and later; the others train on. If it lacks memory, `quorate resize RUN {fewer}` makes do with fewer"
-        " workers."
+        f" later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )
     return (Warn(message, crew.cursor.step),)
 

@@ -65,7 +65,7 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         seconds = now - killed.since
         message = (
             f"worker {worker} (pid {pid}) was killed {seconds:.0f} s ago and does not end, so nobody can take its"
-            " place. It waits in the kernel, as for a disk or a network file system that does not answer."
+            " place. Probably it waits in the kernel, for a disk or a network file system that does not answer."
         )
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
             why = (
