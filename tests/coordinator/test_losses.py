@@ -359,8 +359,8 @@ def test_a_process_that_does_not_end_is_told_now_and_then_while_the_others_train
     assert isinstance(state, Training), "the others need nobody"
     assert [number for number, _ in told] == [6, 16, 46, 136, 406, 1216, 3646]
     assert told[0][1] == (
-        "worker 1 (pid 4711) was killed 5 s ago and does not end, so nobody can take its place. Probably it waits in the"
-        " kernel, for a disk or a network file system that does not answer."
+        "worker 1 (pid 4711) was killed 5 s ago and does not end, so nobody can take its place. Probably it waits in"
+        " the kernel, for a disk or a network file system that does not answer."
     )
 
 
