@@ -21,6 +21,7 @@ from coordinator.played import (
     kinds,
     last_of,
     message_of,
+    pid_of,
     play,
     registered,
     reported,
@@ -36,10 +37,11 @@ from quorate.coordinator.actions import (
     Refuse,
     Regroup,
     RelayStop,
+    Warn,
     Welcome,
 )
 from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, Place, StopRequested
+from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, Place, StopRequested, Tick
 from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training
@@ -267,6 +269,119 @@ def test_who_gives_up_is_lost_with_the_reason_that_it_has_told(kind: str, has_jo
     assert ("before it had joined" in message) is not has_joined
     assert any(isinstance(action, Refill) and action.worker == 1 for action in lost.actions)
     assert loss_of(last_of(lost.state, (1.2, exited(1, 1, life=1)))).failure.message.endswith("may say why.")
+
+
+def test_what_a_process_tells_after_its_end_is_not_taken_for_the_last_words_of_the_next() -> None:
+    late = FailureReported(1, replace(PEER_LOST, worker=1), pid_of(1))
+    state = last_of(training(), (1.0, exited(1, 1)), (1.1, late), (1.2, registered(1, life=1))).state
+    message = loss_of(last_of(state, (1.3, exited(1, 1, life=1)))).failure.message
+    assert PEER_LOST.message not in message
+
+
+@pytest.mark.parametrize("kind", ["InternalError", "UserCodeError", "LeaseExpired", "ReplicasDiffer"])
+@pytest.mark.parametrize("fate", ["expelled", "reaped", "dismissed"])
+def test_what_a_process_fails_on_that_was_given_up_is_ignored(kind: str, fate: str) -> None:
+    """One that was stopped for too long wakes before it is killed, and finds that everything is gone."""
+    state = last_of(training(), *beats_until(5.0, 0, 2)).state if fate == "expelled" else training()
+    if fate == "reaped":
+        state = last_of(state, (1.0, killed(1))).state
+    if fate == "dismissed":
+        assert isinstance(state, Training)
+        state = replace(state, crew=replace(state.crew, dismissed=frozenset({(1, pid_of(1))})))
+    assert not isinstance(state, Ended)
+    assert (1, pid_of(1)) in getattr(state.crew, fate)
+    decision = decide(state, FailureReported(1, Failure(kind, "no such file"), pid_of(1), FIRST), 5.1)
+    assert (decision.state, decision.actions) == (state, ())
+    assert "its report is ignored" in decision.reason
+
+
+# --- a place whose processes give up
+
+
+def joins_and_gives_up(state: State, now: float, life: int, step: int = 17) -> Decision:
+    """Worker 1 is let in at a boundary, and cannot go on in the step after it; the others can."""
+    assert isinstance(state, Training)
+    number = state.generation.id.number
+    others: list[Timed] = [(now, reported(worker, step - 1, number)) for worker in (0, 2)]
+    why = Failure("OutOfMemory", "there is no memory for its gradients.", worker=1)
+    joined = last_of(state, (now, registered(1, life=life)), *others)
+    assert workers_of(declared(joined)) == [0, 1, 2]
+    gone = replace(exited(1, GAVE_UP, life), place=Place(step, "join"))
+    return last_of(joined.state, (now, FailureReported(1, why, pid_of(1, life))), (now, gone))
+
+
+def test_a_place_whose_processes_give_up_is_filled_later_and_later_although_the_others_advance() -> None:
+    state, step, after, warnings = second_generation(), 17, [], []
+    for life in range(1, 10):
+        lost = joins_and_gives_up(state, float(life), life, step)
+        after.append(refill_of(lost).after)
+        warnings += [action.message for action in lost.actions if isinstance(action, Warn)]
+        assert isinstance(lost.state, Forming)
+        number = lost.state.crew.generations
+        state = last_of(lost.state, *((float(life), reported(worker, step, number)) for worker in (0, 2))).state
+        step += 1
+    assert after == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    (warning,) = warnings
+    assert warning.startswith("3 processes in a row have given up in the place of worker 1, none with a completed step")
+    assert "there is no memory for its gradients. The next is started in 2 s" in warning
+    assert "`quorate resize RUN 2`" in warning
+
+
+def test_one_that_has_completed_a_step_is_the_first_to_give_up() -> None:
+    first = joins_and_gives_up(second_generation(), 1.0, 1)
+    promised = last_of(first.state, (1.0, reported(0, 17, 3)), (1.0, reported(2, 17, 3)))
+    joined = last_of(promised.state, (2.0, registered(1, life=2)), (2.0, reported(0, 18, 4)), (2.0, reported(2, 18, 4)))
+    at_step_20 = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(20, "compute"))
+    assert refill_of(last_of(joined.state, (3.0, at_step_20))).after == 0.0
+    before = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(19, "compute"))
+    assert refill_of(last_of(joined.state, (3.0, before))).after == 1.0
+    # Or it completes its steps in a generation before that in which it gives up.
+    regrouped = last_of(joined.state, *((3.0, reported(w, 30, 5, life=2 * (w == 1))) for w in range(3)))
+    assert workers_of(declared(regrouped)) == [0, 1, 2]
+    later = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(31, "compute"))
+    assert refill_of(last_of(regrouped.state, (3.0, later))).after == 0.0
+
+
+# --- one that was killed and does not end
+
+
+def test_a_process_that_does_not_end_is_told_now_and_then_while_the_others_train() -> None:
+    state = last_of(training(), *beats_until(5.0, 0, 2)).state
+    state = last_of(state, (5.0, reported(0)), (5.0, reported(2))).state
+    assert isinstance(state, Training)
+    told = []
+    for number in range(1, 4000):
+        now = 5.0 + number
+        beats = [(now, replace(heartbeat(w, 1000 + number), place=Place(16 + number, "compute"))) for w in (0, 2)]
+        decision = last_of(state, *beats, (now, Tick()))
+        state = decision.state
+        told += [(number, action.message) for action in decision.actions if isinstance(action, Warn)]
+    assert isinstance(state, Training), "the others need nobody"
+    assert [number for number, _ in told] == [6, 16, 46, 136, 406, 1216, 3646]
+    assert told[0][1] == (
+        "worker 1 (pid 4711) was killed 5 s ago and does not end, so nobody can take its place. Probably it waits in"
+        " the kernel, for a disk or a network file system that does not answer."
+    )
+
+
+@pytest.mark.parametrize(("step_timeout", "seconds"), [(None, 1800), (60.0, 60), (8.0, 10)])
+def test_where_nobody_can_go_on_without_it_the_job_is_given_up(step_timeout: float | None, seconds: int) -> None:
+    terms = replace(TERMS, step_timeout=step_timeout, min_workers=3)
+    state = last_of(training(terms), *beats_until(5.0, 0, 2)).state
+    state = last_of(state, (5.0, reported(0)), (5.0, reported(2))).state
+    assert isinstance(state, Forming)
+    number = 0
+    while not isinstance(state, Ended) and number < 2000:
+        number += 1
+        now = 5.0 + number
+        state = last_of(state, *((now, heartbeat(w, 1000 + number)) for w in (0, 2)), (now, Tick())).state
+    assert isinstance(state, Ended)
+    assert number == seconds + 1
+    assert state.failure is not None
+    assert (state.failure.kind, state.failure.worker) == ("WorkerLost", 1)
+    assert "does not end" in state.failure.message
+    assert "step_timeout (" in state.failure.message
+    assert "`quorate resume` goes on" in state.failure.message
 
 
 # --- an older process of the same place

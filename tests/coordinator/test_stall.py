@@ -28,15 +28,15 @@ TERMS = Terms(incarnation=1, lanes=4, workers=2, timing=Timing(5.0))
 
 
 class Watch:
-    """A coordinator of two workers, and the clock that it is given."""
+    """A coordinator of workers, and the clock that it is given."""
 
-    def __init__(self, step_timeout: float | None = None) -> None:
+    def __init__(self, step_timeout: float | None = None, workers: int = 2) -> None:
         self.now = 100.0
         self.sequence = 0
-        self.pids = [4710, 4711]
+        self.pids = [4710 + worker for worker in range(workers)]
         self.done: list[Action] = []
-        self.state: State = start(replace(TERMS, step_timeout=step_timeout), self.now)
-        for worker in (0, 1):
+        self.state: State = start(replace(TERMS, step_timeout=step_timeout, workers=workers), self.now)
+        for worker in range(workers):
             self.take(Registered(worker, 4710 + worker, "a", f"10.0.0.{worker}:4000"))
         assert isinstance(self.state, Training)
 
@@ -66,6 +66,14 @@ class Watch:
         self.take(ExitReported(*lost, "a", None, 9, Place()))
         self.pids[lost[0]] += 10
         self.take(Registered(lost[0], self.pids[lost[0]], "a", "10.0.0.9:4000"))
+
+    def let_in(self) -> None:
+        """Those at work end their generation at a boundary, and the next has everybody."""
+        for known in self.state.crew.enrolled if isinstance(self.state, Training) else ():
+            if known.within is not None:
+                self.take(StateReported(known.worker, known.registration.pid, known.within, Cursor(17)))
+        assert isinstance(self.state, Training)
+        assert len(self.state.generation.members) == len(self.pids)
 
     def warnings(self) -> list[str]:
         return [action.message for action in self.done if isinstance(action, Warn)]
@@ -235,6 +243,44 @@ def test_what_hangs_in_the_same_place_again_and_again_is_given_up() -> None:
     assert "That is longer than step_timeout (3.0)." in message
     assert "the last of 3 workers in a row that hung there, so the job is given up; `quorate resume`" in message
     assert len(watch.losses()) == 3
+
+
+def test_a_hang_does_not_make_those_who_waited_for_it_raise_the_limit() -> None:
+    """With the default limit: the innocent break off what they wait in, and the next hang is found as soon."""
+    watch = Watch()
+    for _ in range(3):
+        assert not isinstance(watch.state, Ended)
+        watch.pass_seconds(1804, WAITS, Place(17, "evaluation"), every=2)
+        if isinstance(watch.state, Forming):
+            watch.pass_seconds(1, Place(16, "regroup"))
+            watch.replace_lost()
+            watch.let_in()
+    assert isinstance(watch.state, Ended)
+    assert len(watch.losses()) == 3
+    assert len(watch.warnings()) == 3
+
+
+@pytest.mark.parametrize("waits", [Place(17, "exchange"), Place(17, "evaluation", waits_for="the other workers")])
+def test_what_is_waited_for_others_raises_no_limit(waits: Place) -> None:
+    watch = Watch()
+    busy = Place(17, "compute")
+    for moves in range(60):
+        watch.pass_seconds(1, waits, replace(busy, moves=moves))
+    watch.pass_seconds(1804, Place(18, "apply"), replace(busy, moves=59), every=2)
+    assert len(watch.losses()) == 1
+
+
+def test_those_who_hang_in_one_generation_count_as_one() -> None:
+    """A disk that all share stalls: everybody has hung once."""
+    watch = Watch(step_timeout=3.0, workers=4)
+    stuck = Place(17, "data")
+    for _ in range(30):
+        watch.pass_seconds(1, stuck, stuck, stuck, stuck)
+        assert not isinstance(watch.state, Ended)
+        for worker, pid in watch.state.crew.expelled:
+            watch.take(ExitReported(worker, pid, "a", None, 9, stuck))
+    assert [loss.failure.worker for loss in watch.losses()] == [0, 1, 2, 3]
+    assert isinstance(watch.state, Forming)
 
 
 def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:

@@ -4,8 +4,9 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 
-from quorate.core.processes import adopt_orphans, children_of, die_with_parent
+from quorate.core.processes import adopt_orphans, children_of, die_with_parent, members_of
 
 
 def is_gone(descriptor: int) -> bool:
@@ -72,3 +73,47 @@ def test_an_orphan_becomes_a_child_of_whoever_adopts_and_keeps_its_group() -> No
     assert os.read(told, 100) == b"True {}"
     os.close(told)
     os.close(tell)
+
+
+def in_a_machine(folder: Path, processes: dict[int, tuple[str, int, int, int]], lists: dict[int, str]) -> Path:
+    """A folder like /proc with these processes: state, parent, group and session of each, and lists of children."""
+    for pid, fields in processes.items():
+        (folder / str(pid) / "task" / str(pid)).mkdir(parents=True)
+        (folder / str(pid) / "stat").write_text(f"{pid} (a) name) {' '.join(map(str, fields))} 0 -1\n")
+    for pid, children in lists.items():
+        (folder / str(pid) / "task" / str(pid) / "children").write_text(children)
+    (folder / "self").mkdir()
+    return folder
+
+
+MACHINE = {
+    10: ("S", 1, 10, 10),
+    11: ("S", 10, 11, 10),
+    12: ("Z", 10, 11, 10),
+    13: ("S", 1, 11, 10),
+    14: ("S", 1, 11, 99),
+    15: ("D", 13, 12, 10),
+    16: ("S", 11, 10, 10),
+}
+
+
+def test_children_are_found_among_all_processes_where_the_kernel_has_no_list(tmp_path: Path) -> None:
+    assert children_of(10, in_a_machine(tmp_path, MACHINE, {})) == {11: 11, 12: 11}
+
+
+def test_where_there_is_a_list_of_children_nobody_else_is_looked_at(tmp_path: Path) -> None:
+    proc = in_a_machine(tmp_path, MACHINE, {10: "11 12 17 "})
+    for pid in MACHINE.keys() - {11, 12}:
+        (proc / str(pid) / "stat").unlink()
+    assert children_of(10, proc) == {11: 11, 12: 11}
+    (proc / "10" / "task" / "18").mkdir()
+    (proc / "10" / "task" / "18" / "children").write_text("16 ")
+    (proc / "16" / "stat").write_text("16 (b) S 10 16 10 0 -1\n")
+    assert children_of(10, proc) == {11: 11, 12: 11, 16: 16}, "started by another thread"
+
+
+def test_whoever_runs_in_the_groups_of_a_session_is_found_and_nobody_of_another(tmp_path: Path) -> None:
+    proc = in_a_machine(tmp_path, MACHINE, {})
+    assert members_of(10, {11, 12}, proc) == {11, 13, 15}
+    assert members_of(99, {11}, proc) == {14}
+    assert members_of(10, set(), proc) == set()

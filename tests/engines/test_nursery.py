@@ -1,10 +1,16 @@
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 
-from command import PATIENCE, Workplace
+from command import PATIENCE, Workplace, await_condition
+from quorate.core.child import ask_child
+from quorate.core.processes import adopt_orphans, children_of
+from quorate.engines.messages import Messages
+from quorate.engines.nursery import Nursery, _Child
 
 
 def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_the_folder_shadows(
@@ -26,3 +32,37 @@ def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_
         pattern = rf"worker {worker} is process \d+, spawned: importing the task started a thread, which a fork would"
         assert re.search(pattern, log)
         assert "a word from the task" in workplace.log(f"worker-{worker}")
+
+
+def test_what_a_worker_that_lives_on_has_left_is_reaped_when_it_ends_and_not_before() -> None:
+    def adopt() -> str:
+        adopt_orphans()
+        nursery = Nursery(Messages(socket.socketpair()[0]))
+        worker = _start_one_that_leaves_two()
+        nursery._watch(_Child(0, worker))
+        await_condition("its children", lambda: len(children_of(os.getpid())) == 3)
+        await_condition("the end of one", lambda: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        nursery._reap_left()
+        left = children_of(os.getpid()).keys() - {worker}
+        for pid in (worker, *left):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        nursery._reap_left()
+        return f"{len(left)} left"
+
+    assert ask_child(adopt, seconds=20).text == "1 left"
+
+
+def _start_one_that_leaves_two() -> int:
+    """Of which one ends at once."""
+    worker = os.fork()
+    if worker == 0:
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os._exit(0)
+            if os.fork() == 0:
+                signal.pause()
+            os._exit(0)
+        os.wait()
+        signal.pause()
+    return worker

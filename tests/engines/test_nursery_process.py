@@ -13,7 +13,7 @@ from command import await_condition, command_line
 from quorate.core.task_source import TaskSource
 from quorate.engines import nursery_process
 from quorate.engines.messages import STARTED
-from quorate.engines.nursery_process import NurseryProcess, Preparation, Prepared
+from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation, Prepared
 from quorate.engines.pidfds import Pidfds
 from quorate.worker.assignment import Assignment
 
@@ -31,6 +31,18 @@ messages.sendall(json.dumps({{"what": "started", "slot": 0, "pid": worker.pid}})
 pathlib.Path({sign!r}).touch()
 time.sleep(60)
 """
+
+
+# The same, but its worker has a process group of its own, and has started another process there.
+LEAVING_NURSERY = DEAF_NURSERY.replace(
+    """["sleep", "60"])""", """["sh", "-c", "sleep 60 & echo $! > {sign}.part; exec sleep 60"], process_group=0)"""
+).replace(
+    "pathlib.Path({sign!r}).touch()",
+    """
+while not pathlib.Path({sign!r} + ".part").exists() or not pathlib.Path({sign!r} + ".part").read_text().strip():
+    time.sleep(0.01)
+pathlib.Path({sign!r} + ".part").rename({sign!r})""",
+)
 
 
 @pytest.fixture
@@ -64,20 +76,56 @@ def test_a_process_that_is_watched_no_longer_is_not_waited_for(sleeper: "subproc
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[NurseryProcess, Path]:
+    """A nursery of that kind with a worker, and the file by which it has told that this is there."""
+    script, sign = folder / "python", folder / "started"
+    script.write_text(kind.format(python=sys.executable, sign=str(sign), source=SOURCE.to_json()))
+    script.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(script))
+        nursery = NurseryProcess(folder / "log", Preparation("t:T", {}, "", [], 0, 1, True))
+    assert nursery.await_ready(lambda: False) == Prepared({}, SOURCE)
+    nursery.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
+    await_condition("the worker", sign.exists)
+    return nursery, sign
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "deaf at the end"])
+def test_what_the_workers_of_a_killed_nursery_have_started_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: "subprocess.Popen[bytes]", is_killed: bool
+) -> None:
+    nursery, sign = started(LEAVING_NURSERY, tmp_path, monkeypatch)
+    left = int(sign.read_text())
+    assert command_line(left) == "sleep 60 "
+    if is_killed:
+        assert [message["what"] for message in nursery.poll(5.0)] == [STARTED]
+        os.kill(nursery._process.pid, signal.SIGKILL)
+        with pytest.raises(NurseryLost, match="was killed by SIGKILL, and the workers with it"):
+            list(nursery.poll(5.0))
+    else:
+        monkeypatch.setattr(nursery_process, "CLOSE_PATIENCE", 1.0)
+        nursery.close()
+    await_condition("its end", lambda: not is_running(left))
+    assert sleeper.poll() is None, "one of nobody's"
+    if is_killed:
+        nursery.close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not just waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["read before the end", "read at the end"])
 def test_closing_a_deaf_nursery_waits_for_its_workers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
 ) -> None:
-    script, sign = tmp_path / "python", tmp_path / "started"
-    script.write_text(DEAF_NURSERY.format(python=sys.executable, sign=str(sign), source=SOURCE.to_json()))
-    script.chmod(0o755)
     monkeypatch.setattr(nursery_process, "CLOSE_PATIENCE", 0.3)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(script))
-        nursery = NurseryProcess(tmp_path / "log", Preparation("t:T", {}, "", [], 0, 1, True))
-    assert nursery.await_ready(lambda: False) == Prepared({}, SOURCE)
-    nursery.start(Assignment(str(tmp_path), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
-    await_condition("the worker", sign.exists)
+    nursery, _ = started(DEAF_NURSERY, tmp_path, monkeypatch)
     messages = list(nursery.poll(5.0)) if told else []
     assert [message["what"] for message in messages] == [STARTED] * told
     begun = time.monotonic()

@@ -101,49 +101,100 @@ class Nursery:
     """Starts nobody, and says that it has."""
 
     def __init__(self) -> None:
-        self.started = 0
+        self.started: list[int] = []
         self.killed: list[int] = []
+        self.is_importing = False
 
     def start(self, assignment: Assignment) -> None:
-        self.started += 1
+        self.started.append(assignment.slot)
 
     def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
-        for _ in range(self.started):
-            yield {"what": STARTED, "slot": 1, "pid": 4711, "how": "forked", "reason": ""}
-        self.started = 0
+        while self.started and not self.is_importing:
+            slot = self.started.pop()
+            yield {"what": STARTED, "slot": slot, "pid": 4710 + slot, "how": "forked", "reason": ""}
 
     def kill(self, pid: int) -> None:
         self.killed.append(pid)
 
 
-@pytest.mark.parametrize("is_replacement", [False, True])
-def test_only_before_anybody_trains_does_a_setup_that_takes_too_long_end_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replacement: bool
-) -> None:
+class Places:
+    """The workers' processes, of which nobody is allowed any time for its setup."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.nursery = RunFolder(folder), Nursery()
+        self.told: list[str] = []
+        self.has_formed = False
+        self.run.logs.mkdir()
+        self.brood = Brood(
+            self.run,
+            lambda: cast(NurseryProcess, self.nursery),
+            lambda slot, *_: Assignment(str(folder), slot, 1, "t:T", {}, "", "127.0.0.1:1", "token"),
+            tell=self.told.append,
+            setup_timeout=1e-9,
+            has_formed=lambda: self.has_formed,
+        )
+
+    def start(self, slot: int, *, is_replacement: bool = False) -> StatusPage:
+        self.brood.start(slot, None, is_replacement=is_replacement)
+        return StatusPage(status_file(self.run, slot))
+
+    def look(self, times: int = 3) -> None:
+        for _ in range(times):
+            self.brood.look(0.0)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     monkeypatch.setattr(brood, "SETUP_GLANCE", 0.0)
-    run, nursery = RunFolder(tmp_path), Nursery()
-    told: list[str] = []
-    run.logs.mkdir()
-    place = Brood(
-        run,
-        lambda: cast(NurseryProcess, nursery),
-        lambda *_: cast(Assignment, None),
-        tell=told.append,
-        setup_timeout=1e-9,
-    )
-    place.start(1, None, is_replacement=is_replacement)
-    place.look(0.0)
-    page = StatusPage(status_file(run, 1))
+    return Places(tmp_path)
+
+
+@pytest.mark.parametrize("is_replacement", [False, True])
+def test_before_the_first_generation_a_setup_that_takes_too_long_ends_the_job(
+    workers: Places, is_replacement: bool
+) -> None:
+    workers.start(1, is_replacement=is_replacement).write_setup("initial_weights()")
+    with pytest.raises(JobFailed, match=r"worker 1 \(pid 4711\) is still in initial_weights\(\).*Raise setup_timeout"):
+        workers.look()
+
+
+@pytest.mark.parametrize("is_replacement", [False, True], ids=["a spare", "a replacement"])
+def test_while_others_may_train_a_setup_that_takes_too_long_is_begun_again(
+    workers: Places, is_replacement: bool
+) -> None:
+    workers.has_formed = True
+    page = workers.start(1, is_replacement=is_replacement)
     page.write_setup("initial_weights()")
-    if not is_replacement:
-        with pytest.raises(JobFailed, match=r"worker 1 \(pid 4711\) is still in initial_weights\(\).*Raise setup_time"):
-            place.look(0.0)
-        return
-    for _ in range(3):
-        place.look(0.0)
-    assert nursery.killed == [4711]
-    (message,) = told
+    workers.look()
+    assert workers.nursery.killed == [4711]
+    (message,) = workers.told
     assert message.endswith("longer than setup_timeout (1e-09): it is ended, and another is started.")
     page.write(0, "wait")  # it has registered
-    place.look(0.0)
-    assert len(told) == 1
+    workers.look()
+    assert len(workers.told) == 1
+
+
+def test_a_worker_that_has_no_status_page_is_not_in_its_setup(workers: Places) -> None:
+    """As on a full disk, where it may have trained for days."""
+    workers.start(1)
+    status_file(workers.run, 1).unlink()
+    workers.look()
+    assert (workers.nursery.killed, workers.told) == ([], [])
+
+
+def test_one_that_has_no_process_yet_is_not_ended_while_another_runs(workers: Places) -> None:
+    workers.has_formed = True
+    workers.start(1).write(3, "compute")
+    workers.look()
+    workers.nursery.is_importing = True
+    workers.start(2, is_replacement=True)
+    workers.look()
+    assert (workers.nursery.killed, workers.told) == ([], [])
+
+
+def test_another_nursery_that_does_not_come_to_its_end_with_the_import_ends_the_job(workers: Places) -> None:
+    workers.has_formed = True
+    workers.nursery.is_importing = True
+    workers.start(1, is_replacement=True)
+    with pytest.raises(JobFailed, match="worker 1 is still in the import of torch and the task"):
+        workers.look()

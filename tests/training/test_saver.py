@@ -605,6 +605,24 @@ class TestASaveThatMustNotFail:
         crew.await_done()
         assert crew.names() == []
 
+    def test_comes_further_while_it_waits_for_the_next_try(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or all would count as hung where `step_timeout` is shorter than the wait."""
+        monkeypatch.setattr(saver_module, "PAUSES", (60.0,))
+        spoil_writes(monkeypatch, 1, no_space)
+        activity, seen = crew.first.saver._activity, set[int]()
+
+        def look() -> None:
+            if activity.waits_for == "the next try":
+                seen.add(activity.moves)
+                if len(seen) == 3:
+                    _gone()
+
+        for hand in crew.present:
+            hand.check_lease = look
+        with pytest.raises(GenerationOver):
+            crew.save(at(1))
+        assert len(seen) == 3
+
     def test_waits_for_the_one_that_is_under_way(self, crew: Crew) -> None:
         crew.begin(at(1))
         crew.settle(2)

@@ -46,6 +46,11 @@ MOST_DIVERGED = 3
 
 _MOST_DOUBLINGS = 10
 
+LONGEST_BACK_OFF = 60.0
+"""Seconds at most before a place is filled again whose processes give up one after the other."""
+TOLD_GIVEN_UP = 3
+"""After so many in a row the user is told what would help."""
+
 
 def deaths_allowed(crew: Crew) -> int:
     """How many workers may be lost, without a step in between, before the job is given up.
@@ -155,6 +160,8 @@ def fill_place(
     if crew.deaths > deaths_allowed(crew) and crew.stop is None:
         return end(autopsy_of_futility(failure, crew.deaths, len(crew.enrolled), crew.terms), *actions)
     crew = replace(crew, awaited=crew.awaited | ({worker} & set(places(crew))))
+    if is_vacant and crew.stop is None:
+        actions = (*actions, *_explain_giving_up(crew, worker, failure.message))
     if not is_vacant:
         return form_if_ready(replace(state, crew=crew), actions, failure.message, now)
     return vacate(replace(state, crew=crew), worker, actions, failure.message, now)
@@ -194,7 +201,25 @@ def refill(crew: Crew, worker: int) -> Refill:
     timing = crew.terms.timing
     excess = min(crew.deaths + crew.stillborn - crew.wanted, _MOST_DOUBLINGS)
     after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
-    return Refill(worker, after, restore=not crew.has_state)
+    return Refill(worker, max(after, _back_off(crew, worker)), restore=not crew.has_state)
+
+
+def _back_off(crew: Crew, worker: int) -> float:
+    """What one process in a place lacks the next may lack too, and each that comes costs the others a generation."""
+    times = min(crew.given_up.get(worker, 0), _MOST_DOUBLINGS)
+    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 2))
+
+
+def _explain_giving_up(crew: Crew, worker: int, why: str) -> tuple[Action, ...]:
+    if crew.given_up.get(worker) != TOLD_GIVEN_UP:
+        return ()
+    resize = f", and `quorate resize RUN {crew.wanted - 1}` makes do with fewer workers" if crew.wanted > 1 else ""
+    message = (
+        f"{TOLD_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed step."
+        f" The last: {why.rstrip('.')}. The next is started in {_back_off(crew, worker):.0f} s, the ones after it"
+        f" later and later. If it lacks memory, a smaller batch_size needs less{resize}."
+    )
+    return (Warn(message, crew.cursor.step),)
 
 
 def regroup(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:

@@ -34,7 +34,7 @@ def hear(state: Active, event: HeartbeatReceived, now: float) -> Decision:
         actions = (*actions, RecordEvents(event.events)) if event.events else actions
     crew = state.crew.having(heard)
     if event.sequence > known.sequence:
-        crew = at_place(crew, heard, event.place, now)
+        crew = at_place(crew, heard, event.place, now, is_over=not isinstance(state, Training))
         heard = crew.find(event.worker, event.pid) or heard
     alive: Active = replace(state, crew=crew)
     reason = f"worker {event.worker} is alive"
@@ -87,6 +87,9 @@ def promise(state: Active, event: StateReported, now: float) -> Decision:
         known, within=None, cursor=event.cursor, has_trained=has_trained, is_saved=event.is_saved, heard=now
     )
     crew = state.crew.having(promised)
+    if event.cursor > crew.cursor and event.worker in crew.given_up:
+        # It has completed a step, so that its place lacks nothing.
+        crew = replace(crew, given_up={worker: n for worker, n in crew.given_up.items() if worker != event.worker})
     if event.symptom is not None and not crew.is_explained:
         crew = replace(crew, suspicion=_suspect(crew.suspicion, event.symptom.at(worker=event.worker), now))
     why = f" ({event.symptom.message})" if event.symptom else ""

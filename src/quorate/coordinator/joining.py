@@ -53,7 +53,7 @@ def _why_refused(state: Active, event: Registered) -> str:
     is_ours = crew.find(event.worker, event.pid) is not None or is_expected(state, event.worker, event.pid)
     if event.worker not in places(crew) and not is_ours:
         return f"there is no place {event.worker}: the job has 0 to {len(places(crew)) - 1} (workers)."
-    if (event.worker, event.pid) in crew.expelled | crew.reaped | crew.dismissed:
+    if crew.is_gone(event.worker, event.pid):
         return "it counts as lost, and its place is for another."
     known = crew.find(event.worker)
     if known and known.registration.process != event.process:

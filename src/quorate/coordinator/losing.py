@@ -6,13 +6,21 @@ from quorate.coordinator.actions import Action, RecordLoss
 from quorate.coordinator.autopsy import autopsy_of_exit
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import ExitReported, FailureReported
-from quorate.coordinator.forming import condemn, end, fill_place, form_if_ready, lose, regroup, vacate
+from quorate.coordinator.forming import (
+    condemn,
+    end,
+    fill_place,
+    form_if_ready,
+    lose,
+    regroup,
+    vacate,
+)
 from quorate.coordinator.places import places
 from quorate.coordinator.poison import with_victim
 from quorate.coordinator.states import Active, Crew, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
-from quorate.core.exit_codes import DIVERGED, LEFT
+from quorate.core.exit_codes import DIVERGED, GAVE_UP, LEFT
 from quorate.core.failure import Failure
 
 
@@ -20,7 +28,10 @@ def report(state: Active, event: FailureReported, now: float) -> Decision:
     """Somebody tells why it stops.
 
     User code that raises ends the job. A broken link is a symptom, and what only this worker lacks another may have.
+    A process that was given up may wake once more and fail on what is gone by now: the job goes on without it.
     """
+    if state.crew.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
+        return Decision(state, (), f"worker {event.worker} (pid {event.pid}) counts as lost; its report is ignored")
     if event.failure.kind == ReplicasDiffer.__name__:
         return _hear_of_divergence(state, event, now)
     known = state.crew.find(event.worker)
@@ -35,7 +46,7 @@ def report(state: Active, event: FailureReported, now: float) -> Decision:
     reason = f"worker {worker} gives up; it is lost when it exits: {failure.message}"
     if worker is None:
         return Decision(state, (), reason)
-    last_words = {**state.crew.last_words, worker: failure.message}
+    last_words = {**state.crew.last_words, (worker, event.pid): failure.message}
     return Decision(replace(state, crew=replace(state.crew, last_words=last_words)), (), reason)
 
 
@@ -58,10 +69,25 @@ def _kinds_of_a_loss() -> set[str]:
 
 def see_exit(state: Active, event: ExitReported, now: float) -> Decision:
     """The supervisor has reaped a process."""
-    last_words = state.crew.last_words.get(event.worker, "")
-    if last_words:
-        others = {worker: words for worker, words in state.crew.last_words.items() if worker != event.worker}
-        state = replace(state, crew=replace(state.crew, last_words=others))
+    told = dict(state.crew.last_words)
+    # Who never registered may not have told its pid.
+    last_words = [told.pop((event.worker, pid), "") for pid in (event.pid, 0)]
+    crew = replace(state.crew, last_words=told)
+    if event.exit_code == GAVE_UP and not crew.is_gone(event.worker, event.pid):
+        crew = _count_giving_up(crew, event)
+    return _after_exit(replace(state, crew=crew), event, next(filter(None, last_words), ""), now)
+
+
+def _count_giving_up(crew: Crew, event: ExitReported) -> Crew:
+    """A process could not go on, and has told why: the first in a row, if it has completed a step."""
+    known = crew.find(event.worker, event.pid)
+    step = max(known.place.step or 0, event.place.step or 0) if known and not known.is_ready else 0
+    # The step that a place tells is under way: the one after the generation's cursor is its first.
+    in_a_row = 0 if step > crew.cursor.step + 1 else crew.given_up.get(event.worker, 0)
+    return replace(crew, given_up={**crew.given_up, event.worker: in_a_row + 1})
+
+
+def _after_exit(state: Active, event: ExitReported, last_words: str, now: float) -> Decision:
     crew, process = state.crew, (event.worker, event.pid)
     known = crew.find(event.worker, event.pid)
     is_missing = isinstance(state, Recalling) and process in state.missing

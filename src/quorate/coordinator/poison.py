@@ -8,12 +8,13 @@ from quorate.coordinator.states import Enrolled, Victim
 from quorate.core.cursor import Cursor
 from quorate.core.exit_codes import GAVE_UP
 from quorate.core.failure import POISON_BATCH, Failure
+from quorate.core.phases import COMPUTE, DATA
 from quorate.core.sample_names import name_samples
 
 FATAL = 3
 """So many workers may die in the same lane of the same step."""
 
-_USER_CODE = {"data": "while its samples were read", "compute": "while its loss was computed"}
+_WHEN = {DATA: "while its samples were read", COMPUTE: "while its loss was computed"}
 
 
 def with_victim(
@@ -26,7 +27,7 @@ def with_victim(
     step, phase, reading = event.place.step, event.place.phase, event.reading
     # Who stops for a symptom has not died of what it read; whose loader has died, has.
     is_symptom = bool(last_words) and event.exit_code != GAVE_UP
-    if step is None or reading is None or phase not in _USER_CODE or is_symptom:
+    if step is None or reading is None or phase not in _WHEN or is_symptom:
         return ()
     why = f" ({last_words.partition('. ')[0].rstrip('.')})" if last_words else ""
     how = f"{name_enrolled(known)} {what_happened(event)[0]}{why}"
@@ -51,7 +52,7 @@ def find_poison(victims: Sequence[Victim]) -> Failure | None:
 def _failure(alike: Sequence[Victim]) -> Failure:
     last = alike[-1]
     reading = last.reading
-    deaths = "; ".join(f"{victim.how} {_USER_CODE[victim.phase]}" for victim in alike)
+    deaths = "; ".join(f"{victim.how} {_WHEN[victim.phase]}" for victim in alike)
     message = (
         f"step {last.step} (epoch {reading.epoch}) kills every worker that takes its lane {reading.lane}: {deaths}. "
         f"The lane has {_samples(reading)}. Look at these samples and at what the task does with them; mend it or "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled
 from quorate.coordinator.events import Place
-from quorate.coordinator.states import Active, Crew, Enrolled, Forming, Training
+from quorate.coordinator.states import Active, Crew, Enrolled, Forming, Hangs, Training
 from quorate.core.failure import Failure
 from quorate.core.phases import (
     APPLY,
@@ -35,8 +35,9 @@ LONGEST_STALL = 30 * 60.0
 """Seconds without progress before somebody counts as lost, or so many times the longest of any phase so far."""
 TIMES_LONGEST = 100
 MOST_HANGS = 3
-"""So many workers in a row may hang in the same phase of the same step."""
+"""In so many generations in a row workers may hang in the same phase of the same step."""
 
+_MEETINGS = (EXCHANGE, JOIN)
 _USER_CODE = {DATA: "reading its data", COMPUTE: "computing its lanes", EVALUATION: "evaluating a batch"}
 _DOING = {
     APPLY: "applying the update",
@@ -77,22 +78,27 @@ class Stall:
 
     def failure(self, step_timeout: float | None) -> Failure:
         """Why the culprit counts as lost."""
-        message = f"{self.message} That is longer than step_timeout ({_limit_words(step_timeout, self.limit)})."
+        message = f"{self.message} That is longer than step_timeout ({limit_words(step_timeout, self.limit)})."
         place = self.culprit.place
         return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=place.step, phase=place.phase)
 
     def warning(self, step_timeout: float | None) -> str:
         """What to tell the user while it is waited for."""
-        return f"{self.message} It is waited for until step_timeout ({_limit_words(step_timeout, self.limit)})."
+        return f"{self.message} It is waited for until step_timeout ({limit_words(step_timeout, self.limit)})."
 
 
-def at_place(crew: Crew, known: Enrolled, place: Place, now: float) -> Crew:
-    """A worker tells where it is: if that is any further, it moves now, and what it was in took it until now."""
+def at_place(crew: Crew, known: Enrolled, place: Place, now: float, *, is_over: bool = False) -> Crew:
+    """A worker tells where it is: if that is any further, it moves now, and what it was in took it until now.
+
+    Not where its generation is over: what it was in was broken off, perhaps after a wait for one that hung. To count
+    that would raise the limit a hundredfold, and the next hang would never be noticed.
+    """
     before = known.place
     if place == before:
         return crew.having(known)
     moved = crew.having(replace(known, place=place, moved=now))
-    if known.is_ready or not before.phase:
+    is_broken_off = is_over or place.phase == REGROUP
+    if known.is_ready or not before.phase or is_broken_off or before.waits_for == OTHERS:
         return moved
     if now - crew.ticked > crew.terms.timing.failure_timeout / 2:
         return moved  # the coordinator itself was held up, and a machine that slept says nothing of the phase
@@ -110,9 +116,7 @@ def find_stall(state: Active, now: float) -> Stall | None:
     if not members or (isinstance(state, Forming) and now - state.since < crew.terms.timing.failure_timeout):
         return None
     since = max(crew.formed, *(known.moved for known in members))
-    limit = crew.terms.step_timeout
-    if limit is None:
-        limit = max(LONGEST_STALL, TIMES_LONGEST * max(crew.took.values(), default=0.0))
+    limit = stall_limit(crew)
     seconds = now - since
     if seconds < min(limit, patience(crew.took, members)):
         return None
@@ -124,6 +128,19 @@ def find_stall(state: Active, now: float) -> Stall | None:
     return Stall(step, since, seconds, limit, culprit, not holding_up, _sentence(culprit, seconds, members, holding_up))
 
 
+def stall_limit(crew: Crew) -> float:
+    """Seconds without progress that are too many. What a phase of waiting has taken says nothing of anybody's work."""
+    if crew.terms.step_timeout is not None:
+        return crew.terms.step_timeout
+    longest = max((took for phase, took in crew.took.items() if phase not in _MEETINGS), default=0.0)
+    return max(LONGEST_STALL, TIMES_LONGEST * longest)
+
+
+def limit_words(step_timeout: float | None, limit: float) -> str:
+    """The value of `step_timeout` as a sentence names it."""
+    return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
+
+
 def patience(took: Mapping[str, float], members: Sequence[Enrolled]) -> float:
     """Seconds without progress before it is told, by what the phases that these are in have taken so far."""
     return max(PATIENCE, TIMES_USUAL * max(took.get(known.place.phase, 0.0) for known in members))
@@ -131,31 +148,28 @@ def patience(took: Mapping[str, float], members: Sequence[Enrolled]) -> float:
 
 def count_hang(crew: Crew, stall: Stall) -> Crew:
     """Remember who hangs where, as long as it is in the same phase of the same step. Links that are stuck are no such
-    place: another generation has others."""
-    if stall.waits_too:
+    place: another generation has others. Those who hang in one generation count as one: what they share is stuck."""
+    before, generation = crew.hangs, crew.generations
+    if stall.waits_too or (before is not None and before.generation == generation):
         return crew
-    place = (stall.step, stall.culprit.place.phase)
-    alike = crew.hangs[1] if crew.hangs and crew.hangs[0] == place else 0
-    return replace(crew, hangs=(place, alike + 1))
+    step, phase = stall.step, stall.culprit.place.phase
+    alike = before.times if before is not None and (before.step, before.phase) == (step, phase) else 0
+    return replace(crew, hangs=Hangs(step, phase, alike + 1, generation))
 
 
 def autopsy_of_hangs(crew: Crew, failure: Failure) -> Failure | None:
     """Why to give up: so many have hung in the same place that the next will as well."""
-    if crew.hangs is None or crew.hangs[1] < MOST_HANGS:
+    if crew.hangs is None or crew.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} It is the last of {crew.hangs[1]} workers in a row that hung there, so the job is given up;"
-        " `quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} It is the last of {crew.hangs.times} workers in a row that hung there, so the job is given"
+        " up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
 
 
 def _waits_for_others(place: Place) -> bool:
-    return place.phase in (EXCHANGE, JOIN) or place.waits_for == OTHERS
-
-
-def _limit_words(step_timeout: float | None, limit: float) -> str:
-    return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
+    return place.phase in _MEETINGS or place.waits_for == OTHERS
 
 
 def _sentence(culprit: Enrolled, seconds: float, members: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:

@@ -107,6 +107,24 @@ class WeakLink:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """Where the last worker hung, in how many generations in a row one has, and the number of the last of these."""
+
+    step: int
+    phase: str
+    times: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Unended:
+    """A process that was killed and has not ended: since when, and when to tell of it next."""
+
+    since: float
+    tell_at: float
+
+
+@dataclass(frozen=True)
 class Crew:
     """What is known of the workers, whatever the state."""
 
@@ -156,10 +174,14 @@ class Crew:
     took: Mapping[str, float] = field(default_factory=dict)
     # Since when nothing moved that was last reported to stand still.
     told_stall: float | None = None
-    # The step and the phase in which the last worker hung, and how many have in a row.
-    hangs: tuple[tuple[int, str], int] | None = None
-    # Why a worker stops, told by itself: it is lost when its process is gone.
-    last_words: Mapping[int, str] = field(default_factory=dict)
+    hangs: Hangs | None = None
+    # Why a process stops, told by itself: it is lost when it is gone.
+    last_words: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    # By place, how many processes in a row have given up without a completed step: each for a reason of its own, such
+    # as too little memory, so that the others go on and no number of `deaths` slows the filling of the place down.
+    given_up: Mapping[int, int] = field(default_factory=dict)
+    # Those of the expelled that have been seen to be killed and not to end.
+    unended: Mapping[tuple[int, int], Unended] = field(default_factory=dict)
 
     def find(self, worker: int | None, pid: int | None = None) -> Enrolled | None:
         """The worker of that id, if it is registered; with a pid, if it is that process."""
@@ -180,6 +202,10 @@ class Crew:
     def links_without(self, gone: Collection[int]) -> tuple[WeakLink, ...]:
         """What is left when these are gone: whoever takes their places has links of its own."""
         return tuple(link for link in self.links if not set(gone) & set(link.pair))
+
+    def is_gone(self, worker: int | None, pid: int) -> bool:
+        """Whether that process counts as lost or was let go: what it says late is nobody's word."""
+        return (worker, pid) in self.expelled | self.reaped | self.dismissed
 
     @property
     def has_state(self) -> bool:

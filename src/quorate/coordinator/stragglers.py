@@ -11,6 +11,7 @@ from statistics import median
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.states import Crew, Enrolled, Measured
 from quorate.core.pace import Pace
+from quorate.core.phases import COMPUTE, DATA
 
 FAR_BEHIND = 2.0
 """So many times the others' median makes a straggler,"""
@@ -67,8 +68,8 @@ def judge(crew: Crew, known: Enrolled, hosted: range, pace: Pace) -> tuple[Enrol
 def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace], balance: str) -> str:
     usual = median(other.lane_s for other in others)
     excess = {
-        "data": own.data_s - median(other.data_s for other in others),
-        "compute": own.compute_s - median(other.compute_s for other in others),
+        DATA: own.data_s - median(other.data_s for other in others),
+        COMPUTE: own.compute_s - median(other.compute_s for other in others),
     }
     phase = max(excess, key=lambda name: excess[name])
     times = f"{own.lane_s / usual:.1f} times as long as" if usual > 0 else "longer than"

@@ -117,5 +117,5 @@ def is_expected(state: Active, worker: int, pid: int) -> bool:
     if not state.crew.is_successor or state.crew.find(worker) is not None:
         return False
     is_missing = isinstance(state, Recalling) and (worker, pid) in state.missing
-    is_gone = (worker, pid) in state.crew.reaped | state.crew.expelled | state.crew.dismissed
+    is_gone = state.crew.is_gone(worker, pid)
     return is_missing or (worker in state.crew.awaited and not is_gone)

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -24,18 +26,50 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children_of(parent: int) -> dict[int, int]:
+def children_of(parent: int, proc: Path = Path("/proc")) -> dict[int, int]:
     """The children of a process by their pids, each with its process group; those that are dead and not reaped too."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may hold anything.
-            _, its_parent, group = entry.read_text(errors="replace").rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):  # it has just gone
-            continue
-        if int(its_parent) == parent:
-            found[int(entry.parent.name)] = int(group)
-    return found
+    stats = ((pid, _stat(proc, pid)) for pid in _candidates(parent, proc))
+    return {pid: stat.group for pid, stat in stats if stat is not None and stat.parent == parent}
+
+
+def members_of(session: int, groups: Collection[int], proc: Path = Path("/proc")) -> set[int]:
+    """The processes that run in any of these process groups of a session."""
+    stats = ((pid, _stat(proc, pid)) for pid in _all_pids(proc))
+    return {
+        pid
+        for pid, stat in stats
+        if stat is not None and stat.session == session and stat.group in groups and stat.state not in "ZX"
+    }
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    parent: int
+    group: int
+    session: int
+
+
+def _stat(proc: Path, pid: int) -> _Stat | None:
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return _Stat(fields[0], *map(int, fields[1:4]))
+    except (OSError, ValueError, IndexError, TypeError):  # it has just gone
+        return None
+
+
+def _candidates(parent: int, proc: Path) -> list[int]:
+    """Pids among which all its children are: what each of its threads has started, where the kernel lists that."""
+    try:
+        lists = [(task / "children").read_text() for task in (proc / str(parent) / "task").iterdir()]
+    except OSError:
+        return _all_pids(proc)
+    return [int(pid) for listed in lists for pid in listed.split()]
+
+
+def _all_pids(proc: Path) -> list[int]:
+    return [int(entry.name) for entry in proc.glob("[0-9]*")]
 
 
 def describe_departure(code: int) -> str:

@@ -69,6 +69,7 @@ class Brood:
         assign: Callable[[int, Path | None, bool], Assignment],
         tell: Callable[[str], None] = lambda _message: None,
         setup_timeout: float | None = None,
+        has_formed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run = run
         self._logs = LogKeeper(run.logs)
@@ -76,6 +77,7 @@ class Brood:
         self._assign = assign
         self._tell = tell
         self._setup = SetupWatch(setup_timeout)
+        self._has_formed = has_formed
         self._setup_due = 0.0
         self._nursery = open_nursery()
         self._deaths = 0
@@ -84,7 +86,6 @@ class Brood:
         self._starting: dict[int, Assignment] = {}
         self._departed: deque[Departed] = deque()
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
-        self._replacements: set[int] = set()
 
     def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
         """What is known of machine and task, once it is; None when given up."""
@@ -99,7 +100,6 @@ class Brood:
     def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
         """Have a worker in a place, from a checkpoint or from the beginning."""
         self._starting[slot] = assignment = self._assign(slot, checkpoint, is_replacement)
-        self._replacements = self._replacements | {slot} if is_replacement else self._replacements - {slot}
         status_file(self._run, slot).unlink(missing_ok=True)  # the last word of whoever was there before
         self._nursery.start(assignment)
 
@@ -114,13 +114,13 @@ class Brood:
         self._watch_setup(time.monotonic(), self._phases)
 
     def _phases(self) -> dict[tuple[int, int], str]:
-        """Of those who are being set up, by place and pid."""
+        """Of those who are being set up, by place and pid.
+
+        Who is there and says nothing may have trained for days: on a full disk there is no page to say it on.
+        """
         coming = dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING)
         read = {(slot, pid): read_status(status_file(self._run, slot)) for slot, pid in self.running.items()}
-        here = {
-            who: status.phase if status else IMPORTING for who, status in read.items() if not status or status.is_new
-        }
-        return coming | here
+        return coming | {who: status.phase for who, status in read.items() if status is not None and status.is_new}
 
     def _watch_setup(self, now: float, phases: Callable[[], dict[tuple[int, int], str]]) -> None:
         """Say what a setup that takes long is at; end one that takes longer than the user allows."""
@@ -133,12 +133,15 @@ class Brood:
             self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
 
     def _end_setup(self, setup: Setup, why: str) -> None:
-        """Others may train meanwhile: only where nobody has begun does it end the job."""
-        if setup.worker not in self._replacements:
+        """Others may train meanwhile: only where nobody can does it end the job.
+
+        That is before the first generation, and where another nursery imports the task that all workers wait for.
+        """
+        if not self._has_formed() or not (setup.pid or self.running):
             remedy = "Raise setup_timeout, or leave it out to wait for as long as it takes."
             worker = None if setup.worker == FORK_SERVER else setup.worker
             raise JobFailed(Failure(SETUP_TIMEOUT, f"{why}. {remedy}", worker=worker, phase=setup.phase))
-        if self._killed.get(setup.worker) != setup.pid:
+        if setup.pid and self._killed.get(setup.worker) != setup.pid:
             self._tell(f"{why}: it is ended, and another is started.")
             self._kill(setup.worker, setup.pid)
 

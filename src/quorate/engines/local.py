@@ -103,6 +103,7 @@ class LocalEngine:
                     ),
                     tell=lambda message: self._show(Event("log", fields={"level": "info", "message": message})),
                     setup_timeout=self._launch.spec.setup_timeout,
+                    has_formed=lambda: self._has_formed,
                 )
                 stack.callback(brood.close)
                 # Asked first, while torch is being imported: a port in use is told at once.

@@ -4,8 +4,9 @@ Importing torch is most of everybody's start-up time. The nursery runs with one 
 while it has a single thread: a fork after an operation on two threads leaves the child waiting for a thread that does
 not exist. Otherwise workers are spawned, and the log says why.
 
-What the code of the task starts in a worker, and leaves there, becomes a child of the nursery when the worker is gone,
-and is ended: nothing outlives the job.
+What the code of the task starts in a worker, and leaves there, becomes a child of the nursery when its own parent is
+gone, and is ended with the worker: nothing outlives the job. Where the nursery itself is killed, the launcher ends what
+is in the process groups of its workers.
 """
 
 import logging
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
+
+REAP_EVERY = 5.0
+"""Seconds between two looks at what workers that live have left, and has ended."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,17 @@ class Nursery:
     def serve(self) -> None:
         """Until the launcher is gone; then nothing of ours is left."""
         self._selector.register(self._messages, selectors.EVENT_READ)
+        reap_at = 0.0
         try:
             while not self._messages.closed:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(REAP_EVERY):
                     if key.fileobj is self._messages:
                         self._answer()
                     else:
                         self._reap(key.fd)
+                if time.monotonic() >= reap_at:
+                    self._reap_left()
+                    reap_at = time.monotonic() + REAP_EVERY
         finally:
             self._kill()
 
@@ -175,9 +184,29 @@ class Nursery:
         # Again for one that was left: what that has left has come to us only now.
         self._end(lambda group: group in self._gone)
 
+    def _reap_left(self) -> None:
+        """What a worker that lives has left comes to us while it runs, as by a double fork, and we alone can reap it.
+
+        Without this a task that calls `os.system("command &")` at every step would use up all numbers of processes.
+        """
+        if not self._has_dead():
+            return
+        for pid in children_of(os.getpid()).keys() - self._known():
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+    def _has_dead(self) -> bool:
+        """Asked first, since to find who it is may take a look at every process of the machine."""
+        try:
+            return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # there are no children
+            return False
+
+    def _known(self) -> frozenset[int]:
+        return self._own | {child.pid for child in self._children.values()}
+
     def _end(self, is_left: Callable[[int], bool]) -> None:
         """Kill what workers have left, which is in process groups of theirs; another call reaps it."""
-        known = self._own | {child.pid for child in self._children.values()}
+        known = self._known()
         for pid, group in children_of(os.getpid()).items():
             if pid not in known and is_left(group):
                 # It cannot have become another process: a child keeps its number until we have reaped it.

@@ -6,6 +6,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
-from quorate.core.processes import describe_departure
+from quorate.core.processes import describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.pidfds import Pidfds
@@ -83,6 +84,9 @@ class NurseryProcess:
                 env=environment,
                 start_new_session=True,
             )
+        # The numbers of its workers, and so of the process groups of whatever they have started.
+        self._groups: set[int] = set()
+        self._end = os.pidfd_open(self._process.pid)
         self._messages = Messages(ours)
         self._messages.send(PREPARE, **vars(preparation))
 
@@ -124,13 +128,13 @@ class NurseryProcess:
         if not self._is_ready:
             # User code that is being imported does not listen, and has no workers yet that could be left behind.
             self._process.kill()
-        try:
-            self._process.wait(CLOSE_PATIENCE)
-        except subprocess.TimeoutExpired:
+        if not self._has_ended(CLOSE_PATIENCE):
             self._process.kill()  # the kernel ends the workers with it
-            self._process.wait()
+            self._has_ended(None)
         self._read_last_words()
         self._messages.close()
+        self._reap()
+        os.close(self._end)
         # Only the nursery can reap them. Whoever holds the run's lock must not let go of it while one still writes.
         left = self._workers.await_end(CLOSE_PATIENCE)
         if left:
@@ -146,12 +150,37 @@ class NurseryProcess:
         for message in self._messages.read():
             if message["what"] == STARTED:
                 self._workers.add(message["pid"])
+                self._groups.add(message["pid"])
             elif message["what"] == EXITED:
                 self._workers.discard(message["pid"])
             elif message["what"] == READY:
                 self._is_ready = True
             yield message
 
+    def _has_ended(self, seconds: float | None) -> bool:
+        return bool(select.select([self._end], [], [], seconds)[0])
+
+    def _reap(self) -> int:
+        """Take note of its end, and of its exit code.
+
+        First end what its workers have started and left: it did so itself, unless it was killed. As long as the nursery
+        is not reaped its number is that of its session and of no other, so nobody else's process is taken for ours.
+        """
+        over = time.monotonic() + CLOSE_PATIENCE
+        while self._process.returncode is None and self._groups and time.monotonic() < over:
+            found = members_of(self._process.pid, self._groups)
+            if not found:
+                break
+            left = Pidfds()
+            for pid in found:
+                left.add(pid)
+            for pid in found & members_of(self._process.pid, self._groups):
+                left.kill(pid)
+            left.await_end(over - time.monotonic())
+            left.close()
+        return self._process.wait()
+
     def _departure(self) -> str:
-        code = self._process.wait()
+        self._has_ended(None)
+        code = self._reap()
         return f"the nursery (pid {self._process.pid}), which starts the workers, {describe_departure(code)}"

@@ -322,10 +322,12 @@ class Saver:
                     self._activity.advance()
 
     def _pause(self, seconds: float) -> None:
+        """Each look counts as progress: nobody hangs who waits on purpose, however short `step_timeout` is."""
         over = self._clock() + seconds
         with self._activity.waiting("the next try"):
             while self._clock() < over:
                 self._check_lease()
+                self._activity.advance()
                 time.sleep(GLANCE)
 
     def _tell(self, kind: str, progress: Progress, **fields: object) -> None:

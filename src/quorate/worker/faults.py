@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quorate.core.errors import OutOfMemory
 from quorate.core.fault import BETWEEN_STEPS, PHASES, Act, Fault, Whom
+from quorate.core.phases import WAITING
 from quorate.core.processes import children_of
 from quorate.storage.atomic import sync_folder, write_new_file
 
@@ -141,10 +142,10 @@ class FaultWatch:
             return True
         step, phase = self._place
         over = time.monotonic() + LONGEST_WAIT
-        self._tell(step, "wait", lane)
+        self._tell(step, WAITING, lane)
         while is_early() and not self._is_called() and time.monotonic() < over:
             time.sleep(0.005)
-            self._tell(step, "wait", lane)  # on purpose, so nobody is to take it for stuck
+            self._tell(step, WAITING, lane)  # on purpose, so nobody is to take it for stuck
         self._tell(step, phase, lane)
         return time.monotonic() < over
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -236,7 +237,7 @@ class Membership:
                 report = pb.FailureReport(
                     worker=registration.slot if registration else None,
                     failure=encode_failure(failure),
-                    pid=registration.pid if registration else 0,
+                    pid=registration.pid if registration else os.getpid(),
                     generation=encode_id(generation) if generation else None,
                 )
                 self._calls.call(self._calls.stub.ReportFailure, report, limit)

@@ -10,6 +10,7 @@ from typing import Any
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
+from quorate.core.phases import COPY, JOIN, REGROUP
 from quorate.core.timing import Timing
 from quorate.data.reading import Source
 from quorate.observe.event import Event
@@ -131,7 +132,7 @@ class Passage:
         return loop
 
     def _meet(self, generation: Generation) -> tuple[Reduction, GradientMemory]:
-        self.tell(generation.cursor.step, "join", None)
+        self.tell(generation.cursor.step, JOIN, None)
         credentials = Credentials(self.assignment.token, self.worker, generation.id)
         deadline, lease = self._while_it_lasts(self.timing.connect), self.membership.lease_remaining
         meeting = Meeting(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
@@ -151,7 +152,7 @@ class Passage:
     def _align(self, generation: Generation, reduction: Reduction) -> None:
         if not generation.behind:
             return
-        self.tell(generation.cursor.step, "copy", None)
+        self.tell(generation.cursor.step, COPY, None)
         began = time.perf_counter()
         self.progress, size = align(
             generation, self.worker, reduction, self.ground.replica, self.progress, self.activity
@@ -168,7 +169,7 @@ class Passage:
         return self.membership.complete(digest, result)
 
     def _leave(self, generation: Generation, ended: "_Ended") -> None:
-        self.tell(self.progress.cursor.step, "regroup", None)
+        self.tell(self.progress.cursor.step, REGROUP, None)
         # Whoever takes this state up, and did not come here by itself, could not tell how it came about.
         self.narration.tell_kept()
         self.membership.tell_before_promise()

@@ -26,6 +26,7 @@ from quorate.core.errors import (
 from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.memory import is_shortage
+from quorate.core.phases import WAITING
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.data.fingerprint import fingerprint_in_child
@@ -54,7 +55,7 @@ from quorate.worker.passage import Passage
 from quorate.worker.registration import Registration
 from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.standing import Dismissed, JobEnded
-from quorate.worker.status import BUILDING, RESTORING, WAITING, StatusPage, status_file
+from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
 

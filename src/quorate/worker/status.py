@@ -13,8 +13,8 @@ from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-BUILDING, RESTORING, WAITING = "build", "restore", "wait"
-"""What a worker does before it can tell its coordinator, and after."""
+BUILDING, RESTORING = "build", "restore"
+"""What a worker does before it can tell its coordinator."""
 
 MOST_SAMPLES = 512
 """Of a lane that reads more, only the first are told, and how many there are."""
