@@ -201,3 +201,43 @@ def test_a_job_that_is_stopping_ends_without_the_wrong_state() -> None:
     last = last_of(training(), (0.5, StopRequested("interrupted")), (1.0, differing(0, 2)), *reaped((0, 1, 2), 1.1))
     assert isinstance(last.state, Ended)
     assert last.state.failure is None
+
+
+def not_applied(by: int) -> FailureReported:
+    failure = Failure("UserCodeError", f"worker {by}, step 17: no (in optimizer.step())", by, step=17, phase="apply")
+    return FailureReported(by, failure, pid_of(by), FIRST)
+
+
+def test_a_step_that_only_one_cannot_apply_shows_that_its_replica_differs() -> None:
+    accused, exit_, promise = play(
+        training(), (1.0, not_applied(0)), (1.1, exited(0, 1)), (1.2, reported(1, step=17, symptom=PEER_LOST))
+    )
+    assert accused.actions == ()
+    assert "no (in optimizer.step())" in losses(exit_)[0]
+    assert expelled(promise) == [1, 2]
+    assert "Worker 0 could not apply step 17, and worker 1 could" in losses(promise)[1]
+
+
+def test_so_it_is_if_the_others_have_left_before_it_is_told() -> None:
+    decision = last_of(training(), (1.0, reported(1, step=17, symptom=PEER_LOST)), (1.1, not_applied(0)))
+    assert expelled(decision) == [0, 1, 2]
+    assert list(losses(decision)) == [0]
+
+
+def test_a_step_that_two_cannot_apply_ends_the_job_with_their_error() -> None:
+    last = last_of(training(), (1.0, not_applied(0)), (1.1, not_applied(2)))
+    assert isinstance(last.state, Ended)
+    assert last.state.failure is not None
+    assert "no (in optimizer.step())" in last.state.failure.message
+
+
+def test_one_that_could_not_apply_a_step_which_nobody_else_has_is_lost_like_any_other() -> None:
+    *_, last = play(
+        training(), (1.0, not_applied(0)), (1.1, exited(0, 1)), *((1.2, reported(worker)) for worker in (1, 2))
+    )
+    assert workers_of(declared(last)) == [1, 2]
+
+
+def test_alone_it_ends_the_job_at_once() -> None:
+    last = last_of(training(replace(TERMS, workers=1)), (1.0, not_applied(0)))
+    assert isinstance(last.state, Ended)

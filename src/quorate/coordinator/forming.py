@@ -35,6 +35,7 @@ from quorate.coordinator.weak_links import (
     is_bad,
     line_up,
 )
+from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 
@@ -117,13 +118,14 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
         is_condemned=True,
         # What others have found before may be older than what these have saved.
         founders=frozenset(),
+        accused=None,
         futile=0,
         victims=(),
         suspicion=None,
         links=crew.links_without(gone),
         is_explained=True,
     )
-    blamed = failure.culprits or gone
+    blamed = gone.intersection(failure.culprits) or gone
     losses = [
         RecordLoss(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0)
         for process in sorted(processes)
@@ -139,6 +141,23 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     if ended is not None:
         return vacate(left, ended[0], actions, reason, now)
     return form_if_ready(left, actions, reason, now)
+
+
+def proof_against(crew: Crew) -> Failure | None:
+    """That the replica of a worker which could not apply a step differs: another, with the same to apply, could."""
+    accused = crew.accused
+    if accused is None or accused.step is None:
+        return None
+    others = (known for known in crew.enrolled if known.worker != accused.worker and known.is_ready)
+    other = next((known for known in others if known.has_trained and known.cursor.step >= accused.step), None)
+    if other is None:
+        return None
+    return Failure(
+        ReplicasDiffer.__name__,
+        f"Worker {accused.worker} could not apply step {accused.step}, and worker {other.worker} could: their replicas "
+        f"differ. {accused.message}",
+        culprits=() if accused.worker is None else (accused.worker,),
+    )
 
 
 def _may_be_wrong(known: Enrolled) -> bool:
@@ -274,6 +293,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         deaths=0 if advanced else crew.deaths,
         diverged=0 if advanced else crew.diverged,
         is_condemned=False,
+        accused=None,
         stillborn=0,
         victims=not_survived(crew.victims, generation.cursor),
         futile=futile,

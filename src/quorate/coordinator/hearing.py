@@ -8,7 +8,7 @@ from quorate.coordinator.balance import find_better_sharing
 from quorate.coordinator.comparison import completion_difference
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import Completed, HeartbeatReceived, StateReported
-from quorate.coordinator.forming import condemn, form_if_ready, regroup
+from quorate.coordinator.forming import condemn, form_if_ready, proof_against, regroup
 from quorate.coordinator.places import call_together, mark_leaving
 from quorate.coordinator.stall import at_place
 from quorate.coordinator.states import Active, Ended, Enrolled, Suspicion, Training
@@ -95,6 +95,8 @@ def promise(state: Active, event: StateReported, now: float) -> Decision:
     why = f" ({event.symptom.message})" if event.symptom else ""
     reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
     left: Active = replace(state, crew=crew)
+    if proof := proof_against(crew):
+        return condemn(left, proof, now)
     if isinstance(left, Training) and event.generation != left.generation.id:
         return Decision(left, call_together(left), reason)
     return form_if_ready(*regroup(left, now), reason, now)

@@ -12,16 +12,18 @@ from quorate.coordinator.forming import (
     fill_place,
     form_if_ready,
     lose,
+    proof_against,
     regroup,
     vacate,
 )
 from quorate.coordinator.places import places
 from quorate.coordinator.poison import with_victim
-from quorate.coordinator.states import Active, Crew, Recalling, Training
+from quorate.coordinator.states import Active, Crew, Enrolled, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.exit_codes import DIVERGED, GAVE_UP, LEFT
 from quorate.core.failure import Failure
+from quorate.core.phases import APPLY
 
 
 def report(state: Active, event: FailureReported, now: float) -> Decision:
@@ -40,6 +42,8 @@ def report(state: Active, event: FailureReported, now: float) -> Decision:
         failure = failure.at(worker=event.worker)
     if known and failure.step is None:
         failure = failure.at(step=known.place.step, phase=failure.phase or known.place.phase)
+    if known and failure.phase == APPLY and failure.is_repeatable and _others_apply_it(state, known):
+        return _accuse(state, known, failure, now)
     if failure.kind not in _kinds_of_a_loss():
         return end(failure)
     worker = failure.worker
@@ -48,6 +52,23 @@ def report(state: Active, event: FailureReported, now: float) -> Decision:
         return Decision(state, (), reason)
     last_words = {**state.crew.last_words, (worker, event.pid): failure.message}
     return Decision(replace(state, crew=replace(state.crew, last_words=last_words)), (), reason)
+
+
+def _others_apply_it(state: Active, known: Enrolled) -> bool:
+    """Whether others apply the same step to the same state, and nobody has failed in it yet."""
+    if isinstance(state, Recalling) or known.is_ready or state.crew.accused is not None:
+        return False
+    return any(other.worker != known.worker and other.has_trained for other in state.crew.enrolled)
+
+
+def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Decision:
+    """A worker could not apply a step. That ends the job if it is the same for the others, which they tell; where they
+    could, it is the replica that is wrong."""
+    last_words = {**state.crew.last_words, (known.worker, known.registration.pid): failure.message}
+    accusing: Active = replace(state, crew=replace(state.crew, accused=failure, last_words=last_words))
+    if proof := proof_against(accusing.crew):
+        return condemn(accusing, proof, now)
+    return Decision(accusing, (), f"whether it is its replica is seen by the others: {failure.message}")
 
 
 def _hear_of_divergence(state: Active, event: FailureReported, now: float) -> Decision:

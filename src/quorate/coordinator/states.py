@@ -168,6 +168,8 @@ class Crew:
     # How often replicas have differed since the job last advanced, and whether they did in the last generation.
     diverged: int = 0
     is_condemned: bool = False
+    # Why a worker could not apply a step: all apply the same, so its replica differs if another could.
+    accused: Failure | None = None
     # Who died one after the other in the task's own code, all at the same step.
     victims: tuple[Victim, ...] = ()
     # By phase, the longest that anybody has been in it without coming any further.
