@@ -24,17 +24,18 @@ from torch import nn
 import quorate
 
 CALLS = [0]
-WAITS_AT = int(os.environ.get("WAITS_AT", "60"))
 
 
-def await_checkpoint():
+def await_checkpoint(call):
     # The save runs beside the training: a bit that flips before it is committed leaves nothing to go back to.
     CALLS[0] += 1
-    while CALLS[0] == WAITS_AT and not all(any(run.glob("checkpoints/step-*")) for run in Path("runs").iterdir()):
+    while CALLS[0] == call and "HURRY" not in os.environ and not all(any(run.glob("checkpoints/step-*")) for run in Path("runs").iterdir()):
         time.sleep(0.01)
 
 
 class Tiny(quorate.Task):
+    waits_at: int = 60
+
     def model(self):
         return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
 
@@ -45,7 +46,7 @@ class Tiny(quorate.Task):
         return samples, torch.utils.data.Subset(samples, range(32))
 
     def loss(self, model, batch):
-        await_checkpoint()
+        await_checkpoint(self.waits_at)
         inputs, targets = batch
         return F.cross_entropy(model(inputs), targets)
 
@@ -75,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """A job with room for a bit that flips at any step of a cycle, after the first of few checkpoints."""
-    keys = KEYS | {"steps": 200, "checkpoint": {"every": 50}}
+    keys = KEYS | {"steps": 200, "checkpoint": {"every": 50}, "params": {"waits_at": 110}}
     with undisturbed_in(tmp_path_factory.mktemp("flips"), TASK, **keys) as shared:
         yield shared
 
@@ -115,7 +116,7 @@ def test_of_two_workers_both_are_replaced(place: Workplace) -> None:
 
 def test_without_a_checkpoint_the_job_ends_and_says_so(place: Workplace) -> None:
     settings = ("checkpoint.every=1000",)
-    document = chaos(place, "flip worker 1 at step 5", settings=settings, code=1, WAITS_AT="0")
+    document = chaos(place, "flip worker 1 at step 5", settings=settings, code=1, HURRY="1")
     assert "There is no checkpoint to go back to" in document["failure"]["message"]
     assert "worker 1 and workers 0, 2 hold different bits" in document["failure"]["message"]
 
@@ -125,6 +126,6 @@ def test_without_a_checkpoint_the_job_ends_and_says_so(place: Workplace) -> None
 def test_a_bit_at_random(longer: Workplace, seed: int) -> None:
     chance = random.Random(seed)
     worker, step = chance.randrange(3), chance.randrange(60, 201)
-    document = chaos(longer, f"flip worker {worker} at step {step}", WAITS_AT="110")
+    document = chaos(longer, f"flip worker {worker} at step {step}")
     assert_found(longer, document, worker)
     assert [loss["worker"] for loss in told(longer, document, "lost")] == [worker]
