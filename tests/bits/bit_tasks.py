@@ -516,3 +516,23 @@ class AveragesInside(BatchNormAndDropout):
         optimizer = torch.optim.SGD(net.parameters(), lr=self.learning_rate, momentum=0.9)
         optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
         return optimizer
+
+
+class ScheduledLoss(Momentum):
+    """The function of a torch schedule changes the model: what it leaves must be found by every lane, not just the
+    first of each worker."""
+
+    def model(self) -> nn.Module:
+        self._net = super().model()
+        self._net.register_buffer("progress", torch.zeros(()))
+        return self._net
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch) * (1 + model.get_buffer("progress"))
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+
+    def rate(self, step: int) -> float:
+        self._net.get_buffer("progress").fill_(step / 10)
+        return 1 - step / 10

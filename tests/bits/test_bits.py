@@ -62,6 +62,7 @@ CASES = [
     Case(tasks.NormedWeights),
     Case(tasks.RunningMean, {"evaluate": {"every": 1}}),
     Case(tasks.AveragesInside),
+    Case(tasks.ScheduledLoss),
     Case(tasks.Plateau, {"average": {"decay": 0.9, "evaluate": True}, "evaluate": {"every": 1}}),
 ]
 

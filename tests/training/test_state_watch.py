@@ -213,6 +213,32 @@ def test_what_the_model_holds_and_what_samples_come_from_is_left_alone() -> None
     watched.watch.check("loss()", whole=True)
 
 
+def _traced(layer: nn.Module) -> Any:
+    return torch.jit.trace(layer, torch.ones(2, tasks.FEATURES))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("compile_", [torch.jit.script, _traced])
+@pytest.mark.filterwarnings("ignore")  # torch warns of TorchScript itself
+def test_a_module_of_torchscript_is_watched_like_any_other(compile_: Any) -> None:
+    def compiled(*, train: bool) -> Any:
+        return compile_(nn.Sequential(nn.Linear(tasks.FEATURES, 3), nn.BatchNorm1d(3)).train(train))
+
+    class Scripted(tasks.Regression):
+        def __init__(self) -> None:
+            self.teacher = compiled(train=False)
+
+        def model(self) -> nn.Module:
+            model: nn.Module = compiled(train=True)
+            return model
+
+    watched = Watched(Scripted())
+    inputs = torch.ones(2, tasks.FEATURES)
+    assert watched.lane(lambda task, model: (task.teacher(inputs), model(inputs))) == []
+    watched.watch.check("loss()", whole=True)
+    with pytest.raises(UnsupportedModelError, match=r"self.teacher.*0\.bias"):
+        watched.lane(lambda task, _: nn.init.ones_(dict(task.teacher.named_parameters())["0.bias"]))
+
+
 def test_what_collate_assigns_does_not_reach_the_lane() -> None:
     class Collates(tasks.Regression):
         batches: int = 0

@@ -6,9 +6,11 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
-from operator import is_
+from operator import is_, methodcaller
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ _NOT_IN_THE_STATE = (
 )
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
+_VALUES = methodcaller("values")
 
 
 class StateWatch:
@@ -199,27 +202,29 @@ class _Structure:
     """Which parameters, buffers and submodules the modules have."""
 
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        self._places = [(path, vars(module)[kind]) for path, module in modules for kind in _STRUCTURE]
-        self._filled = [registered for _, registered in self._places if registered]
-        self._saved = [dict(registered) for _, registered in self._places]
-        self._contents = tuple(chain.from_iterable(map(dict.values, self._filled)))
-        self._buffers = [(path, module._buffers, frozenset(module._buffers)) for path, module in modules]
+        # By their methods alone: those of a scripted module are no dicts.
+        self._places = [(path, getattr(module, kind)) for path, module in modules for kind in _STRUCTURE]
+        self._filled = [registered for _, registered in self._places if len(registered)]
+        self._saved = [dict(registered.items()) for _, registered in self._places]
+        self._contents = tuple(chain.from_iterable(map(_VALUES, self._filled)))
+        self._buffers = [(path, module._buffers, frozenset(module._buffers.keys())) for path, module in modules]
         self._sized = [registered for _, registered in self._places] + [now for _, now, _ in self._buffers]
         self._lengths = list(map(len, self._sized))
 
     def change(self) -> str | None:
         """What happened to which of them; what a buffer holds is for the model's own rules."""
         is_whole = list(map(len, self._sized)) == self._lengths
-        if is_whole and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents)):
+        if is_whole and all(map(is_, chain.from_iterable(map(_VALUES, self._filled)), self._contents)):
             return None
-        for (path, now), saved in zip(self._places, self._saved, strict=True):
+        for (path, registered), saved in zip(self._places, self._saved, strict=True):
+            now = dict(registered.items())
             for name in {**now, **saved}:
                 if now.get(name) is not saved.get(name) or (name in now) != (name in saved):
                     verb = "replaced" if name in now and name in saved else "registered" if name in now else "removed"
                     return f"'{path}.{name}' was {verb}"
         for path, buffers, names in self._buffers:
-            for name in buffers.keys() ^ names:
-                return f"Buffer '{path}.{name}' was {'registered' if name in buffers else 'removed'}"
+            for name in names.symmetric_difference(buffers.keys()):
+                return f"Buffer '{path}.{name}' was {'removed' if name in names else 'registered'}"
         return None
 
 
@@ -328,11 +333,23 @@ def _overrides(task: Task, method: str) -> bool:
     return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
 
 
-def _enclosed(hook: Callable[..., Any]) -> Iterator[tuple[str, object]]:
-    """What a function holds on to: its object, and the variables around it."""
-    if hasattr(hook, "__self__"):
-        yield f"the object of {getattr(hook, '__name__', 'a hook')}()", hook.__self__
-    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
+def _enclosed(hook: Any) -> Iterator[tuple[str, object]]:
+    """What something that can be called holds on to: its object, its arguments, and the variables around it."""
+    called = f"{getattr(hook, '__name__', 'a hook')}()"
+    if isinstance(hook, partial):
+        yield from _enclosed(hook.func)
+        yield from ((f"an argument of {called}", value) for value in (*hook.args, *hook.keywords.values()))
+    elif isinstance(hook, MethodType | BuiltinMethodType):
+        yield f"the object of {called}", hook.__self__
+    elif not isinstance(hook, FunctionType):
+        yield f"the hook {type(hook).__name__}", hook
+    function = getattr(hook, "__func__", hook)
+    defaults = (
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    )
+    yield from ((f"a default of {called}", value) for value in defaults)
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     for name, cell in zip(code.co_freevars, cells, strict=True) if code is not None and cells else ():
         try:
             yield name, cell.cell_contents
