@@ -18,7 +18,15 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.kept_values import MODULES_OWN, Change, KeptValues, is_torchs_own, is_users_own, own_attributes
+from quorate.training.kept_values import (
+    MODULES_OWN,
+    Change,
+    KeptValues,
+    content_of,
+    is_internal,
+    is_users_own,
+    own_attributes,
+)
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.task import LOG, Task
 from quorate.training.tensors import digests
@@ -63,7 +71,7 @@ class StateWatch:
 
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
-        put_back = self.put_back() if self._reads_here else []
+        put_back = self.before_batch()
         self._versions = self._replica.versions()
         if self._is_first:
             self._digests = digests(self._replica.parameters)
@@ -82,8 +90,12 @@ class StateWatch:
         self._is_first = False
         return self.put_back()
 
+    def before_batch(self) -> list[str]:
+        """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
+        return self.put_back() if self._reads_here else []
+
     def after_batch(self) -> list[str]:
-        """The same for an evaluation batch."""
+        """An evaluation batch has ended; the names of what it has assigned, which is put back."""
         put_back = self.put_back()
         self.check("metrics()")
         return put_back
@@ -192,7 +204,7 @@ def _is_torchs(owner: object, name: str) -> bool:
     """Whether torch assigns this by itself, such as the weight that weight_norm computes before each forward pass."""
     if not isinstance(owner, torch.nn.Module):
         return False
-    if name.startswith("_") and is_torchs_own(owner):
+    if is_internal(owner, name):
         return True
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.")]
     return any(name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None)) for hook in hooks)
@@ -257,8 +269,9 @@ class _ParameterSamples:
     """A look at the bits of one parameter around each lane, in turn: writes through `.data` do not raise a version."""
 
     def __init__(self, replica: Replica) -> None:
-        fit = [(name, p) for name, p in replica.parameters if p.is_contiguous() and p.numel()]
-        self._parameters = [(name, p, _first_bytes(p)) for name, p in fit]
+        # Where they lie, once: a state is always loaded in place.
+        contents = [(name, parameter, content_of(parameter)) for name, parameter in replica.parameters]
+        self._parameters = [(name, p, content[:SAMPLED]) for name, p, content in contents if content is not None]
         self._next = 0
         self._before: tuple[int, int] | None = None
 
@@ -278,12 +291,6 @@ class _ParameterSamples:
             return None
         _, parameter, content = self._parameters[self._next]
         return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
-
-
-def _first_bytes(parameter: torch.Tensor) -> memoryview:
-    """Where a parameter lies: a state is always loaded in place."""
-    first = parameter.detach().view(-1)[: SAMPLED // parameter.element_size()]
-    return first.view(torch.uint8).numpy().data
 
 
 def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
@@ -321,6 +328,8 @@ def _called(change: Change) -> str:
 def _advice(change: Change) -> str:
     if change.kind == "a random generator":
         return "Draw from the global generators of torch, NumPy or Python: each lane has its own stream there."
+    if change.kind == "a lazy parameter":
+        return "Give its layer the number of inputs, or run one batch through its module where you build it."
     if change.kind == "a tensor":
         return (
             "Make it a buffer of the model (or its module a submodule), and change it in the optimizer's step; the key "
