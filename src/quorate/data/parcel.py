@@ -199,9 +199,6 @@ class _Storage:
         begin = self._begin // _ALIGNMENT * _ALIGNMENT
         return Piece(self.buffer.raw()[begin : self._end], begin)
 
-    def __reduce__(self) -> Any:
-        return _arrived, (self.buffer,)
-
 
 class _Pickler(pickle.Pickler):
     """Takes tensors apart into memory and form; two tensors in one memory still share it at the other end."""
@@ -211,6 +208,8 @@ class _Pickler(pickle.Pickler):
         self.storages: dict[int, _Storage] = {}
 
     def reducer_override(self, given: Any) -> Any:
+        if type(given) is _Storage:
+            return _arrived, (given.buffer,)
         if isinstance(given, torch.UntypedStorage) and given.device.type == "cpu":
             storage = self._storage(given)
             storage.use(0, given.nbytes())
@@ -221,13 +220,13 @@ class _Pickler(pickle.Pickler):
             raise ValueError("a tensor that requires grad and was computed loses its graph on the way; detach() it")
         if not _is_plain(given):
             return NotImplemented  # torch's own way, which knows every kind
-        storage, offset = self._storage(given.untyped_storage()), int(given.storage_offset())
+        storage = self._storage(given.untyped_storage())
+        size, stride = tuple(given.size()), given.stride()
+        offset, width = int(given.storage_offset()), given.element_size()
         if given.numel():
-            last = offset + sum(
-                (int(size) - 1) * int(stride) for size, stride in zip(given.size(), given.stride(), strict=True)
-            )
-            storage.use(offset * given.element_size(), (last + 1) * given.element_size())
-        return _tensor, (storage, given.dtype, offset, given.size(), given.stride())
+            length = 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+            storage.use(offset * width, (offset + length) * width)
+        return _tensor, (storage, given.dtype, offset, size, stride)
 
     def _storage(self, storage: torch.UntypedStorage) -> _Storage:
         key = storage._cdata
