@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 
 from quorate.api.export import Format, export_model
@@ -143,6 +144,20 @@ def test_the_averages_are_exported_on_request_and_only_where_there_are_any(tmp_p
     without, _ = run_of(tmp_path / "without", "Tied")
     with pytest.raises(RunError, match=r"words-0001 keeps no average of its weights: its job has no `average`"):
         export_model(without, tmp_path / "x.pt", "last", None, force=False, averaged=True)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_by_default_a_model_is_given_as_the_run_evaluates(tmp_path: Path, evaluates: bool) -> None:
+    run, trained = run_of(tmp_path, "Tied", average={"decay": 0.9, "evaluate": evaluates})
+    done = export_model(run, tmp_path / "model.safetensors", "last", None, force=False)
+    assert done.averaged is evaluates
+    with safetensors.safe_open(done.file, "pt") as file:
+        assert file.metadata()["averaged"] == str(evaluates).lower()
+        exported = file.get_tensor("embedding.weight")
+    assert (exported.tolist() != trained["embedding.weight"]) is evaluates
+    opened = Result.of(run, {"status": "complete"})
+    assert torch.equal(opened.load_model().embedding.weight, exported)
+    assert opened.load_model(averaged=False).embedding.weight.tolist() == trained["embedding.weight"]
 
 
 def test_what_is_no_tensor_goes_into_a_torch_file_only(tmp_path: Path) -> None:

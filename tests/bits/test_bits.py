@@ -62,6 +62,7 @@ CASES = [
     Case(tasks.NormedWeights),
     Case(tasks.RunningMean, {"evaluate": {"every": 1}}),
     Case(tasks.AveragesInside),
+    Case(tasks.ScheduledLoss),
     Case(tasks.Plateau, {"average": {"decay": 0.9, "evaluate": True}, "evaluate": {"every": 1}}),
 ]
 
@@ -143,6 +144,17 @@ def test_overlap_does_not_change_the_bits(case: Case, tmp_path: Path) -> None:
 def test_loader_workers_do_not_change_the_bits(task: type[Task], tmp_path: Path) -> None:
     none, two = (Case(task, {"loader_workers": count, "batch_size": 40}) for count in (0, 2))
     assert digest(none, 4, 2, tmp_path / "none") == digest(two, 4, 2, tmp_path / "two")
+
+
+def test_loader_workers_do_not_change_the_metrics(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"steps": 1, "evaluate": {"every": 1, "metric": "batches"}}
+    bests = []
+    for count in (0, 1):
+        spec = gang.job(tasks.CountsInCollate, loader_workers=count, **keys)
+        ended = gang.train(tasks.CountsInCollate, spec, 1, _folder(tmp_path / str(count)))
+        assert ended.digest
+        bests.append(ended.progress["best"])
+    assert bests[0] == bests[1]
 
 
 def test_a_longer_job_passes_through_the_end_of_a_shorter_one(tmp_path: Path) -> None:

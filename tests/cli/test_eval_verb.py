@@ -78,6 +78,8 @@ def test_the_averages_are_evaluated_on_request(workplace: Workplace) -> None:
     assert done.document["weights_digest"] == result["weights_digest"]
     assert done.document["metrics"].keys() == result["final_metrics"].keys()
     assert done.document["metrics"] != result["final_metrics"]
+    exported = workplace.run("checkpoints", "export", "last", "model.pt")
+    assert ", trained weights, " in exported.stdout
 
 
 def test_averages_that_a_run_does_not_keep_are_refused(used_workplace: Workplace) -> None:

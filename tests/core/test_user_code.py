@@ -1,5 +1,6 @@
 """The user sees the user's own code: neither frames of Quorate nor a worker that vanishes."""
 
+import ast
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 import quorate
 from quorate.core.errors import LossError, QuorateError, RunError, TaskError, UserCodeError
-from quorate.core.user_code import building_code, describe, user_code
+from quorate.core.user_code import building_code, describe, is_installed, user_code
 
 PACKAGE = Path(quorate.__path__[0])
 
@@ -152,3 +153,17 @@ def test_a_request_of_the_tasks_that_we_refuse_does_not_refuse_the_job() -> None
 )
 def test_an_exception_in_one_line(error: Exception, text: str) -> None:
     assert describe(error) == text
+
+
+def test_what_came_with_python_quorate_or_a_package_is_installed(tmp_path: Path) -> None:
+    """By one rule for all who ask: which files are kept with a run, and whose objects are watched."""
+    for folder in ("site-packages", "dist-packages"):
+        assert is_installed(tmp_path / folder / "package" / "module.py")
+    assert is_installed(ast.__file__)
+    assert is_installed(quorate.__file__)
+    assert not is_installed(__file__)
+    assert not is_installed(tmp_path / "my-site-packages" / "task.py")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "linked").symlink_to(tmp_path / "cache")
+    assert is_installed(tmp_path / "site-packages" / "linked" / "module.py")

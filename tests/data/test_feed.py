@@ -284,7 +284,7 @@ def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
     ):
         loader = Loader(Failing(), iter([asked]), 1, 2)
         with pytest.raises(kind, match=words):
-            loader.take(lambda: None)
+            loader.take(REQUESTS[0], lambda: None)
         Loader.end([loader])
 
 
@@ -307,6 +307,27 @@ def test_a_batch_that_cannot_be_sent_between_processes_is_a_clear_error() -> Non
 
     with feeding(Noisy(), 1, collate_with=with_lock) as feed, pytest.raises(UserCodeError, match="pickle"):
         feed.next(REQUESTS[0])
+
+
+class Torn:
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __setstate__(self, state: Any) -> None:
+        raise state["error"]("from my own class")
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionError, OSError, ValueError])
+def test_a_batch_that_cannot_be_unpickled_is_the_tasks_error_with_its_traceback(error: type[Exception]) -> None:
+    """And not a loader that is lost, whatever is raised; the loader goes on with the next batch."""
+    torn = [Torn(error), 1]
+    with feeding(Noisy(), 1, collate_with=lambda samples: torn if len(samples) == 2 else len(samples)) as feed:
+        with pytest.raises(UserCodeError) as raised:
+            feed.next(REQUESTS[0])
+        assert feed.next(REQUESTS[1]).content == 1
+    assert raised.value.message.startswith(f"{error.__name__}: from my own class")
+    assert "could not be unpickled in the worker" in raised.value.message
+    assert "__setstate__" in raised.value.traceback
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])

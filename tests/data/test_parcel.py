@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.data.parcel import LEAST_SHARED, pack, receive, send
+from quorate.data.parcel import LEAST_SHARED, pack, receive, send, unpack
 
 
 def sent(content: Any) -> Any:
@@ -23,7 +23,7 @@ def sent(content: Any) -> Any:
             os._exit(0)
         ours.setblocking(True)
         try:
-            return receive(ours, lambda: None)
+            return unpack(receive(ours, lambda: None))
         finally:
             os.waitpid(child, 0)
 
@@ -95,6 +95,60 @@ def test_tensors_that_share_memory_still_do(size: int) -> None:
     assert again is first
     part += 1
     assert first[2:6].tolist() == [0, 1, 1, 0]
+
+
+def memory_of(content: Any) -> int:
+    parcel = pack(content)
+    return len(parcel.content) + sum(piece.memory.nbytes for piece in parcel.beside)
+
+
+class Own:
+    """A batch of a class of one's own, which nothing looks into."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+
+def test_a_view_does_not_bring_along_what_it_was_cut_from() -> None:
+    whole = torch.arange(2**20, dtype=torch.float32)
+    for view in (whole[:4], whole[-4:], whole[1000:2000:3], whole.view(1024, 1024)[7:9, 5:]):
+        assert memory_of([view]) < 20_000
+        (got,) = sent([Own(view)])
+        assert bits(got.rows) == bits(view)
+        assert (got.rows.size(), got.rows.stride()) == (view.size(), view.stride())
+        assert got.rows.data_ptr() % 64 == view.data_ptr() % 64, "which instructions a kernel uses may depend on it"
+
+
+def test_views_share_as_much_of_their_memory_as_they_use() -> None:
+    whole = torch.zeros(2**20)
+    parts = whole[1000:1010], whole[5:5], whole[1005:3000], whole[1002]
+    assert memory_of(parts) < 10_000
+    first, empty, second, number = sent(parts)
+    second += 1
+    number += 2
+    assert first.tolist() == [0, 0, 2, 0, 0, 1, 1, 1, 1, 1]
+    assert empty.shape == (0,)
+    assert sent(torch.zeros(2**20)[7:7]).shape == (0,)
+
+
+def test_a_storage_is_sent_whole_and_is_that_of_its_tensors() -> None:
+    whole = torch.zeros(5_000)
+    part, storage = sent((whole[4_000:], whole.untyped_storage()))
+    assert storage.nbytes() == 20_000
+    assert part.untyped_storage().data_ptr() == storage.data_ptr()
+    part.fill_(1)
+    assert torch.empty(0).set_(storage).sum() == 1_000
+
+
+def test_memory_that_cannot_be_mapped_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("unable to mmap 400000 bytes from file")
+
+    monkeypatch.setattr(torch, "from_file", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="400,000 bytes of shared memory could not be mapped"):
+        sent(torch.rand(100_000))
+    assert descriptors() == before
 
 
 def test_a_tensor_with_a_graph_is_refused() -> None:

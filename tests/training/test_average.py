@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,32 @@ class AsAnObject(Outside):
         return self.hooked(model, Shadow(model).move)
 
 
+class CallableShadow(Shadow):
+    __call__ = Shadow.move
+
+
+class AsACallable(Outside):
+    def optimizer(self, model: nn.Module) -> Any:
+        return self.hooked(model, CallableShadow(model))
+
+
+def _move(shadow: Shadow, *_: Any) -> None:
+    shadow.values["0.bias"] = shadow.values["0.bias"] * 0.9
+
+
+class AsAnArgument(Outside):
+    def optimizer(self, model: nn.Module) -> Any:
+        return self.hooked(model, partial(_move, Shadow(model)))
+
+
+class AsADefault(Outside):
+    def optimizer(self, model: nn.Module) -> Any:
+        def move(*_: Any, shadow: Shadow = Shadow(model)) -> None:  # noqa: B008 (a usual way to bind a value)
+            _move(shadow)
+
+        return self.hooked(model, move)
+
+
 class AsANumber(Outside):
     def __init__(self) -> None:
         self.updates = 0
@@ -137,6 +164,9 @@ class AsANumber(Outside):
         (OnTheTask, "self.average."),
         (InAClosure, "'average."),
         (AsAnObject, "the object of move().values"),
+        (AsACallable, "the hook CallableShadow.values"),
+        (AsAnArgument, "an argument of a hook().values"),
+        (AsADefault, "a default of move().values"),
         (AsANumber, "'self.updates' was assigned"),
     ],
 )
@@ -149,13 +179,42 @@ def test_what_the_step_keeps_outside_the_model_is_refused_by_name(
         assert word in failure.message
 
 
-def test_the_count_of_an_average_inside_the_model_is_not_lost(tmp_path: Path) -> None:
-    spec = gang.job(tasks.AveragesInside, checkpoint={"every": 6})
-    ended = gang.train(tasks.AveragesInside, spec, 2, tmp_path)
+class CountedBySchedule(tasks.Momentum):
+    """What the function of a schedule assigns would be seen by the first lane of each worker only."""
+
+    progress: float = 0.0
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+
+    def rate(self, step: int) -> float:
+        self.progress = step / 10
+        return 1 - self.progress
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch) * (1 + self.progress)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_what_the_function_of_a_schedule_assigns_is_refused(workers: int, tmp_path: Path) -> None:
+    failure = gang.train(CountedBySchedule, gang.job(CountedBySchedule), workers, tmp_path).failure
+    assert (failure.kind, failure.step) == ("UnsupportedModelError", 1)
+    assert "'self.progress' was assigned in optimizer.step() or schedule().step()" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("task", "buffer", "value"),
+    [(tasks.AveragesInside, "average.n_averaged", 6), (tasks.ScheduledLoss, "progress", 0.6)],
+)
+def test_what_the_step_changes_inside_the_model_is_not_lost(
+    task: type[tasks.Regression], buffer: str, value: float, tmp_path: Path
+) -> None:
+    spec = gang.job(task, checkpoint={"every": 6})
+    ended = gang.train(task, spec, 2, tmp_path)
     assert ended.digest
-    replica = Replica(tasks.AveragesInside(), spec)
+    replica = Replica(task(), spec)
     folder = CheckpointFolder(tmp_path / "checkpoints")
     newest = folder.newest_whole()
     assert newest is not None
     replica.load(folder.load(newest).state["replica"])
-    assert int(replica.buffers.get("average.n_averaged")) == 6
+    assert replica.buffers.get(buffer).item() == pytest.approx(value)

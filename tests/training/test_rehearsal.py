@@ -67,6 +67,26 @@ def test_a_mistake_in_metrics_is_told_before_it_costs_an_epoch() -> None:
     assert error.message.startswith("metrics() gave nothing (None) as 'loss'")
 
 
+class Remembers(Tried):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.count = 0
+
+
+def test_what_the_first_evaluation_would_refuse_is_refused_before_the_first_step() -> None:
+    def append(task: Any, *_: Any) -> Any:
+        task.seen.append(1)
+        return {"loss": 0.5}
+
+    assert "'self.seen' (a list) was changed in metrics()" in refused(append, Remembers).message
+
+    def assign(task: Any, *_: Any) -> Any:
+        task.count += 1
+        return {"loss": 0.5}
+
+    rehearse(assign, Remembers)
+
+
 class BrokenValidation(Tried):
     def datasets(self) -> Any:
         class Broken(Points):

@@ -2,9 +2,12 @@
 
 import math
 import random
+import sys
 import timeit
 from collections import Counter, deque
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy
@@ -15,7 +18,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.kept_values import MOST_ELEMENTS, PIECE, Change, KeptValues
+from quorate.training.kept_values import COMPARED_ELEMENTS, MOST_ELEMENTS, PIECE, Change, KeptValues, is_users_own
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.task import Task
@@ -213,6 +216,32 @@ def test_what_the_model_holds_and_what_samples_come_from_is_left_alone() -> None
     watched.watch.check("loss()", whole=True)
 
 
+def _traced(layer: nn.Module) -> Any:
+    return torch.jit.trace(layer, torch.ones(2, tasks.FEATURES))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("compile_", [torch.jit.script, _traced])
+@pytest.mark.filterwarnings("ignore")  # torch warns of TorchScript itself
+def test_a_module_of_torchscript_is_watched_like_any_other(compile_: Any) -> None:
+    def compiled(*, train: bool) -> Any:
+        return compile_(nn.Sequential(nn.Linear(tasks.FEATURES, 3), nn.BatchNorm1d(3)).train(train))
+
+    class Scripted(tasks.Regression):
+        def __init__(self) -> None:
+            self.teacher = compiled(train=False)
+
+        def model(self) -> nn.Module:
+            model: nn.Module = compiled(train=True)
+            return model
+
+    watched = Watched(Scripted())
+    inputs = torch.ones(2, tasks.FEATURES)
+    assert watched.lane(lambda task, model: (task.teacher(inputs), model(inputs))) == []
+    watched.watch.check("loss()", whole=True)
+    with pytest.raises(UnsupportedModelError, match=r"self.teacher.*0\.bias"):
+        watched.lane(lambda task, _: nn.init.ones_(dict(task.teacher.named_parameters())["0.bias"]))
+
+
 def test_what_collate_assigns_does_not_reach_the_lane() -> None:
     class Collates(tasks.Regression):
         batches: int = 0
@@ -226,6 +255,85 @@ def test_what_collate_assigns_does_not_reach_the_lane() -> None:
     seen: list[int] = []
     assert watched.lane(lambda task, _: seen.append(task.batches)) == ["self.batches"]
     assert seen == [0]
+
+
+class OwnLstm(nn.LSTM):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._lengths: list[int] = []
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_of_a_subclass_of_a_layer_what_torch_keeps_is_left_out_and_what_the_user_keeps_is_not() -> None:
+    class Recurrent(tasks.Regression):
+        def model(self) -> nn.Module:
+            return torch.nn.utils.weight_norm(OwnLstm(tasks.FEATURES, 3), "weight_hh_l0")
+
+    watched = Watched(Recurrent())
+    inputs = torch.ones(2, tasks.FEATURES)
+    assert watched.lane(lambda _, model: model(inputs)) == []
+    with pytest.raises(UnsupportedModelError, match="_lengths"):
+        watched.lane(lambda _, model: vars(model)["_lengths"].append(2))
+
+
+class _Odd(tasks.Regression):
+    """Tensors that have no bytes to look at, outside the model."""
+
+    def __init__(self) -> None:
+        self.lazy = nn.LazyLinear(2)
+        self.conjugate = torch.tensor([1 + 2j, 3 - 1j]).conj()
+        self.negative = self.conjugate.imag
+        self.spread = torch.ones(4, 4)[:, 0]
+        self.sparse = torch.eye(2).to_sparse()
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (lambda task, _: task.lazy(torch.ones(2, 3)), "self.lazy.weight' (a lazy parameter)"),
+        (lambda task, _: task.conjugate.mul_(2), "self.conjugate"),
+        (lambda task, _: task.negative.mul_(2), "self.conjugate"),
+        (lambda task, _: task.spread.mul_(2), "self.spread"),
+    ],
+)
+def test_a_tensor_without_bytes_to_look_at_is_watched_by_its_version(act: Act, name: str) -> None:
+    watched = Watched(_Odd())
+    assert watched.lane(lambda *_: None) == []
+    with pytest.raises(UnsupportedModelError) as refused:
+        watched.lane(act)
+    assert name in str(refused.value)
+
+
+def test_of_many_elements_so_many_are_compared_at_each_step_and_all_of_them_in_turn() -> None:
+    class Rows(tasks.Regression):
+        def __init__(self) -> None:
+            self.rows = [list(range(10_000, 10_000 + MOST_ELEMENTS)) for _ in range(30)]
+
+    watched = Watched(Rows())
+    looked_at: list[int] = []
+
+    class Spy(list[int]):
+        def __iter__(self) -> Any:
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    for container in watched.watch._kept._containers.items:
+        container.value = Spy(container.value)
+    watched.lane(lambda *_: None)
+    assert COMPARED_ELEMENTS <= sum(looked_at) <= COMPARED_ELEMENTS + MOST_ELEMENTS
+    for _ in range(30 * MOST_ELEMENTS // COMPARED_ELEMENTS):
+        watched.lane(lambda *_: None)
+    assert looked_at.count(MOST_ELEMENTS) >= 30
+
+
+def test_an_object_of_a_class_from_dist_packages_is_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("of_a_distribution")
+    module.__file__ = str(tmp_path / "dist-packages" / "of_a_distribution.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert not is_users_own(type("Meter", (), {"__module__": module.__name__}))
+    assert is_users_own(type("Meter", (), {"__module__": __name__}))
 
 
 def test_each_name_is_told_once_and_one_of_layers_that_are_alike() -> None:

@@ -39,6 +39,8 @@ class Exported:
     checkpoint: Path
     step: int
     weights_digest: str
+    averaged: bool | None
+    """Whether the parameters are their averages; None where the job keeps none."""
 
 
 def export_model(
@@ -48,29 +50,31 @@ def export_model(
     kind: Format | None,
     *,
     force: bool,
-    averaged: bool = False,
+    averaged: bool | None = None,
     task: str | None = None,
 ) -> Exported:
     """Write the model of a checkpoint (last, best, or that of a step) to a file, or into a folder.
 
     It has the names of the model's own `state_dict`, each with a tensor of its own in a safetensors file, also where
-    the model ties several to one; in a torch file those stay tied. With `averaged` its parameters are their averages.
+    the model ties several to one; in a torch file those stay tied.
+    `averaged`: the averages of its parameters, or the parameters themselves; None as the job evaluates.
     """
     kind = kind or (Format.TORCH if out.suffix in _TORCH_ENDINGS else Format.SAFETENSORS)
     file = out / _USUAL_NAMES[kind] if out.is_dir() else out
     if file.exists() and not force:
         raise RunError(f"{file} is there already. Choose another file, or replace it with --force")
-    info, model = model_of(run, which, task, averaged=averaged)
-    state: Mapping[str, Any] = model.state_dict()
-    manifest = info.manifest
+    loaded = model_of(run, which, task, averaged=averaged)
+    state: Mapping[str, Any] = loaded.model.state_dict()
+    manifest = loaded.checkpoint.manifest
     if kind is Format.SAFETENSORS:
         labels = {"format": "pt", "run": run.name, "step": str(manifest.step), "weights": manifest.weights_digest}
-        labels |= {"averaged": "true"} if averaged else {}
+        labels |= {} if loaded.averaged is None else {"averaged": str(loaded.averaged).lower()}
         _write(file, lambda temporary: _save_safetensors(state, temporary, labels))
     else:
         _write(file, lambda temporary: _save_torch(state, temporary))
     size = file.stat().st_size
-    return Exported(file, kind, len(state), size, info.path, manifest.step, manifest.weights_digest)
+    content = len(state), size, loaded.checkpoint.path, manifest.step, manifest.weights_digest, loaded.averaged
+    return Exported(file, kind, *content)
 
 
 def _write(file: Path, save: Callable[[Path], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from quorate.api.job_keys import JobKeys
 from quorate.core.errors import TaskError
+from quorate.core.user_code import is_installed
 from quorate.spec.job import JobSpec
 from quorate.spec.layers import Layers
 from quorate.spec.load import load_job, resolve_mapping
@@ -118,7 +119,7 @@ def reference_to(task: Any) -> str:
         )
     # By its file, the job can be resumed from anywhere. A package and its modules can only be imported by their names.
     in_package = "." in task.__module__ or hasattr(module, "__path__")
-    if file is not None and file.endswith(".py") and not in_package and not _is_installed(file):
+    if file is not None and file.endswith(".py") and not in_package and not is_installed(file):
         return f"{Path(file).resolve()}:{task.__qualname__}"
     return f"{task.__module__}:{task.__qualname__}"
 
@@ -127,10 +128,6 @@ def overrides_from(caller: str, keys: Mapping[str, Any] | None, task: Any = None
     """What a call puts over a recorded job: keys, and where the task is now."""
     said = dict(keys or {}) if task is None else {**(keys or {}), "task": _reference(task)}
     return [Override(key, value, caller) for key, value in said.items()]
-
-
-def _is_installed(file: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _reference(task: Any) -> str:

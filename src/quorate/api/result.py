@@ -85,10 +85,13 @@ class Result:
         return failure.get("message")
 
     def load_model(
-        self, checkpoint: str | int = LAST, *, averaged: bool = False, map_location: Any = None, task: Any = None
+        self, checkpoint: str | int = LAST, *, averaged: bool | None = None, map_location: Any = None, task: Any = None
     ) -> Any:
-        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step. With `averaged`
-        its parameters are the averages that the job keeps (`average`).
+        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
+
+        Of a job that keeps averages of its parameters (`average`), these take their place where the job evaluates them
+        (`average.evaluate`), so that ``"best"`` is the model that was measured; `averaged` (True or False) says
+        otherwise.
 
         The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
         It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
@@ -98,7 +101,7 @@ class Result:
         run keeps; `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
         """
         named = self.task_type if task is None else task
-        _, model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged)
+        model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged).model
         return model if map_location is None else model.to(map_location)
 
     def __repr__(self) -> str:
@@ -134,10 +137,23 @@ def refuse_without_average(run: str, spec: JobSpec) -> None:
         )
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and the checkpoint that it is of. `averaged`: whether its parameters are their averages; None where the
+    job keeps none."""
+
+    checkpoint: CheckpointInfo
+    model: Any
+    averaged: bool | None
+
+
 def model_of(
-    run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None, *, averaged: bool = False
-) -> tuple[CheckpointInfo, Any]:
-    """The checkpoint of a run that is meant, and its model, as the task builds it: that of the run, or another."""
+    run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None, *, averaged: bool | None = None
+) -> LoadedModel:
+    """The model of the checkpoint that is meant, as the task builds it: that of the run, or another.
+
+    `averaged`: with the averages of the parameters or the parameters themselves; None as the job evaluates.
+    """
     from quorate.data.streams import preserved_generators
     from quorate.training.params import configure
     from quorate.training.replica import Replica
@@ -156,9 +172,12 @@ def model_of(
             task_type = find_task(run, spec.task, asked).load(spec.seed)
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
     replica.load(folder.load(info).state["replica"])
-    if averaged and replica.average is not None:
+    if replica.average is None or spec.average is None:
+        return LoadedModel(info, replica.model, None)
+    takes_over = spec.average.evaluate if averaged is None else averaged
+    if takes_over:
         replica.average.take_over()
-    return info, replica.model
+    return LoadedModel(info, replica.model, takes_over)
 
 
 def _metrics(fields: dict[str, Any]) -> dict[str, Any]:

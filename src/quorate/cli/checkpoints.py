@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.document import print_document
-from quorate.cli.options import RUNS, Json, Run, Runs, Task
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task
 from quorate.cli.verbs import group_of_verbs
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
@@ -102,9 +102,7 @@ def export(
         str | None,
         typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
     ] = None,
-    averaged: Annotated[
-        bool, typer.Option("--averaged", help="The averages of the parameters, if the job keeps them.")
-    ] = False,
+    averaged: Averaged = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     task: Task = None,
     runs: Runs = RUNS,
@@ -138,13 +136,14 @@ def export(
             "weights_digest": done.weights_digest,
             "file": str(done.file.absolute()),
             "format": done.format.value,
-            "averaged": averaged,
+            "averaged": bool(done.averaged),
             "tensors": done.tensors,
             "bytes": done.bytes,
         }
         print_document(fields)
     else:
-        typer.echo(f"{done.file}: {done.tensors} tensors of step {done.step:,}, {size(done.bytes)}.")
+        weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
+        typer.echo(f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}.")
 
 
 @app.command()

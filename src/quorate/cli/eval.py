@@ -7,20 +7,13 @@ from typing import Annotated
 import typer
 
 from quorate.cli.document import print_document
-from quorate.cli.options import RUNS, Json, Run, Runs, Set, Task, Workers
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Set, Task, Workers
 
 
 def evaluate(
     run: Run,
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
-    averaged: Annotated[
-        bool | None,
-        typer.Option(
-            "--averaged/--trained",
-            help="The averages of the parameters, or the parameters; by default as the job evaluates.",
-            show_default=False,
-        ),
-    ] = None,
+    averaged: Averaged = None,
     workers: Workers = None,
     task: Task = None,
     settings: Set = None,

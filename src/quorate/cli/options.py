@@ -38,6 +38,14 @@ Task = Annotated[
     str | None,
     typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it was moved.", show_default=False),
 ]
+Averaged = Annotated[
+    bool | None,
+    typer.Option(
+        "--averaged/--trained",
+        help="The averages of the parameters, or the parameters; by default as the job evaluates.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on standard output.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")

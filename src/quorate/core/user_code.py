@@ -2,9 +2,11 @@
 
 import importlib
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
@@ -12,7 +14,12 @@ from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeEr
 # With its slash: a user's folder may be called quorate-experiments and stand beside the package.
 PACKAGE = f"{Path(__file__).parents[1]}/"
 IMPORTLIB = f"{Path(importlib.__file__).parent}{os.sep}"
-TORCH = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+_PACKAGES = ("site-packages", "dist-packages")
+TORCH = tuple(f"{os.sep}{folder}{os.sep}torch{os.sep}" for folder in _PACKAGES)
+_FOREIGN = tuple(
+    f"{os.path.realpath(folder)}{os.sep}"
+    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), PACKAGE)
+)
 
 Hint = Callable[[BaseException], str]
 """What to say beside the text of an exception; nothing for one that speaks for itself."""
@@ -111,6 +118,14 @@ def _users_frames(frames: traceback.StackSummary, raised: BaseException) -> trac
     return traceback.StackSummary.from_list(frames[first:])
 
 
+@cache
+def is_installed(file: str | Path) -> bool:
+    """Whether a file came with Python, Quorate or an installed package, and so is no part of anybody's project."""
+    # By its name and by what that leads to: an installer may fill its folder with links.
+    names = str(Path(file).absolute()), os.path.realpath(file)
+    return any(name.startswith(_FOREIGN) or not set(_PACKAGES).isdisjoint(Path(name).parts) for name in names)
+
+
 def _is_ours(error: QuorateError) -> bool:
     """Whether our own code raised it about the job, and not the task, nor a request that the task makes of us."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -118,4 +133,4 @@ def _is_ours(error: QuorateError) -> bool:
 
 
 def _is_users(file: str) -> bool:
-    return not file.startswith((PACKAGE, IMPORTLIB, "<frozen ")) and TORCH not in file
+    return not file.startswith((PACKAGE, IMPORTLIB, "<frozen ")) and not any(folder in file for folder in TORCH)

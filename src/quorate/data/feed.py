@@ -139,7 +139,7 @@ class Feed:
 
     def _take(self, request: Request) -> Fetched | FetchTrouble:
         try:
-            return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(self._check)
+            return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(request, self._check)
         except HelperLost as error:
             samples = f"{name_samples(request.indices)} of the {request.source.value} set"
             raise HelperLost(f"{error.message} It was to read {samples}.") from None

@@ -19,7 +19,8 @@ import torch
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
 from quorate.core.processes import describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.parcel import Packed, pack, receive, send
+from quorate.data.parcel import Parcel, pack, receive, send, unpack
+from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble
 from quorate.data.shards.waits import LOOK
 from quorate.wire.descriptors import close_in_children
@@ -27,6 +28,9 @@ from quorate.wire.descriptors import close_in_children
 _GRACE = 1.0
 _LENGTH = struct.Struct("<Q")
 _UNSENDABLE = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
+_UNREADABLE = (
+    "With loader_workers above 0 a batch travels between processes, and it could not be unpickled in the worker."
+)
 
 
 class Fetching(Protocol):
@@ -58,11 +62,11 @@ class Loader:
                 raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
             raise
 
-    def take(self, check: Callable[[], None]) -> Fetched | FetchTrouble:
-        """The next answer; while it is waited for, `check` is called now and then."""
+    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
+        """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
         process = self._processes[self._taken % len(self._processes)]
         self._taken += 1
-        answer = process.take(check)
+        answer = process.take(request, check)
         self._ask(process)
         return answer
 
@@ -113,14 +117,20 @@ class _Process:
         self._unsent += _LENGTH.pack(len(content)) + content
         self._send()
 
-    def take(self, check: Callable[[], None]) -> Fetched | FetchTrouble:
+    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
         """The answer to what was asked first of what is not answered."""
         try:
-            answer = receive(self._socket, lambda: self._wait(check))
+            parcel = receive(self._socket, lambda: self._wait(check))
         except (EOFError, ConnectionError):
             raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
         except OSError as error:
             raise JobError(f"A batch could not be taken from a loader process: {error.strerror}.") from error
+        try:
+            answer = unpack(parcel)
+        except MemoryError:
+            raise
+        except Exception as error:  # of a class of the task, in __setstate__ or the like: no fault of the transport
+            return FetchTrouble(request, None, describe(error), user_traceback(error), _UNREADABLE)
         if isinstance(answer, JobError):
             raise answer
         return answer  # type: ignore[no-any-return]
@@ -211,7 +221,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def _answer(samples: Fetching, asked: Any) -> Packed:
+def _answer(samples: Fetching, asked: Any) -> Parcel:
     try:
         answer = samples[asked]
         try:

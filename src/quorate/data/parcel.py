@@ -11,6 +11,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,33 +22,57 @@ LEAST_SHARED = 1 << 16
 _LEAST_BESIDE = 1 << 12
 _ALIGNMENT = 64  # as torch has it: which instructions a kernel uses may depend on it
 _HEAD = struct.Struct("<QI?")
-_SIZE = struct.Struct("<Q")
-
-Pieces = Sequence[memoryview]
-Packed = tuple[bytes, Pieces]
+_PIECE = struct.Struct("<Qq")
+_NO_STORAGE = -1
 
 
-def pack(content: Any) -> Packed:
-    """The pickle, and the memory that goes beside it."""
-    beside: list[memoryview] = []
+@dataclass(frozen=True)
+class Piece:
+    """Memory that goes beside a pickle: an array, or the part of a tensor's storage that begins at this byte of it."""
+
+    memory: memoryview
+    begin: int = _NO_STORAGE
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A pickle, and the memory that goes beside it."""
+
+    content: bytes | memoryview
+    beside: Sequence[Piece]
+
+
+def pack(content: Any) -> Parcel:
+    """Take apart what is sent."""
+    buffers: list[pickle.PickleBuffer] = []
 
     def stays_within(buffer: pickle.PickleBuffer) -> bool:
-        memory = buffer.raw()
-        if memory.nbytes >= _LEAST_BESIDE:
-            beside.append(memory)
-        return memory.nbytes < _LEAST_BESIDE
+        is_small = buffer.raw().nbytes < _LEAST_BESIDE
+        if not is_small:
+            buffers.append(buffer)
+        return is_small
 
     file = io.BytesIO()
-    _Pickler(file, protocol=5, buffer_callback=stays_within).dump(content)
-    return file.getvalue(), beside
+    pickler = _Pickler(file, protocol=5, buffer_callback=stays_within)
+    pickler.dump(content)
+    storages = {id(storage.buffer): storage for storage in pickler.storages.values()}
+    pieces = [storages[id(buffer)].used() if id(buffer) in storages else Piece(buffer.raw()) for buffer in buffers]
+    return Parcel(file.getvalue(), pieces)
 
 
-def send(sock: socket.socket, packed: Packed) -> None:
+def unpack(parcel: Parcel) -> Any:
+    """Put it together again. Whatever this raises comes from the classes of what was sent."""
+    beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in parcel.beside]
+    # What stands for a buffer is handed on as it is, whatever its type.
+    return pickle.loads(parcel.content, buffers=beside)
+
+
+def send(sock: socket.socket, parcel: Parcel) -> None:
     """Send what was packed, and wait until all of it is on its way."""
-    content, beside = packed
+    beside = [piece.memory for piece in parcel.beside]
     descriptor = _shared(beside)
-    head = _HEAD.pack(len(content), len(beside), descriptor is not None)
-    rest = b"".join([*(_SIZE.pack(memory.nbytes) for memory in beside), content])
+    head = _HEAD.pack(len(parcel.content), len(beside), descriptor is not None)
+    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in parcel.beside), parcel.content])
     if descriptor is None:
         sock.sendall(head + rest)
         for memory in beside:
@@ -60,8 +85,9 @@ def send(sock: socket.socket, packed: Packed) -> None:
     sock.sendall(rest)
 
 
-def receive(sock: socket.socket, wait: Callable[[], None]) -> Any:
-    """What was sent, from a socket that does not block: `wait` returns when there may be more. EOFError at its end."""
+def receive(sock: socket.socket, wait: Callable[[], None]) -> Parcel:
+    """What was sent, from a socket that does not block: `wait` returns when there may be more. EOFError at its end,
+    OSError where it cannot be taken; no code but ours runs here."""
     head, descriptors = bytearray(), []
     try:
         while len(head) < _HEAD.size:
@@ -75,16 +101,18 @@ def receive(sock: socket.socket, wait: Callable[[], None]) -> Any:
             if not got:
                 raise EOFError
         length, count, is_shared = _HEAD.unpack(head)
-        rest = memoryview(bytearray(count * _SIZE.size + length))
+        rest = memoryview(bytearray(count * _PIECE.size + length))
         _fill(sock, rest, wait)
-        sizes = [size for (size,) in _SIZE.iter_unpack(rest[: count * _SIZE.size])]
+        table = list(_PIECE.iter_unpack(rest[: count * _PIECE.size]))
+        sizes = [size for size, _ in table]
         if is_shared and not descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what this process may not have
         beside = _mapped(descriptors[0], sizes) if is_shared else _read(sock, sizes, wait)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return pickle.loads(rest[count * _SIZE.size :], buffers=beside)
+    pieces = [Piece(memory, begin) for memory, (_, begin) in zip(beside, table, strict=True)]
+    return Parcel(rest[count * _PIECE.size :], pieces)
 
 
 def _fill(sock: socket.socket, memory: memoryview, wait: Callable[[], None]) -> None:
@@ -99,7 +127,7 @@ def _fill(sock: socket.socket, memory: memoryview, wait: Callable[[], None]) -> 
         memory = memory[count:]
 
 
-def _read(sock: socket.socket, sizes: Sequence[int], wait: Callable[[], None]) -> Pieces:
+def _read(sock: socket.socket, sizes: Sequence[int], wait: Callable[[], None]) -> list[memoryview]:
     pieces = [_bytes(torch.empty(size, dtype=torch.uint8)) for size in sizes]
     for memory in pieces:
         _fill(sock, memory, wait)
@@ -115,7 +143,7 @@ def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
     return begins, end
 
 
-def _shared(pieces: Pieces) -> int | None:
+def _shared(pieces: Sequence[memoryview]) -> int | None:
     """Memory that holds all of them; None where they are small, or there is no such memory to be had."""
     begins, total = _places([piece.nbytes for piece in pieces])
     if total < LEAST_SHARED:
@@ -136,10 +164,13 @@ def _shared(pieces: Pieces) -> int | None:
     return descriptor
 
 
-def _mapped(descriptor: int, sizes: Sequence[int]) -> Pieces:
+def _mapped(descriptor: int, sizes: Sequence[int]) -> list[memoryview]:
     begins, total = _places(sizes)
     # By torch, since Python's own map keeps a descriptor open for as long as it lives. Gone with the last tensor in it.
-    whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=total, dtype=torch.uint8)
+    try:
+        whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=total, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{total:,} bytes of shared memory could not be mapped") from error
     memory = _bytes(whole)
     return [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
@@ -149,20 +180,59 @@ def _bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
+class _Storage:
+    """A tensor's storage on its way, and which part of it is used: known when all tensors have been seen.
+
+    A view of a few rows must not bring along the whole tensor that it was cut from.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage  # kept, so that no other gets its address
+        self.buffer = pickle.PickleBuffer(_bytes(torch.empty(0, dtype=torch.uint8).set_(storage)))
+        self._begin, self._end = storage.nbytes(), 0
+
+    def use(self, begin: int, end: int) -> None:
+        self._begin, self._end = min(self._begin, begin), max(self._end, end)
+
+    def used(self) -> Piece:
+        # From where a memory as aligned as the whole can begin: which instructions a kernel uses may depend on it.
+        begin = self._begin // _ALIGNMENT * _ALIGNMENT
+        return Piece(self.buffer.raw()[begin : self._end], begin)
+
+
 class _Pickler(pickle.Pickler):
     """Takes tensors apart into memory and form; two tensors in one memory still share it at the other end."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.storages: dict[int, _Storage] = {}
+
     def reducer_override(self, given: Any) -> Any:
+        if type(given) is _Storage:
+            return _arrived, (given.buffer,)
         if isinstance(given, torch.UntypedStorage) and given.device.type == "cpu":
-            return _storage, (pickle.PickleBuffer(_bytes(torch.empty(0, dtype=torch.uint8).set_(given))),)
+            storage = self._storage(given)
+            storage.use(0, given.nbytes())
+            return _whole, (storage,)
         if not isinstance(given, torch.Tensor):
             return NotImplemented
         if given.requires_grad and not given.is_leaf:
             raise ValueError("a tensor that requires grad and was computed loses its graph on the way; detach() it")
         if not _is_plain(given):
             return NotImplemented  # torch's own way, which knows every kind
-        form = given.dtype, given.storage_offset(), given.size(), given.stride()
-        return _tensor, (given.untyped_storage(), *form)
+        storage = self._storage(given.untyped_storage())
+        size, stride = tuple(given.size()), given.stride()
+        offset, width = int(given.storage_offset()), given.element_size()
+        if given.numel():
+            length = 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+            storage.use(offset * width, (offset + length) * width)
+        return _tensor, (storage, given.dtype, offset, size, stride)
+
+    def _storage(self, storage: torch.UntypedStorage) -> _Storage:
+        key = storage._cdata
+        if key not in self.storages:
+            self.storages[key] = _Storage(storage)
+        return self.storages[key]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -170,15 +240,30 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return is_dense and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
-def _tensor(
-    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]
-) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+@dataclass(frozen=True)
+class _Arrived:
+    """A storage at the other end, which begins at this byte of the one that was sent."""
+
+    storage: torch.UntypedStorage
+    begin: int
 
 
-def _storage(memory: memoryview | bytearray) -> torch.UntypedStorage:
+def _arrived(given: Piece | bytearray) -> _Arrived:
+    memory, begin = (given.memory, given.begin) if isinstance(given, Piece) else (given, 0)
     if not len(memory):
-        return torch.empty(0).untyped_storage()
+        return _Arrived(torch.empty(0).untyped_storage(), begin)
     content = torch.frombuffer(memory, dtype=torch.uint8)
     # What came within the pickle lies anywhere.
-    return (content.clone() if isinstance(memory, bytearray) else content).untyped_storage()
+    return _Arrived((content.clone() if isinstance(memory, bytearray) else content).untyped_storage(), begin)
+
+
+def _whole(arrived: _Arrived) -> torch.UntypedStorage:
+    return arrived.storage
+
+
+def _tensor(
+    arrived: _Arrived, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    # An empty one may lie before all that is used.
+    begin = max(0, offset - arrived.begin // dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(arrived.storage, begin, size, stride)

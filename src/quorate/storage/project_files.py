@@ -6,18 +6,13 @@ What is installed, belongs to Python or to Quorate is no part of a project.
 import ast
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-_INSTALLED = {"site-packages", "dist-packages"}
-_FOREIGN = tuple(
-    os.path.realpath(path)
-    for path in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parents[1])
-)
+from quorate.core.user_code import is_installed
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,7 @@ def locate(module: str, search_path: Sequence[str] | None = None) -> Path | None
 
 def is_own(file: Path) -> bool:
     """Whether a file (without links in its path) is Python code of somebody's project."""
-    foreign = any(file.is_relative_to(folder) for folder in _FOREIGN)
-    return file.suffix == ".py" and not foreign and _INSTALLED.isdisjoint(file.parts) and file.is_file()
+    return file.suffix == ".py" and not is_installed(file) and file.is_file()
 
 
 class _Finder:

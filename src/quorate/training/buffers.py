@@ -56,9 +56,10 @@ class Buffers:
         self._buffers: dict[str, _Buffer] = {}
         self.rules: dict[str, str] = {}
         first_names: dict[torch.Tensor, str] = {}
+        owners = dict(model.named_modules(remove_duplicate=False))  # get_submodule is not for scripted modules
         for name, value in model.named_buffers(remove_duplicate=False):
             owner_name, _, attribute = name.rpartition(".")
-            owner = model.get_submodule(owner_name)
+            owner = owners[owner_name]
             first = first_names.setdefault(value, name)
             if first == name:
                 self._buffers[name] = _Buffer(value.detach().clone(), value, [])

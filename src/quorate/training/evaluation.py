@@ -87,6 +87,7 @@ class Evaluator:
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         self._advance()
         read = self._feed.next(self._plan.request(batch))
+        self._put_back.update(self._watch.before_batch())
         left_out.extend(read.bad, read.why)
         notes += read.notes
         if read.is_empty:

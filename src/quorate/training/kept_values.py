@@ -6,22 +6,28 @@ the same process, and by no other: the result would depend on which lanes share 
 
 import random
 import sys
-import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from operator import is_
-from typing import Any
+from types import FunctionType
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
+
+from quorate.core.user_code import is_installed
 
 MOST_VALUES = 5_000
 """So many values are looked at, those first that lie least deep; what lies behind them is not."""
 MOST_ELEMENTS = 1_000
 """A longer list or dict is not looked into, and is compared in pieces of so many elements, one at each comparison."""
+COMPARED_ELEMENTS = 4_000
+"""Elements of lists, dicts, sets and objects that are compared one by one at each comparison, in turn."""
 PIECE = 64 * 2**10
 """Bytes of tensors and arrays that are compared bit by bit at each comparison, in turn."""
 MOST_BYTES = 16 * 2**20
@@ -32,7 +38,6 @@ MODULES_OWN = frozenset(vars(torch.nn.Module()))
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 _MEMORY = {dict, OrderedDict}
-_LIBRARY = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,10 @@ class KeptValues:
         self._seen = {*map(id, known), *map(id, model.modules())}
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
-        self._cells: list[_Cell] = []
-        self._next_cell = 0
+        self._cells: _Turns[_Cell] = _Turns(PIECE)
+        self._lazy: list[tuple[str, torch.Tensor]] = []
         self._generators: list[tuple[str, Any, Any]] = []
-        self._containers: list[_Container] = []
+        self._containers: _Turns[_Container] = _Turns(COMPARED_ELEMENTS)
         self._sized: list[Any] = []
         self._lengths: list[int] = []
 
@@ -76,30 +81,26 @@ class KeptValues:
         """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
         if not self._sized or list(map(len, self._sized)) == self._lengths:
             return []
-        return [container.name for container in self._containers if container.put_back_scratch()]
+        return [container.name for container in self._containers.items if container.put_back_scratch()]
 
     def change(self, *, whole: bool = False) -> Change | None:
         """The first value that has changed; large ones are compared piece by piece unless all of them are asked for."""
         if [tensor._version for _, tensor in self._tensors] != self._versions:
             written = zip(self._tensors, self._versions, strict=True)
             return next(Change(name, "a tensor") for (name, t), version in written if t._version != version)
-        for container in self._containers:
+        for name, tensor in self._lazy:
+            if not is_lazy(tensor):
+                return Change(name, "a lazy parameter")
+        if list(map(len, self._sized)) != self._lengths:
+            longer = zip(self._containers.items, self._lengths, strict=True)
+            return next(Change(c.name, c.kind) for c, length in longer if len(c.value) != length)
+        for container in self._containers.turn(whole):
             if not container.is_unchanged(whole):
                 return Change(container.name, container.kind)
         for name, generator, state in self._generators:
             if not _equal(_generator_state(generator), state):
                 return Change(name, "a random generator")
-        return next((Change(cell.name, cell.kind) for cell in self._turn(whole) if not cell.is_unchanged()), None)
-
-    def _turn(self, whole: bool) -> Iterator["_Cell"]:
-        left, start = PIECE, self._next_cell
-        for offset in range(len(self._cells)):
-            if left <= 0 and not whole:
-                return
-            cell = self._cells[(start + offset) % len(self._cells)]
-            self._next_cell = (start + offset + 1) % len(self._cells)
-            left -= max(len(cell.content), PIECE // 32)
-            yield cell
+        return next((Change(cell.name, cell.kind) for cell in self._cells.turn(whole) if not cell.is_unchanged()), None)
 
     def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, torch.Tensor):
@@ -133,11 +134,14 @@ class KeptValues:
         yield from ((f"{path}[{key!r}]", element) for key, element in inside)
 
     def _add_container(self, container: "_Container") -> None:
-        self._containers.append(container)
+        self._containers.items.append(container)
         self._sized.append(container.value)
         self._lengths.append(len(container.value))
 
     def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
+        if is_lazy(tensor):
+            self._lazy.append((path, tensor))
+            return
         if tensor.is_inference() or tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
         if tensor.untyped_storage().data_ptr() in self._state:
@@ -145,14 +149,42 @@ class KeptValues:
             return
         self._tensors.append((path, tensor))
         self._versions.append(tensor._version)
-        if tensor.device.type == "cpu" and tensor.numel() and tensor.is_contiguous():
-            content = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-            self._cells += _cells(path, "a tensor", content, tensor)
+        content = content_of(tensor)
+        if content is not None:
+            self._cells.items += _cells(path, "a tensor", content, tensor)
 
     def _add_array(self, path: str, array: numpy.ndarray[Any, Any]) -> None:
         is_data = isinstance(array, numpy.memmap) or array.dtype.hasobject
         if array.flags.writeable and array.flags.c_contiguous and array.size and not is_data:
-            self._cells += _cells(path, "an array", array.reshape(-1).view(numpy.uint8).data, None)
+            self._cells.items += _cells(path, "an array", array.reshape(-1).view(numpy.uint8).data, None)
+
+
+class _Costs(Protocol):
+    @property
+    def cost(self) -> int: ...
+
+
+Compared = TypeVar("Compared", bound=_Costs)
+
+
+class _Turns(Generic[Compared]):
+    """Goes round all items, each time over as many as `budget` allows: however many there are, a step costs no more."""
+
+    def __init__(self, budget: int) -> None:
+        self.items: list[Compared] = []
+        self._budget = budget
+        self._next = 0
+
+    def turn(self, whole: bool) -> Iterator[Compared]:
+        """Those whose turn it is; with `whole` all of them."""
+        left, start = self._budget, self._next
+        for offset in range(len(self.items)):
+            if left <= 0 and not whole:
+                return
+            item = self.items[(start + offset) % len(self.items)]
+            self._next = (start + offset + 1) % len(self.items)
+            left -= item.cost
+            yield item
 
 
 @dataclass(frozen=True)
@@ -165,6 +197,10 @@ class _Cell:
     address: int
     content: memoryview
     digest: int
+
+    @property
+    def cost(self) -> int:
+        return max(len(self.content), PIECE // 32)
 
     def is_unchanged(self) -> bool:
         # `.data = ...` gives a tensor other memory, without raising its version.
@@ -188,11 +224,11 @@ class _Container:
         self.name, self.kind, self.value = name, kind, value
         self._saved: Any = _copied(value)
         self._start = 0
+        self.cost = 8 + min(len(value), MOST_ELEMENTS)
 
     def is_unchanged(self, whole: bool) -> bool:
+        """Whether what is in it is the same; its length is."""
         value, saved = self.value, self._saved
-        if len(value) != len(saved):
-            return False
         if len(saved) > MOST_ELEMENTS and not whole:
             return self._is_piece_unchanged()
         if isinstance(value, dict):
@@ -225,23 +261,37 @@ class _Container:
 
 
 def own_attributes(module: torch.nn.Module) -> list[tuple[str, object]]:
-    """What a module keeps besides parameters, buffers and submodules; of torch's own layers not what is internal."""
-    internal = is_torchs_own(module)
-    return [
-        (name, value)
-        for name, value in vars(module).items()
-        if name not in MODULES_OWN and not (internal and name.startswith("_"))
-    ]
+    """What a module keeps besides parameters, buffers and submodules, but for what is internal to torch."""
+    kept = [(name, value) for name, value in vars(module).items() if name not in MODULES_OWN]
+    return [(name, value) for name, value in kept if not is_internal(module, name)]
 
 
-def is_torchs_own(module: torch.nn.Module) -> bool:
-    """Whether no line of the module's class is the user's."""
-    return all(base.__module__.partition(".")[0] in ("torch", "builtins", "typing") for base in type(module).__mro__)
+def is_internal(module: torch.nn.Module, name: str) -> bool:
+    """Whether torch keeps an attribute for itself: of a user's subclass, what the code of torch's own classes names."""
+    bases = type(module).__mro__
+    torchs = tuple(base for base in bases if base.__module__.partition(".")[0] in ("torch", "builtins", "typing"))
+    return name.startswith("_") and (len(torchs) == len(bases) or name in _named_in(torchs))
+
+
+@cache
+def _named_in(kinds: tuple[type, ...]) -> frozenset[str]:
+    methods = [method for kind in kinds for method in vars(kind).values() if isinstance(method, FunctionType)]
+    return frozenset(name for method in methods for name in method.__code__.co_names)
 
 
 def _storages(model: torch.nn.Module) -> set[int]:
     tensors = [*model.parameters(), *model.buffers()]
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+
+
+def content_of(tensor: torch.Tensor) -> memoryview | None:
+    """The bytes of a tensor where they lie; None for one whose values are not simply its bytes in a row."""
+    if tensor.device.type != "cpu" or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        return None
+    try:
+        return tensor.detach().view(-1).view(torch.uint8).numpy().data
+    except (RuntimeError, TypeError, ValueError):  # strides of its own, or a kind of tensor that has no such view
+        return None
 
 
 def _copied(value: Any) -> Any:
@@ -267,9 +317,8 @@ def _is_of_the_users_own_class(value: object) -> bool:
 
 def is_users_own(kind: type) -> bool:
     """Whether a class was not installed with some package."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    installed = "site-packages" in file or file.startswith(_LIBRARY) or kind.__module__.startswith("quorate.")
-    return kind.__module__ == "__main__" or (bool(file) and not installed)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and not is_installed(file))
 
 
 def _generator_state(value: object) -> Any:

@@ -57,14 +57,11 @@ class Optimizers:
         return [hook for hooks in places for hook in hooks.values()]
 
     @property
-    def change_parameters_only(self) -> bool:
-        """Whether no code of the task runs in an update, but for what a schedule of torch calls."""
-        schedulers = self._schedulers.values()
-        return self.are_torchs_own and all(type(s).__module__.startswith("torch.optim.") for s in schedulers)
+    def run_user_code(self) -> bool:
+        """Whether code of the task may run in an update; a schedule of torch's own calls functions that it was given.
 
-    @property
-    def may_draw(self) -> bool:
-        """Whether an update may draw from a random generator: torch's own optimizers do not, a task's code may."""
+        Such code may draw from a random generator, and may change the task or the model.
+        """
         return not self.are_torchs_own or bool(self._schedulers)
 
     @property

@@ -19,6 +19,7 @@ from quorate.training.measurement import Measured, measured
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 
 log = logging.getLogger(__name__)
@@ -92,12 +93,16 @@ def _told(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) 
 
 
 def _measure(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> Measured | None:
+    watch = StateWatch(task, replica)
     batch = batch_of(samples[plan.request(0)])
+    watch.before_batch()
     if batch.is_empty:
         return None
     seed_generators(derive_seed(replica.spec.seed, "evaluation", 0, 0))
     with evaluation_mode(replica.model):
-        return measured(task, replica.model, batch.content, len(batch.samples))
+        sums = measured(task, replica.model, batch.content, len(batch.samples))
+        watch.after_batch()
+        return sums
 
 
 def _refusal(failure: Failure) -> QuorateError:

@@ -6,9 +6,11 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
-from operator import is_
+from operator import is_, methodcaller
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -16,7 +18,15 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.kept_values import MODULES_OWN, Change, KeptValues, is_torchs_own, is_users_own, own_attributes
+from quorate.training.kept_values import (
+    MODULES_OWN,
+    Change,
+    KeptValues,
+    content_of,
+    is_internal,
+    is_users_own,
+    own_attributes,
+)
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.task import LOG, Task
 from quorate.training.tensors import digests
@@ -33,6 +43,7 @@ _NOT_IN_THE_STATE = (
 )
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
+_VALUES = methodcaller("values")
 
 
 class StateWatch:
@@ -60,7 +71,7 @@ class StateWatch:
 
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
-        put_back = self.put_back() if self._reads_here else []
+        put_back = self.before_batch()
         self._versions = self._replica.versions()
         if self._is_first:
             self._digests = digests(self._replica.parameters)
@@ -79,8 +90,12 @@ class StateWatch:
         self._is_first = False
         return self.put_back()
 
+    def before_batch(self) -> list[str]:
+        """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
+        return self.put_back() if self._reads_here else []
+
     def after_batch(self) -> list[str]:
-        """The same for an evaluation batch."""
+        """An evaluation batch has ended; the names of what it has assigned, which is put back."""
         put_back = self.put_back()
         self.check("metrics()")
         return put_back
@@ -189,7 +204,7 @@ def _is_torchs(owner: object, name: str) -> bool:
     """Whether torch assigns this by itself, such as the weight that weight_norm computes before each forward pass."""
     if not isinstance(owner, torch.nn.Module):
         return False
-    if name.startswith("_") and is_torchs_own(owner):
+    if is_internal(owner, name):
         return True
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.")]
     return any(name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None)) for hook in hooks)
@@ -199,27 +214,29 @@ class _Structure:
     """Which parameters, buffers and submodules the modules have."""
 
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        self._places = [(path, vars(module)[kind]) for path, module in modules for kind in _STRUCTURE]
-        self._filled = [registered for _, registered in self._places if registered]
-        self._saved = [dict(registered) for _, registered in self._places]
-        self._contents = tuple(chain.from_iterable(map(dict.values, self._filled)))
-        self._buffers = [(path, module._buffers, frozenset(module._buffers)) for path, module in modules]
+        # By their methods alone: those of a scripted module are no dicts.
+        self._places = [(path, getattr(module, kind)) for path, module in modules for kind in _STRUCTURE]
+        self._filled = [registered for _, registered in self._places if len(registered)]
+        self._saved = [dict(registered.items()) for _, registered in self._places]
+        self._contents = tuple(chain.from_iterable(map(_VALUES, self._filled)))
+        self._buffers = [(path, module._buffers, frozenset(module._buffers.keys())) for path, module in modules]
         self._sized = [registered for _, registered in self._places] + [now for _, now, _ in self._buffers]
         self._lengths = list(map(len, self._sized))
 
     def change(self) -> str | None:
         """What happened to which of them; what a buffer holds is for the model's own rules."""
         is_whole = list(map(len, self._sized)) == self._lengths
-        if is_whole and all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._contents)):
+        if is_whole and all(map(is_, chain.from_iterable(map(_VALUES, self._filled)), self._contents)):
             return None
-        for (path, now), saved in zip(self._places, self._saved, strict=True):
+        for (path, registered), saved in zip(self._places, self._saved, strict=True):
+            now = dict(registered.items())
             for name in {**now, **saved}:
                 if now.get(name) is not saved.get(name) or (name in now) != (name in saved):
                     verb = "replaced" if name in now and name in saved else "registered" if name in now else "removed"
                     return f"'{path}.{name}' was {verb}"
         for path, buffers, names in self._buffers:
-            for name in buffers.keys() ^ names:
-                return f"Buffer '{path}.{name}' was {'registered' if name in buffers else 'removed'}"
+            for name in names.symmetric_difference(buffers.keys()):
+                return f"Buffer '{path}.{name}' was {'removed' if name in names else 'registered'}"
         return None
 
 
@@ -252,8 +269,9 @@ class _ParameterSamples:
     """A look at the bits of one parameter around each lane, in turn: writes through `.data` do not raise a version."""
 
     def __init__(self, replica: Replica) -> None:
-        fit = [(name, p) for name, p in replica.parameters if p.is_contiguous() and p.numel()]
-        self._parameters = [(name, p, _first_bytes(p)) for name, p in fit]
+        # Where they lie, once: a state is always loaded in place.
+        contents = [(name, parameter, content_of(parameter)) for name, parameter in replica.parameters]
+        self._parameters = [(name, p, content[:SAMPLED]) for name, p, content in contents if content is not None]
         self._next = 0
         self._before: tuple[int, int] | None = None
 
@@ -273,12 +291,6 @@ class _ParameterSamples:
             return None
         _, parameter, content = self._parameters[self._next]
         return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
-
-
-def _first_bytes(parameter: torch.Tensor) -> memoryview:
-    """Where a parameter lies: a state is always loaded in place."""
-    first = parameter.detach().view(-1)[: SAMPLED // parameter.element_size()]
-    return first.view(torch.uint8).numpy().data
 
 
 def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
@@ -316,6 +328,8 @@ def _called(change: Change) -> str:
 def _advice(change: Change) -> str:
     if change.kind == "a random generator":
         return "Draw from the global generators of torch, NumPy or Python: each lane has its own stream there."
+    if change.kind == "a lazy parameter":
+        return "Give its layer the number of inputs, or run one batch through its module where you build it."
     if change.kind == "a tensor":
         return (
             "Make it a buffer of the model (or its module a submodule), and change it in the optimizer's step; the key "
@@ -328,11 +342,23 @@ def _overrides(task: Task, method: str) -> bool:
     return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
 
 
-def _enclosed(hook: Callable[..., Any]) -> Iterator[tuple[str, object]]:
-    """What a function holds on to: its object, and the variables around it."""
-    if hasattr(hook, "__self__"):
-        yield f"the object of {getattr(hook, '__name__', 'a hook')}()", hook.__self__
-    code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None)
+def _enclosed(hook: Any) -> Iterator[tuple[str, object]]:
+    """What something that can be called holds on to: its object, its arguments, and the variables around it."""
+    called = f"{getattr(hook, '__name__', 'a hook')}()"
+    if isinstance(hook, partial):
+        yield from _enclosed(hook.func)
+        yield from ((f"an argument of {called}", value) for value in (*hook.args, *hook.keywords.values()))
+    elif isinstance(hook, MethodType | BuiltinMethodType):
+        yield f"the object of {called}", hook.__self__
+    elif not isinstance(hook, FunctionType):
+        yield f"the hook {type(hook).__name__}", hook
+    function = getattr(hook, "__func__", hook)
+    defaults = (
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    )
+    yield from ((f"a default of {called}", value) for value in defaults)
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     for name, cell in zip(code.co_freevars, cells, strict=True) if code is not None and cells else ():
         try:
             yield name, cell.cell_contents

@@ -30,7 +30,7 @@ class Update:
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
         optimizers = self._replica.optimizers
-        if optimizers.may_draw:
+        if optimizers.run_user_code:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
@@ -43,7 +43,7 @@ class Update:
         # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
         optimizers.step()
-        self._take_changes("optimizer.step()")
+        self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if self._replica.average is not None:
             self._replica.average.update()
         return norms
@@ -56,13 +56,13 @@ class Update:
 
     def _tidy(self) -> None:
         """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
-        if not self._replica.optimizers.change_parameters_only:
+        if self._replica.optimizers.run_user_code:
             self._replica.begin_lane()
             self._watch.put_back()
 
     def _take_changes(self, where: str) -> None:
         """What user code changes in the model belongs to the state, and is the same in every worker."""
-        if not self._replica.optimizers.change_parameters_only:
+        if self._replica.optimizers.run_user_code:
             self._replica.buffers.adopt()
             self._watch.after_update(where)
 
