@@ -14,10 +14,10 @@ from quorate.core.cursor import Phase
 from quorate.storage.run_folder import RunFolder
 
 
-def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> Source:
-    """A new run with checkpoints of these steps."""
+def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64, keys: str = "") -> Source:
+    """A new run with checkpoints of these steps; `keys` are further ones of its job."""
     run = RunFolder.create(runs, "tiny")
-    run.write_job("task: task.py:Tiny\n")
+    run.write_job(f"task: task.py:Tiny\nbatch_size: 8\nsteps: 8\n{keys}")
     run.write_environment({"torch": "2"})
     source = Source(run, Retention(keep), Watched("loss", "min"))
     for step in steps:
@@ -25,9 +25,17 @@ def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> So
     return source
 
 
-def save(source: Source, step: int, *, loss: float | None = None, numbers: int = 64) -> CheckpointInfo:
+def save(
+    source: Source,
+    step: int,
+    *,
+    loss: float | None = None,
+    numbers: int = 64,
+    folder: CheckpointFolder | None = None,
+    environment: dict[str, Any] | None = None,
+) -> CheckpointInfo:
     """Add a checkpoint; with a loss, it was evaluated."""
-    folder = CheckpointFolder(source.run.checkpoints)
+    folder = folder or CheckpointFolder(source.run.checkpoints)
     state: dict[str, Any] = {"model": {"weight": torch.arange(float(numbers)) * step}, "epoch": step}
     folder.save(
         state,
@@ -35,7 +43,7 @@ def save(source: Source, step: int, *, loss: float | None = None, numbers: int =
         phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),
         weights_digest=f"weights of {step}",
         job={"seed": 7},
-        environment={"torch": "2"},
+        environment=environment or {"torch": "2"},
         metrics={} if loss is None else {"loss": loss},
     )
     return folder.list()[-1]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api.copies import refuse_own_folder
-from quorate.checkpoint.best import Watched
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import read_key
@@ -14,7 +13,6 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
-from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.selection import BEST, LAST, best_among, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
@@ -125,9 +123,7 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     folder = CheckpointFolder(run.checkpoints)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
     refuse_own_folder(run, place)
-    retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-    watched = Watched.by(spec.model_dump(include={"evaluate"}))
-    source = Source(run, retention, watched, spec.checkpoint.encrypt is not None)
+    source = Source.of(run, spec)
     if which is None:
         infos = list(folder.list())
     else:

@@ -43,12 +43,12 @@ class TaskPlace:
         return load_task_type(self.reference, seed)
 
 
-def find_task(run: RunFolder, recorded: str, asked: str | None = None) -> TaskPlace:
+def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskPlace:
     """Where the task of a run is, as recorded, unless another place is asked for.
 
     A file that is gone is looked for where it lay relative to the run, as when a project was moved with its runs; there
     it counts only with the code that the run keeps, since another project may have a file of that name. Otherwise the
-    source that the run keeps is the task.
+    source that the run keeps is the task. `untrusted` says of one that was not kept why.
     """
     if asked is not None and asked != recorded:
         return TaskPlace(asked)
@@ -64,6 +64,11 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None) -> TaskPl
         log.warning("the task is not at %s any more: the one at %s is used", reference.file, near(moved))
         return TaskPlace(f"{moved}:{reference.class_name}")
     if kept is None:
+        if untrusted:
+            raise RunError(
+                f"the task {reference.file or f'module {reference.module}'} is not here, and {untrusted}; or name the "
+                "task by --task FILE:Class."
+            )
         return TaskPlace(recorded)
     log.warning(
         "the task %s is not there any more%s: the source that the run keeps is used (%s); --task FILE:Class names "
