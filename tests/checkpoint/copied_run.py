@@ -1,13 +1,17 @@
 """A run with checkpoints that can be copied."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quorate.checkpoint.best import Watched
-from quorate.checkpoint.copying import Source
+from quorate.checkpoint.copying import Source, copy_checkpoints
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
@@ -52,3 +56,27 @@ def save(
 def infos(source: Source) -> dict[str, CheckpointInfo]:
     """Its checkpoints by name."""
     return {info.path.name: info for info in CheckpointFolder(source.run.checkpoints).list()}
+
+
+class Encrypted:
+    """An encrypted run with copies, and what somebody without the key does to them."""
+
+    def __init__(self, tmp_path: Path, source_digest: str = "") -> None:
+        self.key = tmp_path / "key"
+        self.key.write_text("ab" * 32)
+        self.place = {"key_file": str(self.key), "key_env": None}
+        keys = f"checkpoint: {{encrypt: {{key_file: {self.key}}}}}\n"
+        self.source = replace(make_source(tmp_path / "runs", keys=keys), with_source=False)
+        self.folder = CheckpointFolder(self.source.run.checkpoints, cipher=read_key(self.place))
+        for step in (2, 4):
+            save(self.source, step, folder=self.folder, environment={"task source": source_digest})
+        self.copy = tmp_path / "backup" / self.source.run.name
+        self.copy.parent.mkdir()
+        copy_checkpoints(self.source, FolderPlace(self.copy))
+        self._elsewhere = tmp_path / "elsewhere-planted"
+
+    def plant(self, step: int, folder: Path) -> str:
+        """Put a plain checkpoint of somebody else into a folder."""
+        path = save(make_source(self._elsewhere), step).path
+        shutil.copytree(path, folder / path.name)
+        return path.name

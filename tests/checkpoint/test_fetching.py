@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.copied_run import infos, make_source, save
+from checkpoint.copied_run import Encrypted, infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.task_place import find_task
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
 from quorate.checkpoint.place import FolderPlace, place_for
@@ -225,29 +224,9 @@ def test_code_beside_a_copy_is_not_kept_unless_that_is_asked_for(copy: Path, tmp
     assert (again.untrusted, kept and kept.source) == ("", CODE)
 
 
-class Encrypted:
-    """Copies of a run whose job names a key, and what somebody without it does to them."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.key = tmp_path / "key"
-        self.key.write_text("ab" * 32)
-        self.source = make_source(tmp_path / "runs", keys=f"checkpoint: {{encrypt: {{key_file: {self.key}}}}}\n")
-        self.source = replace(self.source, with_source=False)
-        self.folder = CheckpointFolder(self.source.run.checkpoints, cipher=Cipher(bytes.fromhex("ab" * 32)))
-        for step in (2, 4):
-            save(self.source, step, folder=self.folder, environment={"task source": CODE.digest})
-        self.copy = tmp_path / "backup" / self.source.run.name
-        self.copy.parent.mkdir()
-        copy_checkpoints(self.source, FolderPlace(self.copy))
-
-    def plant(self, step: int) -> None:
-        other = make_source(self.copy.parent / "other", step)
-        shutil.copytree(infos(other)[f"step-{step:08d}"].path, self.copy / f"step-{step:08d}")
-
-
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Encrypted:
-    return Encrypted(tmp_path)
+    return Encrypted(tmp_path, CODE.digest)
 
 
 def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key_tells_its_digest(
@@ -264,11 +243,11 @@ def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key
 
 
 def test_a_planted_newest_copy_does_not_block_the_good_ones(encrypted: Encrypted, tmp_path: Path) -> None:
-    encrypted.plant(9)
+    encrypted.plant(9, encrypted.copy)
     run = RunFolder(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4]
     assert "step-00000009 at" in run.events_file.read_text() and "cannot be trusted" in run.events_file.read_text()
-    encrypted.plant(12)
+    encrypted.plant(12, encrypted.copy)
     fetch_run(tmp_path / "elsewhere", str(encrypted.copy))
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4], "nor when it is here"
 
@@ -276,7 +255,7 @@ def test_a_planted_newest_copy_does_not_block_the_good_ones(encrypted: Encrypted
 def test_encryption_is_not_switched_off_by_editing_the_job_beside_the_copies(
     encrypted: Encrypted, tmp_path: Path
 ) -> None:
-    encrypted.plant(9)
+    encrypted.plant(9, encrypted.copy)
     job = encrypted.copy / "job.yaml"
     job.write_text(job.read_text().partition("checkpoint:")[0])
     with pytest.raises(RunError, match=r"step-00000004 is encrypted, and the job of run tiny-0001 says .*: null"):

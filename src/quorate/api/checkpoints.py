@@ -110,7 +110,7 @@ def rekey_run(
         sweep_leftovers(run.checkpoints)
         for info in infos:
             try:
-                if rekey(info, new, place, old):
+                if rekey(info, new, place, present):
                     rewritten.append(info.path.name)
             except CheckpointError as error:
                 raise CheckpointError(
@@ -149,10 +149,11 @@ def _why_untrusted(info: CheckpointInfo, cipher: Cipher | None) -> str | None:
 
 def _why_no_new_key(run: RunFolder, untrusted: Sequence[Skipped]) -> str:
     names = ", ".join(each.path.name for each in untrusted)
+    remove = f"quorate checkpoints rm {run.name} --checkpoint {untrusted[0].path.name}"
     return (
-        f"nothing is rewritten: the key of run {run.name} does not vouch for {names}, and the new one would. Of the first, "
-        f"{untrusted[0].reason} Remove what is not yours with `quorate checkpoints rm {run.name} --checkpoint "
-        f"{untrusted[0].path.name}`, or take them all on trust with --include-untrusted"
+        f"nothing is rewritten: the key of run {run.name} does not vouch for {names}, and the new one would "
+        f"({untrusted[0].reason.rstrip('.')}). Remove what is not yours with `{remove}`, or take them all "
+        "on trust with --include-untrusted"
     )
 
 
