@@ -14,8 +14,8 @@ from quorate.api.copies import Copies
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
 from quorate.api.recorded_run import (
+    recorded_and_asked,
     recorded_environment,
-    recorded_job,
     restore_environment,
     set_foreign_aside,
 )
@@ -170,8 +170,7 @@ def resume(
         fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source)
         reference, untrusted = str(fetched.path), fetched.untrusted
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = recorded_job(run, {}, [])
-    resolved = recorded_job(run, environment, overrides)
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
     warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
@@ -242,11 +241,14 @@ def _refuse_without_key(spec: JobSpec) -> None:
 @contextlib.contextmanager
 def _as_it_was(run: RunFolder) -> Iterator[None]:
     """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
-    job, result = run.job_file.read_text(), run.whole_result()
+    job, result = run.job_file.read_text() if run.job_file.exists() else None, run.whole_result()
     try:
         yield
     except RequestError:
-        run.write_job(job)
+        if job is None:
+            run.job_file.unlink(missing_ok=True)
+        else:
+            run.write_job(job)
         if result is not None:
             run.write_result(result)
         raise
