@@ -1,10 +1,7 @@
 """The source of a task in a run's folder."""
 
-import contextlib
 import json
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from quorate.core.errors import JobError
 from quorate.core.task_source import TaskSource
 from quorate.storage import kept_source
 from quorate.storage.kept_source import INDEX, SourcePage, keep_source, read_source
+from storage.in_time import in_time
 
 SOURCE = TaskSource("task.py", {"task.py": b"import nets\n", "nets.py": b"x = 1\n", "parts/inner.py": b"# \xe4\n"})
 
@@ -114,19 +112,3 @@ def test_it_is_for_the_owner_only(tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "source").rglob("*") if path.is_file()}
     assert modes == {"task.py": 0o600, "nets.py": 0o600, "inner.py": 0o600, "index.json": 0o600}
     assert (tmp_path / "source").stat().st_mode & 0o777 == 0o700
-
-
-@contextlib.contextmanager
-def in_time(seconds: int = 5) -> Iterator[None]:
-    """A read that waits for ever ends by SIGALRM."""
-
-    def late(*_: object) -> None:
-        raise AssertionError("it waits")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
