@@ -7,13 +7,20 @@ from typing import Any
 import pytest
 
 from history.run_builder import Story, add_checkpoint, build_run
-from quorate.api.recorded_run import recorded_environment, recorded_job, set_foreign_aside, why_foreign
+from quorate.api.recorded_run import (
+    recorded_and_asked,
+    recorded_environment,
+    recorded_job,
+    set_foreign_aside,
+    why_foreign,
+)
 from quorate.api.resumption import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.spec.job import JobSpec
+from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
 
 
@@ -38,11 +45,14 @@ def test_a_lost_job_is_taken_from_the_newest_checkpoint_of_a_job_of_that_name(
     before = spec_of(run)
     with_job = save(run, 4)
     save(run, 100, name="another", seed=7)
+    damaged = save(run, 6)
+    next(damaged.path.glob("*.safetensors")).unlink()
     run.job_file.unlink()
     assert spec_of(run) == before
-    assert f"job.yaml was gone: it is written again, with the job in checkpoint {with_job.path.name}" in caplog.text
-    caplog.clear()
-    assert (spec_of(run), caplog.text) == (before, "")
+    assert f"job.yaml is gone: the job in checkpoint {with_job.path.name} is used" in caplog.text
+    recorded, asked = recorded_and_asked(run, {}, [Override("workers", 3, "--workers")])
+    assert (recorded.spec, asked.spec) == (before, before.model_copy(update={"workers": 3}))
+    assert not run.job_file.exists(), "whoever reads a run writes nothing: that is for resume, which holds the lock"
 
 
 def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:

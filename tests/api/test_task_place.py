@@ -1,5 +1,7 @@
 """Where the task of a run is found, when it is not where it was."""
 
+import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.task_place import TaskPlace, find_task, is_other_code, keep_task, refuse_other_code
+from quorate.api.task_place import (
+    TaskPlace,
+    find_task,
+    is_other_code,
+    keep_task,
+    refuse_other_code,
+    warn_of_other_code,
+)
 from quorate.core import task_source
 from quorate.core.errors import RunError
 from quorate.core.task_source import TaskSource
 from quorate.engines.nursery_process import Prepared
-from quorate.storage.kept_source import keep_source
+from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.run_folder import RunFolder
 
 TASK = "import nets_of_mine\nimport quorate\n\nclass Mine(quorate.Task):\n    rate = nets_of_mine.RATE\n"
@@ -24,7 +33,7 @@ def clean_imports() -> Iterator[None]:
     path = list(sys.path)
     yield
     sys.path[:] = path
-    for name in ("task_of_mine", "nets_of_mine", "pack", "pack.inner"):
+    for name in ("task_of_mine", "nets_of_mine", "rest_of_mine", "pack", "pack.inner"):
         sys.modules.pop(name, None)
 
 
@@ -150,3 +159,73 @@ def test_too_much_source_is_not_kept_and_that_is_told(
     keep_task(RunFolder(tmp_path), "/t.py:T", None)
     assert list(tmp_path.iterdir()) == []
     assert "the task's source is not kept in the run: it has more than 4,194,304 bytes" in caplog.text
+
+
+LAZY = """
+    def later(self):
+        import nets_of_mine
+        import rest_of_mine
+
+        return nets_of_mine.RATE, rest_of_mine.RATE
+"""
+
+
+@pytest.mark.parametrize("kept", [(True, True), (True, False), (False, True), (False, False)])
+def test_each_run_has_its_own_modules_now_and_later_and_the_process_has_what_it_had(
+    tmp_path: Path, kept: tuple[bool, bool]
+) -> None:
+    tasks = []
+    before, others = list(sys.path), sys.modules.get("nets_of_mine")
+    for number, is_kept in enumerate(kept):
+        folder, rate = tmp_path / str(number), number + 0.5
+        run = project(folder, rate)
+        (folder / "rest_of_mine.py").write_text(f"RATE = {-rate}\n")
+        (folder / "task_of_mine.py").write_text(TASK + METHODS + LAZY)
+        reference = f"{folder}/task_of_mine.py:Mine"
+        if is_kept:
+            files = {file.name: file.read_bytes() for file in folder.glob("*.py")}
+            shutil.rmtree(run.path / "source")
+            keep_source(run.path, TaskSource("task_of_mine.py", files), None)
+            reference = "/gone/task_of_mine.py:Mine"
+        tasks.append(find_task(run, reference).load(0))
+        assert sys.path == before
+    assert [task.rate for task in tasks] == [0.5, 1.5]
+    for task, rate in (*zip(tasks, (0.5, 1.5), strict=True), (tasks[0], 0.5)):
+        assert task.later(None) == (rate, -rate), "what is imported inside a function, too"
+    if all(kept):
+        assert sys.modules.get("nets_of_mine") is others
+
+
+def test_what_a_person_has_imported_is_as_it_was_and_is_shared_with_the_project_in_place(tmp_path: Path) -> None:
+    run = project(tmp_path, 0.5)
+    sys.path.insert(0, str(tmp_path))
+    import nets_of_mine  # type: ignore[import-not-found]
+
+    nets_of_mine.RATE = 9
+    assert find_task(run, f"{tmp_path}/task_of_mine.py:Mine").load(0).rate == 9, "the very module"
+    kept = find_task(run, "/gone/task_of_mine.py:Mine", None)
+    assert kept.kept is None, "it lies where it lay"
+    (tmp_path / "task_of_mine.py").unlink()
+    assert find_task(run, "/gone/task_of_mine.py:Mine").load(0).rate == 0.5, "that of the run"
+    assert sys.modules["nets_of_mine"] is nets_of_mine
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "in place"])
+def test_code_that_is_not_what_the_run_began_with_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_kept: bool
+) -> None:
+    run = project(tmp_path)
+    kept = read_source(run.path)
+    assert kept is not None
+    recorded = {"task source": kept.source.digest, "python": platform.python_version()}
+    reference = f"{tmp_path}/task_of_mine.py:Mine"
+    if is_kept:
+        (tmp_path / "task_of_mine.py").unlink()
+    folder = run.path / "source" if is_kept else tmp_path
+    warn_of_other_code(run, recorded, find_task(run, reference))
+    (folder / "nets_of_mine.py").write_text("RATE = 0.1  # a comment\n")
+    warn_of_other_code(run, recorded, find_task(run, reference))
+    assert "began with" not in caplog.text
+    (folder / "nets_of_mine.py").write_text("RATE = 0.7\n")
+    warn_of_other_code(run, recorded, find_task(run, reference))
+    assert "is not what run mine-0001 began with" in caplog.text

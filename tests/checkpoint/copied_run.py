@@ -1,23 +1,27 @@
 """A run with checkpoints that can be copied."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quorate.checkpoint.best import Watched
-from quorate.checkpoint.copying import Source
+from quorate.checkpoint.copying import Source, copy_checkpoints
+from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
 from quorate.storage.run_folder import RunFolder
 
 
-def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> Source:
-    """A new run with checkpoints of these steps."""
+def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64, keys: str = "") -> Source:
+    """A new run with checkpoints of these steps; `keys` are further ones of its job."""
     run = RunFolder.create(runs, "tiny")
-    run.write_job("task: task.py:Tiny\n")
+    run.write_job(f"task: task.py:Tiny\nbatch_size: 8\nsteps: 8\n{keys}")
     run.write_environment({"torch": "2"})
     source = Source(run, Retention(keep), Watched("loss", "min"))
     for step in steps:
@@ -25,9 +29,17 @@ def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64) -> So
     return source
 
 
-def save(source: Source, step: int, *, loss: float | None = None, numbers: int = 64) -> CheckpointInfo:
+def save(
+    source: Source,
+    step: int,
+    *,
+    loss: float | None = None,
+    numbers: int = 64,
+    folder: CheckpointFolder | None = None,
+    environment: dict[str, Any] | None = None,
+) -> CheckpointInfo:
     """Add a checkpoint; with a loss, it was evaluated."""
-    folder = CheckpointFolder(source.run.checkpoints)
+    folder = folder or CheckpointFolder(source.run.checkpoints)
     state: dict[str, Any] = {"model": {"weight": torch.arange(float(numbers)) * step}, "epoch": step}
     folder.save(
         state,
@@ -35,7 +47,7 @@ def save(source: Source, step: int, *, loss: float | None = None, numbers: int =
         phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),
         weights_digest=f"weights of {step}",
         job={"seed": 7},
-        environment={"torch": "2"},
+        environment=environment or {"torch": "2"},
         metrics={} if loss is None else {"loss": loss},
     )
     return folder.list()[-1]
@@ -44,3 +56,27 @@ def save(source: Source, step: int, *, loss: float | None = None, numbers: int =
 def infos(source: Source) -> dict[str, CheckpointInfo]:
     """Its checkpoints by name."""
     return {info.path.name: info for info in CheckpointFolder(source.run.checkpoints).list()}
+
+
+class Encrypted:
+    """An encrypted run with copies, and what somebody without the key does to them."""
+
+    def __init__(self, tmp_path: Path, source_digest: str = "") -> None:
+        self.key = tmp_path / "key"
+        self.key.write_text("ab" * 32)
+        self.place = {"key_file": str(self.key), "key_env": None}
+        keys = f"checkpoint: {{encrypt: {{key_file: {self.key}}}}}\n"
+        self.source = replace(make_source(tmp_path / "runs", keys=keys), with_source=False)
+        self.folder = CheckpointFolder(self.source.run.checkpoints, cipher=read_key(self.place))
+        for step in (2, 4):
+            save(self.source, step, folder=self.folder, environment={"task source": source_digest})
+        self.copy = tmp_path / "backup" / self.source.run.name
+        self.copy.parent.mkdir()
+        copy_checkpoints(self.source, FolderPlace(self.copy))
+        self._elsewhere = tmp_path / "elsewhere-planted"
+
+    def plant(self, step: int, folder: Path) -> str:
+        """Put a plain checkpoint of somebody else into a folder."""
+        path = save(make_source(self._elsewhere), step).path
+        shutil.copytree(path, folder / path.name)
+        return path.name

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import time
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.copied_run import infos, make_source, save
+from checkpoint.copied_run import Encrypted, infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetched import fetch_run, is_copy
+from quorate.api.task_place import find_task
 from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
 from quorate.checkpoint.place import FolderPlace, place_for
@@ -20,9 +22,13 @@ from quorate.checkpoint.verification import MANIFEST, read_manifest
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.task_source import TaskSource
+from quorate.spec.job import CheckpointSpec
+from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
+
+CODE = TaskSource("task.py", {"task.py": b"x = 1\n", "parts/net.py": b""})
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_a_damaged_part_is_found_and_the_one_before_is_used(
     copy: Path, tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(part_of(copy / "step-00000004"))
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
     assert "step-00000004" in caplog.text and "an earlier one is used" in caplog.text
     assert "step-00000004" in run.events_file.read_text()
@@ -68,7 +74,7 @@ def test_a_damaged_part_is_found_and_the_one_before_is_used(
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_damaged_manifest_is_no_way_back(copy: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(copy / "step-00000004" / MANIFEST)
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
 
 
@@ -83,7 +89,7 @@ def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not whole: .*\.\./x.*the checkpoint"):
         fetch_checkpoint(FolderPlace(copy), newest.name, tmp_path / "back")
     assert not list((tmp_path / "back").iterdir())
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
     assert not list((tmp_path / "elsewhere").rglob("x"))
 
@@ -130,7 +136,7 @@ def test_what_a_dead_fetch_left_is_swept_and_what_is_young_is_not(source: Source
 
 def test_comes_back_as_the_same_run(source: Source, copy: Path, tmp_path: Path) -> None:
     assert is_copy(str(copy)) and not is_copy(str(source.run.path))
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", f"{copy}/"))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", f"{copy}/").path)
     assert run.path == tmp_path / "elsewhere" / source.run.name
     assert run.created == source.run.created
     assert run.job_file.read_text() == source.run.job_file.read_text()
@@ -139,11 +145,11 @@ def test_comes_back_as_the_same_run(source: Source, copy: Path, tmp_path: Path) 
     CheckpointFolder(run.checkpoints).verify(info)
     assert info.cursor == Cursor(4)
     assert [entry.name for entry in (tmp_path / "elsewhere").iterdir()] == [run.name]
-    assert fetch_run(tmp_path / "elsewhere", str(copy)) == run.path, "and once more, with nothing new to fetch"
+    assert fetch_run(tmp_path / "elsewhere", str(copy)).path == run.path, "and once more, with nothing new to fetch"
 
 
 def test_brings_what_is_newer_to_a_run_that_is_here(source: Source, copy: Path, tmp_path: Path) -> None:
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     save(source, 6)
     copy_checkpoints(source, FolderPlace(copy))
     fetch_run(tmp_path / "elsewhere", str(copy))
@@ -185,13 +191,85 @@ def test_damage_on_a_store_is_found(source: Source, s3: SeaweedStore, tmp_path: 
     assert "there is no object" in search.skipped[1].reason
 
 
-def test_brings_the_source_of_the_task_unless_the_checkpoints_are_encrypted(source: Source, tmp_path: Path) -> None:
-    code = TaskSource("task.py", {"task.py": b"x = 1\n", "parts/net.py": b""})
-    keep_source(source.run.path, code, tmp_path / "task.py")
-    for is_encrypted in (False, True):
-        place = tmp_path / f"backup-{is_encrypted}"
-        place.mkdir()
-        copy_checkpoints(replace(source, is_encrypted=is_encrypted), FolderPlace(place / "tiny-0001"))
-        fetched = fetch_run(tmp_path / f"elsewhere-{is_encrypted}", str(place / "tiny-0001"))
-        kept = read_source(fetched)
-        assert (None if kept is None else kept.source) == (None if is_encrypted else code)
+def test_the_source_of_the_task_goes_with_the_copies_unless_they_are_not_to_have_it(
+    source: Source, tmp_path: Path
+) -> None:
+    keep_source(source.run.path, CODE, tmp_path / "task.py")
+    place = FolderPlace(tmp_path / "backup")
+    copy_checkpoints(source, place)
+    assert place.read("source.json") is not None
+    copy_checkpoints(replace(source, with_source=False), place)
+    assert place.read("source.json") is None, "encryption was switched on: what lies there in plain is removed"
+
+
+def put_source(copy: Path, code: TaskSource) -> None:
+    page = {"found_at": None, "source": json.loads(code.to_json())}
+    (copy / "source.json").write_text(json.dumps(page))
+
+
+def test_code_beside_a_copy_is_not_kept_unless_that_is_asked_for(copy: Path, tmp_path: Path) -> None:
+    put_source(copy, CODE)
+    fetched = fetch_run(tmp_path / "elsewhere", str(copy))
+    assert read_source(fetched.path) is None
+    with pytest.raises(RunError) as refused:
+        find_task(RunFolder(fetched.path), "/gone/task.py:Tiny", untrusted=fetched.untrusted)
+    assert refused.value.message == (
+        f"the task /gone/task.py is not here, and going on would run the source that lies at {copy} (source.json: "
+        "task.py, parts/net.py): code of whoever can write there. If that is you, add --trust-source; or name the task "
+        "by --task FILE:Class."
+    )
+    assert find_task(RunFolder(fetched.path), "/gone/task.py:Tiny", "/a.py:Tiny", fetched.untrusted).kept is None
+    again = fetch_run(tmp_path / "elsewhere", str(copy), trust_source=True)
+    kept = read_source(again.path)
+    assert (again.untrusted, kept and kept.source) == ("", CODE)
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Encrypted:
+    return Encrypted(tmp_path, CODE.digest)
+
+
+def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key_tells_its_digest(
+    encrypted: Encrypted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_source(encrypted.copy, TaskSource("task.py", {"task.py": b"import os; os.abort()\n"}))
+    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), trust_source=True)
+    assert read_source(fetched.path) is None
+    assert "is not the code that the checkpoint under the key tells of" in fetched.untrusted
+    assert "is left out: its digest is" in caplog.text
+    put_source(encrypted.copy, CODE)
+    kept = read_source(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)
+    assert kept is not None and kept.source == CODE
+
+
+def test_a_planted_newest_copy_does_not_block_the_good_ones(encrypted: Encrypted, tmp_path: Path) -> None:
+    encrypted.plant(9, encrypted.copy)
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4]
+    assert "step-00000009 at" in run.events_file.read_text() and "cannot be trusted" in run.events_file.read_text()
+    encrypted.plant(12, encrypted.copy)
+    fetch_run(tmp_path / "elsewhere", str(encrypted.copy))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4], "nor when it is here"
+
+
+def test_encryption_is_not_switched_off_by_editing_the_job_beside_the_copies(
+    encrypted: Encrypted, tmp_path: Path
+) -> None:
+    encrypted.plant(9, encrypted.copy)
+    job = encrypted.copy / "job.yaml"
+    job.write_text(job.read_text().partition("checkpoint:")[0])
+    with pytest.raises(RunError, match=r"step-00000004 is encrypted, and the job of run tiny-0001 says .*: null"):
+        fetch_run(tmp_path / "elsewhere", str(encrypted.copy))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    asked = [Override("checkpoint.encrypt", {"key_file": str(encrypted.key)}, "--set checkpoint.encrypt")]
+    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, asked)
+    assert [info.cursor.step for info in CheckpointFolder(fetched.path / "checkpoints").list()] == [4]
+
+
+@pytest.mark.parametrize("evidence", ["manifest", "part"])
+def test_nor_by_editing_the_job_of_a_run_here(encrypted: Encrypted, evidence: str) -> None:
+    folder = encrypted.source.run.checkpoints
+    for path in folder.glob("*/*.enc") if evidence == "manifest" else folder.glob(f"*/{MANIFEST}"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"is encrypted, and the job of run tiny-0001 says .*rekey tiny-0001"):
+        CheckpointFolder.of_job(folder, CheckpointSpec())

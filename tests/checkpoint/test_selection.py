@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from checkpoint.only_part import part_of
-from quorate.checkpoint.best import Best, Watched
+from quorate.checkpoint.best import BestEvaluation, Watched
 from quorate.checkpoint.selection import select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
 
 
-def best_at(step: int) -> Callable[[], Best]:
-    return lambda: Best(Watched("loss", "min"), 0.3, step)
+def best_at(step: int) -> Callable[[], BestEvaluation]:
+    return lambda: BestEvaluation(Watched("loss", "min"), 0.3, step)
 
 
 LOWEST = best_at(6)
@@ -72,7 +72,7 @@ def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.Log
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(
-    folder: CheckpointFolder, which: str | int, best: Callable[[], Best | None], told: str
+    folder: CheckpointFolder, which: str | int, best: Callable[[], BestEvaluation | None], told: str
 ) -> None:
     with pytest.raises(RunError) as refused:
         select("r", folder, which, best)

@@ -94,6 +94,18 @@ class TestSave:
         assert [info.cursor.step for info in folder.list()] == [4, 6, 7]
         assert newest_generation(folder.folder) == (2, 4)
 
+    def test_a_planted_generation_beyond_belief_stops_nobody(self, folder: CheckpointFolder) -> None:
+        planted, honest = save(folder, 5), save(folder, 6)
+        for info, generation in ((planted, (2**53, 1)), (honest, (7, 2))):
+            manifest = replace(info.manifest, generation=generation)
+            (info.path / "manifest.json").write_text(manifest.to_json())
+        assert newest_generation(folder.folder) == (7, 2), "or the next would be one that no reader takes"
+        attempt = Attempt.begin(folder.folder, Cursor(9))
+        attempt.write(0, 1, [b"content"], digest="xxh3-128", cipher=None)
+        draft = Manifest(9, 0, "", (), {"dict": {}}, "weights", {}, {}, {}, generation=(8, 1))
+        folder.commit(attempt, draft, lambda: None)
+        assert [info.cursor.step for info in folder.list()] == [5, 6, 9]
+
     def test_the_same_again_replaces_nothing(self, folder: CheckpointFolder) -> None:
         first = save(folder, 1)
         before = (first.path / "manifest.json").stat()

@@ -121,7 +121,10 @@ def test_checkpoints_get_another_key_and_none_again(used_workplace: Workplace) -
     assert all(each["encrypted"] for each in run(used_workplace, "ls", "last")["checkpoints"])
     assert run(used_workplace, "rekey", "last", "--new-key-env", "KEY", KEY=second)["rewritten"] == names
     first.unlink()
-    assert run(used_workplace, "verify", "last")["damaged"] == 0, "that takes no key"
+    verified = run(used_workplace, "verify", "last")
+    assert (verified["damaged"], verified["authenticated"]) == (0, False)
+    assert "KEY, which should hold the key, is not set" in verified["not_authenticated"]
+    assert "Who wrote them was not checked" in used_workplace.run("checkpoints", "verify", "last").stdout
     without = run(used_workplace, "rekey", "last", "--decrypt", code=1)
     assert "KEY, which should hold the key, is not set" in without["error"]
     assert run(used_workplace, "rekey", "last", "--decrypt", KEY=second)["encrypted"] is False

@@ -1,5 +1,6 @@
 """Copies of checkpoints by the real command: to a folder, and to a real S3 store that fails in every way."""
 
+import json
 import os
 import re
 import shutil
@@ -263,3 +264,23 @@ def test_the_run_folder_is_no_place_for_its_copies(workplace: Workplace) -> None
     assert done.code == 2
     assert "is the run's own folder" in done.error
     assert not workplace.runs()
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_code_that_somebody_puts_beside_a_copy_is_not_run(used_workplace: Workplace) -> None:
+    backup, proof = used_workplace.folder / "backup", used_workplace.folder / "proof"
+    backup.mkdir()
+    assert used_workplace.run("checkpoints", "copy", "last", str(backup)).code == 0
+    shutil.rmtree(used_workplace.folder / "runs")
+    job = backup / "tiny-0001" / "job.yaml"
+    job.write_text(job.read_text().replace(str(used_workplace.task), "/gone/task.py"))
+    code = f"open({str(proof)!r}, 'w')\n"
+    page = {"found_at": None, "source": {"main": "task.py", "files": {"task.py": code}}}
+    (backup / "tiny-0001" / "source.json").write_text(json.dumps(page))
+    refused = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--json")
+    assert refused.code == 2, refused.stderr
+    assert f"would run the source that lies at {backup}/tiny-0001 (source.json: task.py)" in refused.document["error"]
+    assert "add --trust-source; or name the task by --task FILE:Class." in refused.document["error"]
+    assert not proof.exists()
+    trusted = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--trust-source", "--json")
+    assert trusted.code == 2 and proof.exists(), "it is run then, and has no task"

@@ -118,7 +118,7 @@ def test_a_lost_job_a_cut_environment_and_a_newer_checkpoint_of_another_run_do_n
     assert resumed.code == 0, resumed.stderr
     assert resumed.stderr.count("WARNING: ") == 4
     for told in (
-        "runs/tiny-0001/job.yaml was gone: it is written again, with the job in checkpoint step-00000006",
+        "runs/tiny-0001/job.yaml is gone: the job in checkpoint step-00000006 is used",
         "step-00000100 is not of this run, so step-00000006 is used: its job has seed 7 where the run has 0",
         "environment.json is not JSON",
         "checkpoint step-00000100 was moved to runs/tiny-0001/checkpoints-of-other-runs",

@@ -106,8 +106,16 @@ def test_it_comes_back_from_json_as_it_was_also_where_it_is_not_utf_8() -> None:
     assert TaskSource.from_json(latin.to_json()) == latin
 
 
-@pytest.mark.parametrize("name", ["/etc/x.py", "../x.py", "a/../../x.py", "x.sh", ""])
+@pytest.mark.parametrize("name", ["/etc/x.py", "../x.py", "a/../../x.py", "x.sh", "", "a\n.py"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
     text = TaskSource("task.py", {"task.py": b"", name: b""}).to_json()
     with pytest.raises(ValueError, match="is no name of a file in it"):
         TaskSource.from_json(text)
+
+
+@pytest.mark.parametrize("helper", ["between.py", "a.py", "z.py"])
+def test_a_renamed_task_has_the_same_digest_wherever_its_name_lies_among_the_others(helper: str) -> None:
+    """By their real names, `between.py` comes after `alpha.py` and before `task.py`."""
+    before, after = (TaskSource(main, {main: CODE.encode(), helper: b"x = 1\n"}) for main in ("alpha.py", "task.py"))
+    assert before.digest == after.digest
+    assert before.difference(after, ("then", "now")) == []

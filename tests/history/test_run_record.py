@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run, whole_story
-from quorate.checkpoint.best import Best, Watched, best_of
+from quorate.checkpoint.best import BestEvaluation, Watched, best_of
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.history.run_record import RunRecord
@@ -50,8 +50,8 @@ class TestBest:
     def test_is_the_lowest_or_the_highest_and_the_earlier_of_two(self) -> None:
         evaluations = {1: {"a": 3.0}, 2: {"a": 1.0}, 3: {"a": 3.0}, 4: {"a": 1.0}, 5: {"a": math.nan}, 6: {"b": 0.0}}
         low, high = Watched("a", "min"), Watched("a", "max")
-        assert best_of(evaluations, low) == Best(low, 1.0, 2)
-        assert best_of(evaluations, high) == Best(high, 3.0, 1)
+        assert best_of(evaluations, low) == BestEvaluation(low, 1.0, 2)
+        assert best_of(evaluations, high) == BestEvaluation(high, 3.0, 1)
         assert best_of(evaluations, Watched("c", "min")) is None
 
     @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ class TestRecord:
         record = RunRecord.read(complete_run(tmp_path))
         assert (record.name, record.status, record.reason) == ("tiny-0001", Status.COMPLETE, "")
         assert (record.steps, record.total_steps, record.ending) == (8, 8, "complete")
-        assert record.best == Best(Watched("loss", "min"), 0.5, 8)
+        assert record.best == BestEvaluation(Watched("loss", "min"), 0.5, 8)
         assert (record.metrics, record.weights_digest) == ({"loss": 0.5}, "ab" * 32)
         assert (record.task, record.lanes, record.workers) == ("/code/task.py:Tiny", 4, 2)
         assert (record.created, record.ended) == (CREATED, CREATED + timedelta(seconds=13))
@@ -95,7 +95,7 @@ class TestRecord:
         record = RunRecord.read(run)
         assert (record.status, record.steps, record.total_steps) == (Status.FAILED, 5, 8)
         assert record.failure == FAILURE
-        assert record.best == Best(Watched("loss", "min"), 0.75, 4)
+        assert record.best == BestEvaluation(Watched("loss", "min"), 0.75, 4)
 
     def test_a_lost_one_has_the_failure_that_its_coordinator_told(self, tmp_path: Path) -> None:
         story = Story().begin().train(1, 5).tell("failure", 5, cause="LauncherGone", message="the launcher has ended")
@@ -201,7 +201,7 @@ class TestDamage:
         run.result_file.write_text(json.dumps({**COMPLETE, **odd, "failure": None}))
         record = RunRecord.read(run)
         assert (record.status, record.steps) == (Status.COMPLETE, 8)
-        assert record.best == Best(Watched("loss", "min"), 0.5, 8)
+        assert record.best == BestEvaluation(Watched("loss", "min"), 0.5, 8)
         assert record.metrics == {"loss": 0.5}
 
     def test_a_run_that_is_removed_meanwhile_is_told(self, tmp_path: Path) -> None:

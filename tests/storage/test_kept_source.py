@@ -1,6 +1,7 @@
 """The source of a task in a run's folder."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from quorate.core.errors import JobError
 from quorate.core.task_source import TaskSource
 from quorate.storage import kept_source
-from quorate.storage.kept_source import INDEX, keep_page, keep_source, read_source
+from quorate.storage.kept_source import INDEX, SourcePage, keep_source, read_source
+from storage.in_time import in_time
 
 SOURCE = TaskSource("task.py", {"task.py": b"import nets\n", "nets.py": b"x = 1\n", "parts/inner.py": b"# \xe4\n"})
 
@@ -63,10 +65,50 @@ def test_it_travels_as_one_page(tmp_path: Path, caplog: pytest.LogCaptureFixture
     keep_source(here, SOURCE, tmp_path / "task.py")
     kept = read_source(here)
     assert kept is not None
-    keep_page(there, kept.to_page()[:-10])
+    assert SourcePage.read(kept.to_page()[:-10]) is None
     assert list(there.iterdir()) == []
     assert "in the copy of the run is damaged, and is left out" in caplog.text
-    keep_page(there, kept.to_page())
+    page = SourcePage.read(kept.to_page())
+    assert page is not None
+    page.keep(there)
     arrived = read_source(there)
     assert arrived is not None
     assert (arrived.source, arrived.found_at) == (SOURCE, "../task.py")
+
+
+@pytest.mark.parametrize("name", ["index.json", "task.py", "parts/inner.py"])
+def test_a_fifo_in_it_is_told_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    keep_source(tmp_path, SOURCE, None)
+    (tmp_path / "source" / name).unlink()
+    os.mkfifo(tmp_path / "source" / name)
+    with in_time():
+        assert read_source(tmp_path) is None
+    assert "a FIFO is in the place of the file" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside.py", "sub/../../outside.py"])
+def test_names_are_looked_at_before_anything_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    keep_source(tmp_path, SOURCE, None)
+    os.mkfifo(tmp_path / "outside.py")
+    (tmp_path / "source" / INDEX).write_text(json.dumps({"main": "task.py", "found_at": None, "files": [name]}))
+    with in_time():
+        assert read_source(tmp_path) is None
+    assert f"{name!r} is no name of a file in it" in caplog.text
+
+
+def test_a_file_of_any_size_is_not_read_into_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep_source(tmp_path, SOURCE, None)
+    with (tmp_path / "source" / "nets.py").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert read_source(tmp_path) is None
+    assert "nets.py has 1,099,511,627,776 bytes, and no more than 4,194,304 are kept" in caplog.text
+
+
+def test_it_is_for_the_owner_only(tmp_path: Path) -> None:
+    """There are passwords in people's code, and a folder of runs may be for all to read."""
+    keep_source(tmp_path, SOURCE, None)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "source").rglob("*") if path.is_file()}
+    assert modes == {"task.py": 0o600, "nets.py": 0o600, "inner.py": 0o600, "index.json": 0o600}
+    assert (tmp_path / "source").stat().st_mode & 0o777 == 0o700

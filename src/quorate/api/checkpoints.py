@@ -6,20 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api.copies import refuse_own_folder
-from quorate.checkpoint.best import Watched
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
-from quorate.checkpoint.key import read_key
-from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
+from quorate.checkpoint.key import cipher_of, read_key
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
-from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.selection import BEST, LAST, best_among, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.core.errors import CheckpointError, QuorateError, RunError, UntrustedError
 from quorate.history.run_record import RunRecord
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
@@ -27,6 +25,8 @@ from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
+
+NO_KEY = "the run is not encrypted (checkpoint.encrypt)"
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,27 @@ class Examined:
         return cursor_of(self.path.name) or Cursor()
 
 
-def verify_run(run: RunFolder, which: str | None = None) -> tuple[Examined, ...]:
-    """Read checkpoints through, all or those that `which` means (last, best, or a step), oldest first."""
-    folder = _folder_with_key(run)
+@dataclass(frozen=True)
+class Verified:
+    """Checkpoints that were read through, oldest first; and why it was not asked who wrote them, if it was not: without
+    the key damage is found, and forgery is not."""
+
+    examined: tuple[Examined, ...]
+    not_authenticated: str
+
+
+def verify_run(run: RunFolder, which: str | None = None) -> Verified:
+    """Read checkpoints through, all or those that `which` means (last, best, or a step)."""
+    folder, why = _folder_with_key(run)
     found = _meant(run, which) if which is not None else survey(run.checkpoints)
     examined = (_examined(folder, each) for each in found)
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-    return tuple(each for each in examined if not each.problem or each.path.exists())
+    return Verified(tuple(each for each in examined if not each.problem or each.path.exists()), why)
 
 
 def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tuple[Examined, ...]:
     """Remove checkpoints; not the only whole one, unless forced."""
-    folder = CheckpointFolder(run.checkpoints)
+    folder, _ = _folder_with_key(run)
     doomed = {each.path: each for word in which for each in _meant(run, word)}
     rest = [each for each in survey(run.checkpoints) if each.path not in doomed]
     if not force and not _has_whole(folder, rest) and _has_whole(folder, list(doomed.values())):
@@ -69,12 +78,17 @@ def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tup
     return tuple(removed)
 
 
-def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tuple[str, ...]:
+def rekey_run(
+    run: RunFolder, place: KeyPlace, old_place: KeyPlace = None, *, include_untrusted: bool = False
+) -> tuple[str, ...]:
     """Encrypt all checkpoints of a run with the key in a place, or not at all; the names of those rewritten.
 
     Each is readable all the time. The run is resumed with the new key. `old_place` is where the key lies that they are
     encrypted with, if not where their jobs say. One with a damaged manifest stays as it is, and is told of by an error
     when all others are done.
+
+    Whatever gets the new key is vouched for by it from then on. So where the run is encrypted already, what was not
+    written with the present key is refused before anything changes, unless `include_untrusted` asks for it.
     """
     new = None if place is None else read_key(place)
     old: Cipher | None = None if old_place is None else read_key(old_place)
@@ -83,13 +97,20 @@ def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tu
     override = Override("checkpoint.encrypt", value, "quorate checkpoints rekey")
     with run.lock():
         resolved = load_recorded(run.job_file, {}, [override])
+        recorded = load_recorded(run.job_file, {}, []).spec.checkpoint.encrypt
         found = survey(run.checkpoints)
         infos = [each for each in found if isinstance(each, CheckpointInfo)]
         damaged = [each for each in found if isinstance(each, Skipped)]
+        present = old or (None if recorded is None else read_key(recorded))
+        untrusted = _untrusted(infos, present, new)
+        if untrusted and not include_untrusted:
+            raise CheckpointError(_why_no_new_key(run, untrusted))
+        for each in untrusted:
+            log.warning("%s is taken on trust: %s", each.path.name, each.reason)
         sweep_leftovers(run.checkpoints)
         for info in infos:
             try:
-                if rekey(info, new, place, old):
+                if rekey(info, new, place, present):
                     rewritten.append(info.path.name)
             except CheckpointError as error:
                 raise CheckpointError(
@@ -105,6 +126,35 @@ def rekey_run(run: RunFolder, place: KeyPlace, old_place: KeyPlace = None) -> tu
             f"with `quorate checkpoints rm {run.name} --checkpoint {damaged[0].path.name}`, and try again"
         )
     return tuple(rewritten)
+
+
+def _untrusted(infos: Sequence[CheckpointInfo], present: Cipher | None, new: Cipher | None) -> list[Skipped]:
+    """Those that nothing vouches for, in a run that is encrypted; what has the new key already got it from here."""
+    unlike = [info for info in infos if new is None or _why_untrusted(info, new) is not None]
+    if present is None and all(info.manifest.encryption is None for info in unlike):
+        return []
+    found = ((info, _why_untrusted(info, present)) for info in unlike)
+    return [Skipped(info.path, why, Unusable.UNTRUSTED) for info, why in found if why is not None]
+
+
+def _why_untrusted(info: CheckpointInfo, cipher: Cipher | None) -> str | None:
+    if cipher is None:  # the job names no key: then each that is encrypted is opened by the key that it names itself
+        return None if info.manifest.encryption is not None else "it is not encrypted, and others of the run are"
+    try:
+        cipher_of(info.manifest, cipher)
+    except UntrustedError as error:
+        return error.message
+    return None
+
+
+def _why_no_new_key(run: RunFolder, untrusted: Sequence[Skipped]) -> str:
+    names = ", ".join(each.path.name for each in untrusted)
+    remove = f"quorate checkpoints rm {run.name} --checkpoint {untrusted[0].path.name}"
+    return (
+        f"nothing is rewritten: the key of run {run.name} does not vouch for {names}, and the new one would "
+        f"({untrusted[0].reason.rstrip('.')}). Remove what is not yours with `{remove}`, or take them all "
+        "on trust with --include-untrusted"
+    )
 
 
 @dataclass(frozen=True)
@@ -125,9 +175,7 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     folder = CheckpointFolder(run.checkpoints)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
     refuse_own_folder(run, place)
-    retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-    watched = Watched.by(spec.model_dump(include={"evaluate"}))
-    source = Source(run, retention, watched, spec.checkpoint.encrypt is not None)
+    source = Source.of(run, spec)
     if which is None:
         infos = list(folder.list())
     else:
@@ -173,13 +221,13 @@ def _examined(folder: CheckpointFolder, found: CheckpointInfo | Skipped) -> Exam
     return Examined(found.path, found.bytes, "")
 
 
-def _folder_with_key(run: RunFolder) -> CheckpointFolder:
-    """With the key that the run's job names, where it is at hand: without it, damage is found and forgery is not."""
+def _folder_with_key(run: RunFolder) -> tuple[CheckpointFolder, str]:
+    """With the key that the run's job names, where it is at hand; and otherwise why it is without."""
     try:
-        return CheckpointFolder.of_job(run.checkpoints, load_recorded(run.job_file, {}, []).spec.checkpoint)
+        folder = CheckpointFolder.of_job(run.checkpoints, load_recorded(run.job_file, {}, []).spec.checkpoint)
+        return folder, "" if folder.cipher is not None else NO_KEY
     except QuorateError as error:
-        log.debug("checkpoints are verified without a key: %s", error)
-        return CheckpointFolder(run.checkpoints)
+        return CheckpointFolder(run.checkpoints), error.message
 
 
 def _has_whole(folder: CheckpointFolder, found: Sequence[CheckpointInfo | Skipped]) -> bool:

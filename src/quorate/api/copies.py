@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.remains import typed
-from quorate.checkpoint.best import Watched
 from quorate.checkpoint.copier import Copier, Standing
 from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
-from quorate.checkpoint.retention import Retention
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.engines.signals import Signals
@@ -44,9 +42,7 @@ class Copies:
         self._turn = threading.Lock()
         # In the file, and not seen by `handle` yet.
         self._unseen: deque[Event] = deque()
-        retention = Retention(spec.checkpoint.keep, spec.checkpoint.keep_every)
-        watched = Watched.by(spec.model_dump(include={"evaluate"}))
-        source = Source(run, retention, watched, spec.checkpoint.encrypt is not None)
+        source = Source.of(run, spec)
         places = [place_for(to, run.name) for to in self._places]
         for place in places:
             refuse_own_folder(run, place, "checkpoint.to: ")

@@ -10,7 +10,7 @@ from typing import Any
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
-from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
+from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
 from quorate.api.result import refuse_without_average
 from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
@@ -80,8 +80,7 @@ def evaluate_run(
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = recorded_job(run, {}, [])
-    resolved = recorded_job(run, environment, overrides)
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
     _refuse_other_meaning(run, recorded, resolved)
     place = find_task(run, recorded.spec.task, resolved.spec.task)
 

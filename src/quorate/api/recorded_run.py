@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,12 +11,12 @@ from pydantic import ValidationError
 from quorate.api.remains import near
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import DamagedFileError, QuorateError, RunError
+from quorate.core.errors import CheckpointError, DamagedFileError, QuorateError, RunError
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
-from quorate.spec.load import load_recorded
+from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
 from quorate.spec.override import Override
-from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
 
@@ -25,13 +26,26 @@ OTHERS = "checkpoints-of-other-runs"
 
 
 def recorded_job(run: RunFolder, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
-    """The job of a run. One whose job.yaml is gone gets it back, from a checkpoint."""
-    if not run.job_file.exists():
-        _restore_job(run)
-    return load_recorded(run.job_file, environment, overrides)
+    """The job of a run, with what is asked for now over it. Where its job.yaml is gone, a checkpoint holds it too."""
+    return recorded_and_asked(run, environment, overrides)[1]
 
 
-def _restore_job(run: RunFolder) -> None:
+def recorded_and_asked(
+    run: RunFolder, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> tuple[ResolvedJob, ResolvedJob]:
+    """The job of a run as it is recorded, and with what is asked for now over it.
+
+    Nothing is written, also where the file is gone: whoever reads a run does not hold its lock.
+    """
+    if run.job_file.exists():
+        return load_recorded(run.job_file, {}, []), load_recorded(run.job_file, environment, overrides)
+    keys = _saved_keys(run)
+    recorded, asked = (resolve_mapping(keys, RECORDED, *layers) for layers in (({}, []), (environment, overrides)))
+    return replace(recorded, source=str(run.job_file)), replace(asked, source=str(run.job_file))
+
+
+def _saved_keys(run: RunFolder) -> dict[str, Any]:
+    """The job in the newest checkpoint that can be used."""
     saved = CheckpointFolder(run.checkpoints).list()
     # A checkpoint of another run may lie among them: this one is called after its job.
     own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)
@@ -40,16 +54,21 @@ def _restore_job(run: RunFolder) -> None:
             f"{near(run.job_file)} is gone, and run {run.name} has no checkpoint that would hold the job. Put the file "
             "back, or start anew with quorate train."
         )
-    job = saved_job(own[-1])
-    if job is None:
-        raise RunError(
-            f"{near(run.job_file)} is gone, and the job in checkpoint {own[-1].path.name} cannot be read by this "
-            "version of Quorate. Put the file back."
-        )
-    run.write_job(dump_job(ResolvedJob(job, {}, str(run.job_file))))
-    log.warning(
-        "%s was gone: it is written again, with the job in checkpoint %s", near(run.job_file), own[-1].path.name
-    )
+    problems = []
+    for info in reversed(own):
+        job = saved_job(info)
+        if job is None:
+            problems.append(f"the job in checkpoint {info.path.name} cannot be read by this version of Quorate")
+            continue
+        try:
+            # Under its own key; one that names none, beside others that do, is not taken at its word.
+            CheckpointFolder.of_job(run.checkpoints, job.checkpoint).verify(info)
+        except CheckpointError as error:
+            problems.append(error.message.rstrip("."))
+            continue
+        log.warning("%s is gone: the job in checkpoint %s is used", near(run.job_file), info.path.name)
+        return job.model_dump()
+    raise RunError(f"{near(run.job_file)} is gone, and {problems[0]}. Put the file back.")
 
 
 def recorded_environment(run: RunFolder, checkpoint: CheckpointInfo | None) -> dict[str, Any]:

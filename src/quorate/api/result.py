@@ -1,13 +1,14 @@
 """What a run leaves behind, or has so far."""
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.api.recorded_run import recorded_job, warn_of_foreign
+from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
 from quorate.api.resumption import warn_of_damaged_result
-from quorate.api.task_place import find_task
+from quorate.api.task_place import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -164,20 +165,22 @@ def model_of(
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
     info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     warn_of_foreign(info, spec)
-    with preserved_generators():
+    with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, type):
             task_type = task
         else:
             asked = None if task is None else str(TaskReference.parse(task).within(Path.cwd()))
-            task_type = find_task(run, spec.task, asked).load(spec.seed)
+            place = find_task(run, spec.task, asked)
+            warn_of_other_code(run, recorded_environment(run, info), place)
+            task_type = stack.enter_context(place.loaded(spec.seed))
         replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
-    replica.load(folder.load(info).state["replica"])
-    if replica.average is None or spec.average is None:
-        return LoadedModel(info, replica.model, None)
-    takes_over = spec.average.evaluate if averaged is None else averaged
-    if takes_over:
-        replica.average.take_over()
-    return LoadedModel(info, replica.model, takes_over)
+        replica.load(folder.load(info).state["replica"])
+        if replica.average is None or spec.average is None:
+            return LoadedModel(info, replica.model, None)
+        takes_over = spec.average.evaluate if averaged is None else averaged
+        if takes_over:
+            replica.average.take_over()
+        return LoadedModel(info, replica.model, takes_over)
 
 
 def _metrics(fields: dict[str, Any]) -> dict[str, Any]:

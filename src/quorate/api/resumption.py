@@ -9,7 +9,7 @@ from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable
 from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import DamagedFileError, RunError
+from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import CheckpointSpec, JobSpec
@@ -118,7 +118,10 @@ def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
 
 def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) -> CheckpointInfo:
     """The newest whole checkpoint of the run, under the job's key if it has one; what was skipped is warned of."""
-    folder = CheckpointFolder.of_job(run.checkpoints, rules)
+    try:
+        folder = CheckpointFolder.of_job(run.checkpoints, rules)
+    except CheckpointError as error:
+        raise RunError(error.message) from None
     search = folder.search(lambda info: why_foreign(info, recorded))
     if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
         search = folder.search()  # none at all is of this job: then it is the job that was changed

@@ -14,8 +14,8 @@ from quorate.api.copies import Copies
 from quorate.api.fetched import fetch_run, is_copy
 from quorate.api.job_text import job_text
 from quorate.api.recorded_run import (
+    recorded_and_asked,
     recorded_environment,
-    recorded_job,
     restore_environment,
     set_foreign_aside,
 )
@@ -156,24 +156,27 @@ def resume(
     *,
     watch: Watch,
     branch: bool = False,
+    trust_source: bool = False,
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
 
-    Where the reference is a copy of a run at another place, that is fetched first.
+    Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
+    source there may be run.
     """
     refuse_in_worker()
+    untrusted = ""
     if is_copy(reference):
-        reference = str(fetch_run(runs, reference))
+        fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source)
+        reference, untrusted = str(fetched.path), fetched.untrusted
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded = recorded_job(run, {}, [])
-    resolved = recorded_job(run, environment, overrides)
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
     warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
@@ -183,7 +186,7 @@ def resume(
         _refuse_without_key(resolved.spec)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
-        place = find_task(run, recorded.spec.task, resolved.spec.task)
+        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = placed(resolved, place)
         plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
@@ -238,11 +241,14 @@ def _refuse_without_key(spec: JobSpec) -> None:
 @contextlib.contextmanager
 def _as_it_was(run: RunFolder) -> Iterator[None]:
     """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
-    job, result = run.job_file.read_text(), run.whole_result()
+    job, result = run.job_file.read_text() if run.job_file.exists() else None, run.whole_result()
     try:
         yield
     except RequestError:
-        run.write_job(job)
+        if job is None:
+            run.job_file.unlink(missing_ok=True)
+        else:
+            run.write_job(job)
         if result is not None:
             run.write_result(result)
         raise

@@ -1,12 +1,15 @@
 """Where the task of a run is found: where the job says, where the project was moved to, or in the run itself."""
 
+import contextlib
 import logging
+import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quorate.api.own_imports import OwnImports
 from quorate.api.remains import near
 from quorate.core.errors import RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
@@ -29,26 +32,36 @@ class TaskPlace:
     kept: KeptSource | None = None
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
 
-    def load(self, seed: int) -> type[Any]:
-        """Import it here, in this process."""
+    @contextlib.contextmanager
+    def loaded(self, seed: int) -> Iterator[type[Any]]:
+        """The task's class, imported in this process, for a `with` block in which something is built by it.
+
+        Modules of the same names may be here, of another run or of the project as it is now: they are as before
+        afterwards, and neither gets the other's, also when it imports them later.
+        """
         from quorate.training.source import load_task_type
 
-        if self.kept is not None:
-            sys.path.insert(0, str(self.kept.folder))
-            # Modules of the same names may be there, of another run or of the project as it is now.
-            for name in self.kept.source.files:
-                module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-                if getattr(sys.modules.get(module), "__file__", None) != str(self.kept.folder / name):
-                    sys.modules.pop(module, None)
-        return load_task_type(self.reference, seed)
+        file = TaskReference.parse(self.reference).file
+        folder = self.kept.folder if self.kept is not None else None if file is None else file.parent
+        if folder is None or not folder.is_dir():  # a module that is installed, or a mistake, told where it is loaded
+            yield load_task_type(self.reference, seed)
+            return
+        imports = OwnImports(folder, isolated=self.kept is not None)
+        with imports.active():
+            yield load_task_type(self.reference, seed, imports.builtins)
+
+    def load(self, seed: int) -> type[Any]:
+        """The task's class."""
+        with self.loaded(seed) as task_type:
+            return task_type
 
 
-def find_task(run: RunFolder, recorded: str, asked: str | None = None) -> TaskPlace:
+def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskPlace:
     """Where the task of a run is, as recorded, unless another place is asked for.
 
     A file that is gone is looked for where it lay relative to the run, as when a project was moved with its runs; there
     it counts only with the code that the run keeps, since another project may have a file of that name. Otherwise the
-    source that the run keeps is the task.
+    source that the run keeps is the task. `untrusted` says of one that was not kept why.
     """
     if asked is not None and asked != recorded:
         return TaskPlace(asked)
@@ -64,6 +77,11 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None) -> TaskPl
         log.warning("the task is not at %s any more: the one at %s is used", reference.file, near(moved))
         return TaskPlace(f"{moved}:{reference.class_name}")
     if kept is None:
+        if untrusted:
+            raise RunError(
+                f"the task {reference.file or f'module {reference.module}'} is not here, and {untrusted}; or name the "
+                "task by --task FILE:Class."
+            )
         return TaskPlace(recorded)
     log.warning(
         "the task %s is not there any more%s: the source that the run keeps is used (%s); --task FILE:Class names "
@@ -103,6 +121,29 @@ def is_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) ->
     return kept is None or now.source is None or kept.source.files != now.source.files
 
 
+def warn_of_other_code(run: RunFolder, recorded: Mapping[str, Any], place: TaskPlace) -> None:
+    """Warn that a task is loaded whose code is another than the run began with, as far as that can be told."""
+    then = str(recorded.get(SOURCE, ""))
+    python = recorded.get("python", platform.python_version())
+    # Another version of Python may read the same text into another tree.
+    if not then.startswith(KIND) or python != platform.python_version():
+        return
+    kept = read_source(run.path) if place.kept is None else place.kept
+    now: TaskSource | None
+    if place.kept is not None:
+        now, where = place.kept.source, place.kept.folder
+    else:
+        file = TaskReference.parse(place.reference).file
+        now, where = (None, run.path) if file is None else (_source_at(file), file)
+        if now is not None and kept is not None and _is_same(now, kept.source):
+            now, where = kept.source, kept.folder
+    if now is not None and now.digest != then:
+        log.warning(
+            "the task's code in %s is not what run %s began with (digest %s… then, %s… now); it is used all the same",
+            *(near(where), run.name, then.removeprefix(KIND)[:12], now.digest.removeprefix(KIND)[:12]),
+        )
+
+
 def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared, remedy: str) -> None:
     """Refuse code that differs from what a run began with, and show how; `remedy` says what to do."""
     if not is_other_code(run, recorded, now):
@@ -134,16 +175,27 @@ def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) ->
     file = (run.path / kept.found_at).resolve()
     if not file.is_file():
         return None, ""
-    files = files_of(file.stem, file, [str(file.parent), *sys.path])
-    try:
-        present = TaskSource(file.name, {name: path.read_bytes() for name, path in files.items()})
-    except OSError:
+    present = _source_at(file)
+    if present is None:
         return None, ""
-    missing = kept.source.files.keys() - present.files.keys()  # imported by names that are computed
-    known = TaskSource(kept.source.main, {name: kept.source.files[name] for name in kept.source.files.keys() - missing})
-    if present.digest != known.digest:
+    if not _is_same(present, kept.source):
         return None, f", and {near(file)} has other code"
     return file, ""
+
+
+def _source_at(file: Path) -> TaskSource | None:
+    """A task's file and what it says that it imports of its project; None where it cannot be read."""
+    files = files_of(file.stem, file, [str(file.parent), *sys.path])
+    try:
+        return TaskSource(file.name, {name: path.read_bytes() for name, path in files.items()})
+    except OSError:
+        return None
+
+
+def _is_same(present: TaskSource, kept: TaskSource) -> bool:
+    """Whether the code is the same, except for what is imported by names that are computed."""
+    names = {kept.main, *(name for name in kept.files if name in present.files)}
+    return present.digest == TaskSource(kept.main, {name: kept.files[name] for name in names}).digest
 
 
 def _from_kept(kept: KeptSource, reference: TaskReference) -> TaskPlace:

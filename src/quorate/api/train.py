@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def resume(
     runs: str | Path | None = None,
     branch: bool = False,
     task: Any = None,
+    trust_source: bool = False,
     progress: bool = True,
 ) -> Result:
     """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
@@ -58,12 +60,11 @@ def resume(
     `overrides` (dotted keys, such as ``{"workers": 3}``) may change how it runs, and train it longer; with `branch` a
     new run begins from the checkpoint, and they may change what it means. It ends as `train` does.
     `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
+    `trust_source`: run the task's source that lies beside a copy of a run, also where no key vouches for it.
     """
     layer = overrides_from("quorate.resume", overrides, task)
-    return _shown(
-        lambda watch: session.resume(runs_folder(runs), str(run), os.environ, layer, watch=watch, branch=branch),
-        progress,
-    )
+    resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer)
+    return _shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
 
 
 def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:

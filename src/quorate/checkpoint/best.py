@@ -1,7 +1,7 @@
 """The best evaluation of a run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -22,7 +22,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """The best value of the watched metric, and the step of its evaluation."""
 
     watched: Watched
@@ -35,14 +35,19 @@ class Best:
         return self.value if self.watched.mode == "min" else -self.value
 
 
-def best_of(evaluations: Mapping[int, Mapping[str, Any]], watched: Watched) -> Best | None:
+def best_of(evaluations: Mapping[int, Mapping[str, Any]], watched: Watched) -> BestEvaluation | None:
     """The best of these, the earlier of two equals; one that is not a number is never the best."""
     found = [
-        Best(watched, float(value), step)
+        BestEvaluation(watched, float(value), step)
         for step, metrics in evaluations.items()
         if is_number(value := metrics.get(watched.metric)) and not math.isnan(value)
     ]
-    return min(found, key=lambda best: (best.rank, best.step), default=None)
+    return better_of(found)
+
+
+def better_of(found: Iterable[BestEvaluation | None]) -> BestEvaluation | None:
+    """The best of those that there are, the earlier of two equals."""
+    return min(filter(None, found), key=lambda best: (best.rank, best.step), default=None)
 
 
 def is_number(value: object) -> TypeGuard[float]:

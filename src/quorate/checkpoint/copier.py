@@ -14,6 +14,7 @@ from quorate.checkpoint.copying import LONGEST_PAUSE, Errands, Source, claim, co
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.place import Contents, Files, Place, files_of
+from quorate.checkpoint.retention import best_saved
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.verification import MANIFEST
 from quorate.core.cursor import Phase
@@ -194,10 +195,8 @@ class Copier:
             self._manifests[name] = _manifest(self._place.read(f"{name}/{MANIFEST}"))
         known = {name: self._manifests[name] for name in there.whole}
         infos = [CheckpointInfo(self._folder.folder / name, each) for name, each in known.items() if each is not None]
-        steps = {info.cursor.step for info in infos}
-        told = [info.best for info in sorted(infos, key=lambda info: info.cursor, reverse=True)]
-        step = next((step for step in told if step in steps), None)
-        if step is not None:
+        bests = {info.cursor: info.best for info in infos}
+        if (step := best_saved(list(bests), bests)) is not None:
             return step
         # Of those that earlier versions have saved, which do not tell.
         evaluated = {info.cursor.step: info.manifest.metrics for info in infos if info.cursor.phase is Phase.EVALUATED}

@@ -18,6 +18,7 @@ from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
 from quorate.core.regular_file import read_regular
+from quorate.spec.job import JobSpec
 from quorate.storage.kept_source import read_source
 from quorate.storage.objects import StoreError
 from quorate.storage.run_folder import RunFolder
@@ -66,13 +67,24 @@ def pause_after(failures: int, chance: float) -> float:
 class Source:
     """A run whose checkpoints are copied, and what its job says about which to keep.
 
-    The source of its task is copied as well, unless the checkpoints are encrypted: it would lie there in plain.
+    The source of its task is copied as well (`with_source`): in plain, so not beside encrypted checkpoints.
     """
 
     run: RunFolder
     retention: Retention
     watched: Watched
-    is_encrypted: bool = False
+    with_source: bool = True
+
+    @classmethod
+    def of(cls, run: RunFolder, spec: JobSpec) -> "Source":
+        """As a job says it."""
+        rules = spec.checkpoint
+        return cls(
+            run,
+            Retention(rules.keep, rules.keep_every),
+            Watched.by(spec.model_dump(include={"evaluate"})),
+            with_source=rules.source and rules.encrypt is None,
+        )
 
     @property
     def origin(self) -> bytes:
@@ -83,7 +95,7 @@ class Source:
         """What a copy of a run has beside checkpoints."""
         files = [file for file in (self.run.job_file, self.run.environment_file) if file.is_file()]
         pages = {file.name: read_regular(file) for file in files}
-        kept = None if self.is_encrypted else read_source(self.run.path)
+        kept = read_source(self.run.path) if self.with_source else None
         return pages if kept is None else {**pages, SOURCE_PAGE: kept.to_page()}
 
 
@@ -103,7 +115,7 @@ def copy_checkpoints(source: Source, place: Place, which: Sequence[CheckpointInf
     remedy) for trouble with the place and `CheckpointError` for a checkpoint that is damaged. For `checkpoints copy`::
 
         place = place_for("s3://bucket/prefix", run.name)
-        copied = copy_checkpoints(Source(run, Retention(spec.checkpoint.keep), watched), place)
+        copied = copy_checkpoints(Source.of(run, spec), place)
     """
     claim(source, place)
     infos = CheckpointFolder(source.run.checkpoints).list() if which is None else which
@@ -126,6 +138,8 @@ def claim(source: Source, place: Place) -> None:
     for name, content in source.pages().items():
         if place.read(name) != content:
             place.write(name, content)
+    if not source.with_source and place.read(SOURCE_PAGE) is not None:
+        place.remove(SOURCE_PAGE)  # from before the checkpoints were encrypted, or the source was to stay at home
 
 
 def copy_one(info: CheckpointInfo, place: Place) -> Copied:

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
+from quorate.checkpoint.key import cipher_of
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
 from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.part_file import SEALED
 from quorate.checkpoint.place import Place
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, JobError, NewerFormatError
+from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
-from quorate.storage.kept_source import keep_page
+from quorate.storage.kept_source import SourcePage
 from quorate.storage.objects import ObjectMissing
 
 FETCHING = ".fetching-"
@@ -52,21 +55,35 @@ def read_origin(place: Place) -> Origin | None:
 
 
 def fetch_pages(place: Place, folder: Path) -> None:
-    """Write what a run's folder has beside checkpoints into a folder."""
+    """Write what a run's folder has beside checkpoints into a folder; not the task's source, which is code."""
     with _explaining(folder):
         for name in PAGES:
             content = place.read(name)
             if content is not None:
                 write_new_file(folder / name, [content])
-    source = place.read(SOURCE_PAGE)
-    if source is not None:
-        keep_page(folder, source)
 
 
-def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -> Search:
-    """Bring the newest whole checkpoint into a folder, verified; and those newer ones that are not whole.
+def read_source_page(place: Place) -> SourcePage | None:
+    """The task's source at a place, as whoever can write there left it: it is for the caller to say whether to keep it,
+    since what is kept is imported."""
+    content = place.read(SOURCE_PAGE)
+    return None if content is None else SourcePage.read(content)
 
-    With `newer_than` only such ones are looked at.
+
+def encrypted_at(place: Place) -> str | None:
+    """The newest checkpoint at a place that has an encrypted part; none is read."""
+    whole = place.contents().whole
+    found = (name for name, files in whole.items() if any(file.endswith(SEALED) for file in files))
+    return max(found, key=cursor_in, default=None)
+
+
+def fetch_newest(
+    place: Place, folder: Path, newer_than: Cursor | None = None, *, cipher: Cipher | None = None
+) -> Search:
+    """Bring the newest whole checkpoint into a folder, verified; and those newer ones that cannot be used.
+
+    With `newer_than` only such ones are looked at. With a cipher, one that was not written with its key is passed over
+    as a damaged one is: otherwise whoever can write there could block all the good ones by one of his own.
     """
     sweep_fetching(folder)
     skipped: list[Skipped] = []
@@ -74,16 +91,17 @@ def fetch_newest(place: Place, folder: Path, newer_than: Cursor | None = None) -
         if newer_than is not None and cursor_in(name) <= newer_than:
             break
         try:
-            return Search(fetch_checkpoint(place, name, folder), tuple(skipped))
+            return Search(fetch_checkpoint(place, name, folder, cipher), tuple(skipped))
         except NewerFormatError:
             raise  # not to go on from an earlier one unasked
         except (CheckpointError, ObjectMissing) as error:
-            skipped.append(Skipped(Path(name), error.message))
+            kind = Unusable.UNTRUSTED if isinstance(error, UntrustedError) else Unusable.DAMAGED
+            skipped.append(Skipped(Path(name), error.message, kind))
     return Search(None, tuple(skipped))
 
 
-def fetch_checkpoint(place: Place, name: str, folder: Path) -> CheckpointInfo:
-    """Bring one checkpoint into a folder; it appears there when all of it was verified.
+def fetch_checkpoint(place: Place, name: str, folder: Path, cipher: Cipher | None = None) -> CheckpointInfo:
+    """Bring one checkpoint into a folder; it appears there when all of it was verified, with a cipher under its key.
 
     One that has its name, such as a damaged one, makes room for it.
     """
@@ -92,7 +110,7 @@ def fetch_checkpoint(place: Place, name: str, folder: Path) -> CheckpointInfo:
         temporary = folder / f"{FETCHING}{secrets.token_hex(4)}"
         try:
             temporary.mkdir(parents=True)
-            manifest = _fetched(place, name, temporary / name)
+            manifest = _fetched(place, name, temporary / name, cipher)
             sync_folder(temporary / name)
             _replace(final, temporary / name)
         finally:
@@ -129,7 +147,7 @@ def _replace(final: Path, fetched: Path) -> None:
         raise
 
 
-def _fetched(place: Place, name: str, target: Path) -> Manifest:
+def _fetched(place: Place, name: str, target: Path, cipher: Cipher | None) -> Manifest:
     target.mkdir()
     content = place.read(f"{name}/{MANIFEST}")
     if content is None:
@@ -137,6 +155,8 @@ def _fetched(place: Place, name: str, target: Path) -> Manifest:
     write_new_file(target / MANIFEST, [content])
     try:
         manifest = read_manifest(target)
+        if cipher is not None:
+            cipher_of(manifest, cipher)
         for part in manifest.parts:
             if Path(part.file).name != part.file:
                 raise CheckpointError(f"part {part.file} is not inside the checkpoint")
@@ -147,6 +167,8 @@ def _fetched(place: Place, name: str, target: Path) -> Manifest:
         reason = error.message.removeprefix(f"checkpoint {target}: ")
         if isinstance(error, NewerFormatError):
             raise NewerFormatError(f"the copy of {name} at {place} {reason}. Resume with that version.") from None
+        if isinstance(error, UntrustedError):
+            raise UntrustedError(f"the copy of {name} at {place} cannot be trusted: {reason}") from None
         raise CheckpointError(f"the copy of {name} at {place} is not whole: {reason}") from None
     return manifest
 

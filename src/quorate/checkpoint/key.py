@@ -92,7 +92,7 @@ def _refuse_untrusted(manifest: Manifest, given: Cipher) -> None:
         return
     raise UntrustedError(
         f"the checkpoint of step {manifest.step} {what}: anybody who can write there may have put it there. If it is "
-        "yours, `quorate checkpoints rekey` puts it under the key."
+        "yours, `quorate checkpoints rekey` puts it under the key, with --include-untrusted beside others that are."
     )
 
 

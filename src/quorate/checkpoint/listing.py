@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.manifest import MOST_INCARNATIONS, Manifest
 from quorate.checkpoint.name import cursor_of
 from quorate.checkpoint.verification import read_manifest
 from quorate.core.cursor import Cursor
@@ -83,9 +83,14 @@ def survey(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
 
 
 def newest_generation(folder: Path) -> tuple[int, int]:
-    """The highest generation (incarnation, number) that has committed a checkpoint there; below all if none has."""
+    """The highest generation (incarnation, number) that has committed a checkpoint there; below all if none has.
+
+    One of more incarnations than any run can have had counts for none: whoever numbers on from it would write what
+    no reader takes, and everything else would be too late.
+    """
     written = (each.manifest.generation for each in survey(folder) if isinstance(each, CheckpointInfo))
-    return max((generation for generation in written if generation is not None), default=(0, 0))
+    credible = (each for each in written if each is not None and each[0] <= MOST_INCARNATIONS)
+    return max(credible, default=(0, 0))
 
 
 def newest_manifest(folder: Path) -> Manifest | None:

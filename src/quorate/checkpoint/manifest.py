@@ -20,6 +20,9 @@ _FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 _TEXTS = ("created", "weights_digest", "tag")
 _MAPPINGS = ("job", "environment", "metrics")
 _MOST = 2**53
+MOST_INCARNATIONS = 2**31
+"""Coordinators that a run can have had: one a second, for decades. Far below what a manifest may say (`_MOST`), so that
+numbering on from the highest credible one stays readable for ever."""
 _Kind = TypeVar("_Kind")
 
 

@@ -17,6 +17,8 @@ from quorate.storage.atomic import Buffer, begin_writeback, discard, move_into_p
 
 AHEAD = 16 << 20
 """Bytes after which the disk begins with what was written: less is left to wait for at the end."""
+SEALED = ".enc"
+"""How the name of an encrypted part ends."""
 _NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
 
@@ -28,7 +30,7 @@ def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str
     partial = folder / f".{stem}.{secrets.token_hex(4)}.partial"
     try:
         size = _write(partial, chunks if cipher is None else cipher.seal(chunks), digesters)
-        name = f"{stem}.{digesters[digest].hexdigest()}.safetensors" + (".enc" if cipher else "")
+        name = f"{stem}.{digesters[digest].hexdigest()}.safetensors" + (SEALED if cipher else "")
         move_into_place(partial, folder / name)
     except BaseException:
         discard(partial)

@@ -66,7 +66,7 @@ class Place(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, or what is left of one that was not committed."""
+        """Remove a checkpoint, what is left of one that was not committed, or a small file."""
         ...
 
     def read(self, file: str) -> bytes | None:
@@ -145,9 +145,12 @@ class ObjectPlace:
         return len(content) + sum(part.bytes for part in missing)
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, its manifest first: what is left then is none."""
-        for file in sorted(self._files(name), key=lambda each: each != MANIFEST):
+        """Remove a checkpoint, its manifest first: what is left then is none. Or a small file."""
+        files = self._files(name)
+        for file in sorted(files, key=lambda each: each != MANIFEST):
             self._store.remove(f"{name}/{file}")
+        if not files:
+            self._store.remove(name)
 
     def read(self, file: str) -> bytes | None:
         """The content of a small object."""

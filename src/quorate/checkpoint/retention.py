@@ -28,6 +28,12 @@ class Retention:
     keep_every: int | None = None
 
 
+def best_saved(saved: Sequence[Cursor], bests: Mapping[Cursor, int | None]) -> int | None:
+    """The best by the word of the newest whose best is among these; `bests` tells which was the best at each."""
+    steps = {cursor.step for cursor in saved}
+    return next((step for cursor in sorted(saved, reverse=True) if (step := bests.get(cursor)) in steps), None)
+
+
 def reasons(
     saved: Sequence[Cursor],
     retention: Retention,
@@ -45,7 +51,7 @@ def reasons(
     steps = {cursor.step for cursor in in_order}
     stand_in = None
     if best is not None and best not in steps:
-        stand_in = next((step for cursor in reversed(in_order) if (step := bests.get(cursor)) in steps), None)
+        stand_in = best_saved(in_order, bests)
     last = set(in_order[max(0, len(in_order) - retention.keep) :])
 
     def holds(cursor: Cursor, reason: Reason) -> bool:

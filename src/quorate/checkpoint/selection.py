@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from quorate.checkpoint.best import Best
+from quorate.checkpoint.best import BestEvaluation
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
@@ -13,7 +13,9 @@ log = logging.getLogger(__name__)
 LAST, BEST = "last", "best"
 
 
-def select(run: str, folder: CheckpointFolder, which: str | int, best: Callable[[], Best | None]) -> CheckpointInfo:
+def select(
+    run: str, folder: CheckpointFolder, which: str | int, best: Callable[[], BestEvaluation | None]
+) -> CheckpointInfo:
     """The checkpoint of a run that `which` means: ``last``, ``best``, or a step; it is whole.
 
     `best` says what the run's own record calls its best evaluation: no other is taken for it.
@@ -29,7 +31,7 @@ def select(run: str, folder: CheckpointFolder, which: str | int, best: Callable[
     return found
 
 
-def best_among(infos: Sequence[CheckpointInfo], run: str, best: Best | None) -> CheckpointInfo:
+def best_among(infos: Sequence[CheckpointInfo], run: str, best: BestEvaluation | None) -> CheckpointInfo:
     """The checkpoint of the best evaluation, and of no other."""
     if best is None:
         raise RunError(f"run {run} has no evaluation yet that could be the best. {_there_are(infos)}")

@@ -18,6 +18,7 @@ from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, newest_generation, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
+from quorate.checkpoint.part_file import SEALED
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
@@ -54,9 +55,13 @@ class CheckpointFolder:
 
     @classmethod
     def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
-        """As a job says it. Raises `CheckpointError` where its key cannot be read."""
-        cipher = None if rules.encrypt is None else read_key(rules.encrypt)
-        return cls(folder, digest=rules.digest, cipher=cipher)
+        """As a job says it. Raises `CheckpointError` where its key cannot be read; or it has none, and a checkpoint is
+        encrypted: one who could edit the job and add a plain checkpoint would otherwise have it used."""
+        if rules.encrypt is not None:
+            return cls(folder, digest=rules.digest, cipher=read_key(rules.encrypt))
+        if (sealed := _encrypted_in(folder)) is not None:
+            raise CheckpointError(why_not_plain(str(sealed), folder.parent.name))
+        return cls(folder, digest=rules.digest)
 
     # --- writing
 
@@ -238,6 +243,26 @@ class CheckpointFolder:
         move_into_place(path, doomed)
         self._written.discard(path)
         discard(doomed)
+
+
+def why_not_plain(sealed: str, run: str) -> str:
+    """Why nothing is read or saved without a key: an encrypted checkpoint is there, and the job names no key."""
+    return (
+        f"checkpoint {sealed} is encrypted, and the job of run {run} says checkpoint.encrypt: null. Name the key, as "
+        "by --set checkpoint.encrypt.key_file=PATH; to go on without one, first decrypt them all: "
+        f"quorate checkpoints rekey {run} --decrypt --key-file PATH"
+    )
+
+
+def _encrypted_in(folder: Path) -> Path | None:
+    """The newest checkpoint with an encrypted part, or whose manifest says so."""
+    found = reversed(survey(folder))
+    return next((each.path for each in found if _is_encrypted(each)), None)
+
+
+def _is_encrypted(found: CheckpointInfo | Skipped) -> bool:
+    is_said = isinstance(found, CheckpointInfo) and found.manifest.encryption is not None
+    return is_said or any(found.path.glob(f"*{SEALED}"))
 
 
 def _refuse_late(folder: Path, manifest: Manifest) -> None:

@@ -1,10 +1,9 @@
 """The checkpoints of a run as documents for programs."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from quorate.api.checkpoints import Examined
+from quorate.api.checkpoints import Verified
 from quorate.core.cursor import Phase
 from quorate.core.finite import finite
 from quorate.history.checkpoint_list import CheckpointList, Kept
@@ -42,10 +41,13 @@ def _kept(each: Kept, now: datetime) -> dict[str, Any]:
     }
 
 
-def verified_document(run: str, examined: Sequence[Examined]) -> dict[str, Any]:
+def verified_document(run: str, verified: Verified) -> dict[str, Any]:
     """What became of each checkpoint that was read through."""
+    examined = verified.examined
     return {
         "run": run,
+        "authenticated": not verified.not_authenticated,
+        "not_authenticated": verified.not_authenticated or None,
         "damaged": sum(bool(each.problem) for each in examined),
         "checkpoints": [
             {

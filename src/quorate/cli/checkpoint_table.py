@@ -6,7 +6,7 @@ from datetime import datetime
 from rich.table import Table
 from rich.text import Text
 
-from quorate.api.checkpoints import Examined
+from quorate.api.checkpoints import NO_KEY, Verified
 from quorate.cli.page import Page
 from quorate.cli.run_words import age
 from quorate.history.checkpoint_list import CheckpointList, Kept
@@ -31,8 +31,9 @@ def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
             page.line(f"{each.record.name} is damaged: {each.record.problem}")
 
 
-def print_verified(page: Page, run: str, examined: Sequence[Examined]) -> None:
+def print_verified(page: Page, run: str, verified: Verified) -> None:
     """Which checkpoints are whole, and what is wrong with the others."""
+    examined = verified.examined
     if not examined:
         page.line(f"Run {run} has no checkpoint.")
         return
@@ -48,6 +49,9 @@ def print_verified(page: Page, run: str, examined: Sequence[Examined]) -> None:
     for each in examined:
         if each.problem:
             page.line(f"{each.path.name}: {each.problem}")
+    # Of a run without a key nobody expects it.
+    if verified.not_authenticated not in ("", NO_KEY):
+        page.line(f"Who wrote them was not checked, only that they are whole: {verified.not_authenticated}")
 
 
 def _row(each: Kept, now: datetime) -> tuple[Text, ...]:

@@ -71,7 +71,8 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
 def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_json: Json = False) -> None:
     """Read checkpoints through and compare them with their digests.
 
-    The exit code is 1 if one is damaged, and the file that is at fault is named. No key is needed.
+    The exit code is 1 if one is damaged, and the file that is at fault is named. With the key of an encrypted run, that
+    is also one that was not written with it; without the key it is told that this was not checked.
 
     \b
     Examples:
@@ -85,12 +86,12 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
-    examined = verify_run(folder, checkpoint)
+    verified = verify_run(folder, checkpoint)
     if as_json:
-        print_document(verified_document(folder.name, examined))
+        print_document(verified_document(folder.name, verified))
     else:
-        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), folder.name, examined)
-    raise typer.Exit(1 if any(each.problem for each in examined) else 0)
+        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), folder.name, verified)
+    raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)
 
 
 @app.command()
@@ -200,14 +201,18 @@ def rekey(
     decrypt: Annotated[bool, typer.Option("--decrypt", help="Use no key: leave them in plain.")] = False,
     key_file: KeyFile = None,
     key_env: KeyEnv = None,
+    include_untrusted: Annotated[
+        bool, typer.Option("--include-untrusted", help="Also those that the present key does not vouch for.")
+    ] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Encrypt the checkpoints of a run with another key.
 
     They are rewritten one after the other, each in one move, so that all can be read at any time; the run is resumed
-    with the new key. Copies in other places are replaced when the run goes on, or by quorate checkpoints copy. A key is
-    32 bytes; openssl rand -hex 32 makes one.
+    with the new key. Copies in other places are replaced when the run goes on, or by quorate checkpoints copy. Of a run
+    that is encrypted already, what was not written with its key is refused: it could be anybody's. A key is 32 bytes;
+    openssl rand -hex 32 makes one.
 
     \b
     Examples:
@@ -223,7 +228,8 @@ def rekey(
     if key_file is not None and key_env is not None:
         raise RequestError("give --key-file or --key-env, not both")
     folder = RunFolder.find(runs, run)
-    rewritten = rekey_run(folder, _key_place(new_key_file, new_key_env), _key_place(key_file, key_env))
+    places = (_key_place(new_key_file, new_key_env), _key_place(key_file, key_env))
+    rewritten = rekey_run(folder, *places, include_untrusted=include_untrusted)
     if as_json:
         print_document({"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)})
     else:

@@ -21,6 +21,9 @@ def resume(
     branch: Annotated[
         bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")
     ] = False,
+    trust_source: Annotated[
+        bool, typer.Option("--trust-source", help="Run the task's source that lies beside a copy of the run.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -32,7 +35,9 @@ def resume(
     A task that is not where it was is looked for relative to the run; without it, the source that the run keeps is
     used. What counts of it is the code: a run goes on after a changed comment, and not after a changed line.
 
-    A run of which only a copy is at hand (see checkpoint.to), on another disk or on a store, is fetched first.
+    A run of which only a copy is at hand (see checkpoint.to), on another disk or on a store, is fetched first. The task
+    is the one here, or that of --task. Its source that lies beside the copy is run only where the run's key vouches for
+    it, or with --trust-source: it is code of whoever can write there.
 
     \b
     Examples:
@@ -48,4 +53,5 @@ def resume(
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, task=task)
     watch = show_quietly if quiet else show_on_stderr
-    report(session.resume(runs, run, os.environ, layer, watch=watch, branch=branch), as_json)
+    result = session.resume(runs, run, os.environ, layer, watch=watch, branch=branch, trust_source=trust_source)
+    report(result, as_json)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quorate.checkpoint.best import Best
+from quorate.checkpoint.best import BestEvaluation
 from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
@@ -119,7 +119,7 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
         yield "launcher", f"{record.launcher}{listening}"
 
 
-def _best(best: Best, checkpoints: Sequence[CheckpointRecord]) -> str:
+def _best(best: BestEvaluation, checkpoints: Sequence[CheckpointRecord]) -> str:
     """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
     told = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
     saved = nearest_saved(best.step, checkpoints)

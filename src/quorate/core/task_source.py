@@ -33,7 +33,8 @@ class TaskSource:
         A renamed task file has the same code, and whoever imported it by its old name would fail.
         """
         digest = hashlib.sha256()
-        for name in sorted(self.files):
+        # In the order of what is hashed: by its real name, a renamed `main` would change places with another file.
+        for name in sorted(self.files, key=lambda name: "" if name == self.main else name):
             digest.update(f"{'' if name == self.main else name}\n{self._code(name)}\n".encode())
         return KIND + digest.hexdigest()
 
@@ -85,13 +86,18 @@ class TaskSource:
             main = content["main"]
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"it has no files: {error}") from None
-        for name in (main, *files):
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or "\0" in name:
-                raise ValueError(f"{name!r} is no name of a file in it")
-        if main not in files:
-            raise ValueError(f"the task's file {main} is not in it")
+        check_names(main, list(files))
         return cls(main, files)
+
+
+def check_names(main: Any, files: Any) -> None:
+    """Raise ValueError where one of these is no name of a source's file, such as one that leads out of a folder."""
+    for name in (main, *files):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".py" or set("\0\n") & set(name):
+            raise ValueError(f"{name!r} is no name of a file in it")
+    if main not in files:
+        raise ValueError(f"the task's file {main} is not in it")
 
 
 def _code(content: bytes, *, docstrings: bool) -> str:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quorate.checkpoint.best import Best, Watched, best_of, is_number
+from quorate.checkpoint.best import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.checkpoint.listing import newest_manifest
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
@@ -36,7 +36,7 @@ class RunRecord:
     steps: int = 0
     total_steps: int | None = None
     ending: str = ""
-    best: Best | None = None
+    best: BestEvaluation | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     weights_digest: str = ""
     samples_per_second: float | None = None
@@ -120,19 +120,19 @@ def moment(time: float | None) -> datetime | None:
         return None
 
 
-def _best(run: RunFolder, result: dict[str, Any], told: Timeline, watched: Watched) -> Best | None:
+def _best(run: RunFolder, result: dict[str, Any], told: Timeline, watched: Watched) -> BestEvaluation | None:
     """As the result says it; without one, the better of what was told and of what the newest checkpoint knows: a run
     that was fetched from another place has not told here all that it has evaluated."""
     if (said := _best_in(result.get("best"), watched)) is not None:
         return said
     newest = newest_manifest(run.checkpoints)
     known = [best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)]
-    return min(filter(None, known), key=lambda best: (best.rank, best.step), default=None)
+    return better_of(known)
 
 
-def _best_in(said: Any, watched: Watched) -> Best | None:
+def _best_in(said: Any, watched: Watched) -> BestEvaluation | None:
     if isinstance(said, dict) and is_number(said.get("value")) and _whole(said.get("step")) is not None:
-        return Best(watched, float(said["value"]), said["step"])
+        return BestEvaluation(watched, float(said["value"]), said["step"])
     return None
 
 

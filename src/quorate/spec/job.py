@@ -130,6 +130,7 @@ class CheckpointSpec(Section):
     to: Annotated[
         list[str], Allowed("a list of places, such as [checkpoints, /mnt/backup] or [checkpoints, s3://bucket/prefix]")
     ] = [OWN_PLACE]
+    source: bool = True
     when_busy: Literal["wait", "skip"] = "wait"
     digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
     encrypt: EncryptSpec | None = None

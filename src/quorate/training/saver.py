@@ -300,7 +300,8 @@ class Saver:
             nonlocal over
             if self._clock() >= over:
                 over = float("inf")
-                why = "the best evaluation so far comes next" if progress.is_best else "`when_busy: skip` does not"
+                skip = "set `checkpoint.when_busy: skip` to leave such saves out"
+                why = "the best evaluation so far comes next" if progress.is_best else skip
                 self._tell("log", progress, level="warning", message=f"{message} ({why})")
 
         self._await(running, running.done, tell_once)

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.given import given
@@ -26,11 +27,14 @@ METHODS = {
 }
 
 
-def load_task_type(reference: str, seed: int) -> type[Task]:
-    """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed."""
+def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = None) -> type[Task]:
+    """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed.
+
+    With `builtins` a file's code has these instead of Python's, such as an `__import__` of its own.
+    """
     seed_generators(derive_seed(seed, "import"))
     place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(place), builtins) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
     if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
         raise TaskError(f"task: {_not_a_task(module, place, name)}")
@@ -97,7 +101,7 @@ def _read_source(task_type: type[Task]) -> TaskSource:
     return TaskSource(main, {name: path.read_bytes() for name, path in files.items()})
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, builtins: dict[str, Any] | None) -> ModuleType:
     if not path.is_file():
         raise TaskError(f"task: there is no file {path}.")
     # The task's own folder comes first, as for a script: `import my_model` beside the task works.
@@ -105,6 +109,8 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if builtins is not None:
+        vars(module)["__builtins__"] = builtins
     sys.modules[path.stem] = module
     with building_code(f"importing {path.name}"):
         spec.loader.exec_module(module)
