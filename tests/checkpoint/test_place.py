@@ -76,6 +76,14 @@ def test_every_place_keeps_the_contract(place: Place, source: Source, tmp_path: 
     assert not list((tmp_path / "back").glob(".*")), "a fetch that failed leaves nothing"
 
 
+def test_a_small_file_is_removed_like_a_checkpoint(place: Place) -> None:
+    place.write("source.json", b"{}")
+    place.write("job.yaml", b"task: x\n")
+    for _ in range(2):  # what is gone is as good as removed
+        place.remove("source.json")
+        assert (place.read("source.json"), place.read("job.yaml")) == (None, b"task: x\n")
+
+
 def test_no_copy_is_made_of_damage(place: Place, source: Source) -> None:
     info = infos(source)["step-00000004"]
     part = part_of(info.path)

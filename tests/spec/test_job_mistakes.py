@@ -37,7 +37,7 @@ MISTAKES = {
         GOOD + "checkpoint: {zzz: 1}\n",
         [
             "checkpoint.zzz: there is no such key (job.yaml line 4). The keys here: "
-            "every, minutes, keep, keep_every, to, when_busy, digest, encrypt."
+            "every, minutes, keep, keep_every, to, source, when_busy, digest, encrypt."
         ],
     ),
     "a word for when to save that there is not": (
@@ -99,8 +99,8 @@ MISTAKES = {
     "a section that is empty": (
         GOOD + "checkpoint:\n",
         [
-            "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, when_busy, digest, encrypt "
-            "(job.yaml line 4)."
+            "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, source, when_busy, digest, "
+            "encrypt (job.yaml line 4)."
         ],
     ),
     "another version": (

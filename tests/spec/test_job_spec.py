@@ -223,6 +223,7 @@ def test_what_is_left_away_keeps_three_in_the_run() -> None:
         "keep": 3,
         "keep_every": None,
         "to": ["checkpoints"],
+        "source": True,
         "when_busy": "wait",
         "digest": "xxh3-128",
         "encrypt": None,
