@@ -1,11 +1,13 @@
 """What user code leaves behind in plain attributes: put back, or refused by name."""
 
+import itertools
 import math
 import random
 import sys
 import timeit
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -47,6 +49,8 @@ class Keeps(tasks.Regression):
         self.array = numpy.arange(4.0)
         self.weights = torch.ones(3)
         self.random = random.Random(3)
+        self.numbers, self.walk = itertools.count(), enumerate([3, 4, 5])
+        self.squares = (number**2 for number in itertools.count())
         self.torch_random = torch.Generator()
         self.meter = Meter()
         self.teacher = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -140,6 +144,9 @@ def _bind(task: Any) -> None:
         (lambda task, _: task.weights.data.mul_(0.9), "self.weights"),
         (lambda task, _: _bind(task), "self.weights"),
         (lambda task, _: task.random.random(), "self.random"),
+        (lambda task, _: next(task.numbers), "self.numbers"),
+        (lambda task, _: next(task.walk), "self.walk"),
+        (lambda task, _: next(task.squares), "self.squares"),
         (lambda task, _: torch.rand(1, generator=task.torch_random), "self.torch_random"),
         (lambda task, _: setattr(task.meter, "total", 1.0), "self.meter"),
         (lambda task, _: task.meter.parts.append(1.0), "self.meter.parts"),
@@ -365,3 +372,47 @@ def test_a_lane_of_ten_modules_costs_a_few_microseconds() -> None:
     addition = min(timeit.repeat("s = 0\nfor i in range(100): s += i", number=200, repeat=20))
     cost = min(timeit.repeat(watched.watch.put_back, number=200, repeat=20))
     assert cost < 4 * addition, f"{cost / 200 * 1e6:.1f} µs, and 100 additions take {addition / 200 * 1e6:.1f} µs"
+
+
+def _tensor(passing: Any) -> torch.Tensor:
+    tensor: torch.Tensor = passing[0] if isinstance(passing, tuple) else passing
+    return tensor.detach()
+
+
+class Mean:
+    """Keeps a mean of what passes through it."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(1)
+
+    def __call__(self, *passing: Any) -> None:
+        self.value.mul_(0.9).add_(_tensor(passing[-1]).float().mean(), alpha=0.1)
+
+
+def _add_to(total: dict[str, torch.Tensor], *passing: Any) -> None:
+    total["sum"].add_(_tensor(passing[-1]).float().sum())
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial"])
+@pytest.mark.parametrize("where", ["register_forward_hook", "register_forward_pre_hook", "tensor"])
+def test_what_a_hook_of_the_model_keeps_is_watched_as_well(kind: str, where: str) -> None:
+    hooks = {"object": Mean(), "method": Mean().__call__, "partial": partial(_add_to, {"sum": torch.zeros(1)})}
+    hook: Any = hooks[kind]
+
+    class Hooked(tasks.Regression):
+        def model(self) -> nn.Module:
+            model = super().model()
+            if where == "tensor":
+                next(model.parameters()).register_hook(hook)  # type: ignore[no-untyped-call]
+            else:
+                getattr(model, where)(hook)
+            return model
+
+    watched = Watched(Hooked())
+    watched.lane(lambda *_: None)
+    with pytest.raises(UnsupportedModelError, match="changed in loss"):
+        watched.lane(lambda _, model: model(torch.ones(2, _inputs(model))).sum().backward())
+
+
+def _inputs(model: nn.Module) -> int:
+    return int(next(model.parameters()).shape[1])

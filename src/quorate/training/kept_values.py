@@ -7,12 +7,12 @@ the same process, and by no other: the result would depend on which lanes share 
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from operator import is_
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy
@@ -61,7 +61,7 @@ class KeptValues:
         self._versions: list[int] = []
         self._cells: _Turns[_Cell] = _Turns(PIECE)
         self._lazy: list[tuple[str, torch.Tensor]] = []
-        self._generators: list[tuple[str, Any, Any]] = []
+        self._generators: list[tuple[Change, Callable[[], Any], Any]] = []
         self._containers: _Turns[_Container] = _Turns(COMPARED_ELEMENTS)
         self._sized: list[Any] = []
         self._lengths: list[int] = []
@@ -97,9 +97,9 @@ class KeptValues:
         for container in self._containers.turn(whole):
             if not container.is_unchanged(whole):
                 return Change(container.name, container.kind)
-        for name, generator, state in self._generators:
-            if not _equal(_generator_state(generator), state):
-                return Change(name, "a random generator")
+        for change, state_now, state in self._generators:
+            if not _equal(state_now(), state):
+                return change
         return next((Change(cell.name, cell.kind) for cell in self._cells.turn(whole) if not cell.is_unchanged()), None)
 
     def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
@@ -110,7 +110,9 @@ class KeptValues:
         elif isinstance(value, numpy.ndarray):
             self._add_array(path, value)
         elif (state := _generator_state(value)) is not None:
-            self._generators.append((path, value, state))
+            self._generators.append((Change(path, "a random generator"), partial(_generator_state, value), state))
+        elif (position := _position(value)) is not None:
+            self._generators.append((Change(path, "an iterator"), partial(_position, value), position))
         elif isinstance(value, tuple):
             yield from ((f"{path}[{index}]", element) for index, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, dict | list | deque | set | bytearray):
@@ -330,6 +332,34 @@ def _generator_state(value: object) -> Any:
     if isinstance(value, numpy.random.RandomState):
         return repr(value.get_state(legacy=False))
     return value.getstate() if isinstance(value, random.Random) else None
+
+
+def _position(value: object) -> Any:
+    """How far an iterator has come, as far as Python tells; None for anything else."""
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        if frame is None:
+            return "exhausted"
+        plain = {name: inner for name, inner in frame.f_locals.items() if isinstance(inner, _IMMUTABLE)}
+        return frame.f_lasti, plain
+    if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
+        return None
+    try:
+        reduced = value.__reduce__()
+    except TypeError:  # a file, say
+        return None
+    return _flat_position(reduced)
+
+
+def _flat_position(part: object) -> Any:
+    """What an iterator is made up of: numbers as they are, other iterators by how far they have come, the rest by
+    which it is."""
+    if isinstance(part, tuple):
+        return tuple(_flat_position(inner) for inner in part)
+    if isinstance(part, _IMMUTABLE):
+        return part
+    position = _position(part)
+    return id(part) if position is None else position
 
 
 def _equal(left: Any, right: Any) -> bool:

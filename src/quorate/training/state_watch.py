@@ -140,7 +140,7 @@ class StateWatch:
         for kind in dict.fromkeys(chain.from_iterable(type(owner).__mro__ for owner in owners)):
             if is_users_own(kind):  # a list in the body of a class is shared by all that have none of their own
                 yield from ((f"{kind.__name__}.{name}", v) for name, v in vars(kind).items() if name[:2] != "__")
-        for hook in self._replica.optimizers.hooks:
+        for hook in (*self._replica.optimizers.hooks, *_hooks_of(modules)):
             yield from _enclosed(hook)
 
 
@@ -340,6 +340,17 @@ def _advice(change: Change) -> str:
 
 def _overrides(task: Task, method: str) -> bool:
     return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
+
+
+def _hooks_of(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[Any]:
+    """Hooks of modules and of their parameters, but for torch's own, such as that of weight_norm."""
+    for _, module in modules:
+        hooked = [vars(module)[kind] for kind in _HOOKS]
+        for parameter in module._parameters.values():
+            hooked += [getattr(parameter, kind, None) for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        for hook in chain.from_iterable(hooks.values() for hooks in hooked if hooks):
+            if not (getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch."):
+                yield hook
 
 
 def _enclosed(hook: Any) -> Iterator[tuple[str, object]]:
