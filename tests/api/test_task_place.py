@@ -75,6 +75,22 @@ def test_a_project_that_was_moved_with_its_runs_has_it_where_it_lay(
     assert find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine") == place, "comments do not count"
 
 
+def test_a_project_that_was_copied_with_its_runs_uses_its_own_copy_and_says_if_that_was_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = project(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", tmp_path / "copy")
+    copied = RunFolder(tmp_path / "copy" / "runs" / run.name)
+    recorded = f"{tmp_path}/old/task_of_mine.py:Mine"
+    assert find_task(run, recorded) == TaskPlace(recorded)
+    assert find_task(copied, recorded).reference == f"{tmp_path}/copy/task_of_mine.py:Mine"
+    assert caplog.text == ""
+    (tmp_path / "copy" / "nets_of_mine.py").write_text("RATE = 0.2\n")
+    assert find_task(copied, recorded) == TaskPlace(recorded)
+    assert "is used, as recorded, and " in caplog.text
+    assert "copy/task_of_mine.py has other code" in caplog.text
+
+
 @pytest.mark.parametrize("other", ["task_of_mine.py", "nets_of_mine.py"])
 def test_another_projects_file_in_that_place_is_not_taken_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str

@@ -69,10 +69,10 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
         reference = TaskReference.parse(recorded)
     except ValueError:
         return TaskPlace(recorded)  # told with both names where it is loaded
-    if _is_there(reference):
-        return TaskPlace(recorded)
     kept = read_source(run.path)
     moved, why = _moved(run, reference, kept)
+    if _is_there(reference):
+        return _of_two(reference, recorded, moved, why)
     if moved is not None:
         log.warning("the task is not at %s any more: the one at %s is used", reference.file, near(moved))
         return TaskPlace(f"{moved}:{reference.class_name}")
@@ -91,6 +91,15 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
         near(kept.folder),
     )
     return _from_kept(kept, reference)
+
+
+def _of_two(reference: TaskReference, recorded: str, moved: Path | None, why: str) -> TaskPlace:
+    """The task where it is recorded; or, of a project that was copied with its runs, the copy of it."""
+    if moved is not None and reference.file is not None and moved != reference.file.resolve():
+        return TaskPlace(f"{moved}:{reference.class_name}")
+    if why:
+        log.warning("the task at %s is used, as recorded%s (--task FILE:Class names another)", reference.file, why)
+    return TaskPlace(recorded)
 
 
 def placed(resolved: ResolvedJob, place: TaskPlace) -> ResolvedJob:
@@ -173,7 +182,7 @@ def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) ->
     if reference.file is None or kept is None or kept.found_at is None:
         return None, ""
     file = (run.path / kept.found_at).resolve()
-    if not file.is_file():
+    if not file.is_file() or file == reference.file.resolve():
         return None, ""
     present = _source_at(file)
     if present is None:
