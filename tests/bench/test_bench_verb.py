@@ -25,6 +25,7 @@ def temporary(workplace: Workplace) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_quorate_and_gloo_are_measured_side_by_side(workplace: Workplace, temporary: Path) -> None:
     systems = ("--systems", "quorate-shm,quorate-tcp,gloo", "--sizes", "1KB,64KB", "--repeats", "3")
     running = workplace.start(*BENCH, *systems, "--output", "sums.json", "--json", TMPDIR=str(temporary))

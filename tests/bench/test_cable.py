@@ -80,6 +80,7 @@ def test_what_cannot_be_made_is_told_with_the_command(monkeypatch: pytest.Monkey
         run_gang(2, lambda seat: plug_in(seat, MBIT))
 
 
+@pytest.mark.long
 @needs_cables
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_ended_leaves_no_namespace(number: signal.Signals, workplace: Workplace) -> None:

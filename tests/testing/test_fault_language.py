@@ -28,10 +28,15 @@ stops = st.builds(Fault, st.just(Act.STOP), workers, steps, phases, times, delay
 factors = st.integers(1_000_001, 1000 * 10**6).map(lambda millionths: millionths / 10**6)
 slows = st.builds(Fault, st.just(Act.SLOW), workers, steps, factor=factors)
 terms = st.builds(Fault, st.just(Act.TERM), workers, steps, phases, after=delays)
-deaths = st.builds(Fault, st.just(Act.KILL), st.none(), steps, phases, whom=st.sampled_from(Whom))
+outside = st.sampled_from([Whom.COORDINATOR, Whom.LAUNCHER])
+deaths = st.builds(Fault, st.just(Act.KILL), st.none(), steps, phases, whom=outside)
+loaders = st.builds(
+    Fault, st.just(Act.KILL), st.integers(0, 99), steps, phases, after=delays, whom=st.just(Whom.LOADER)
+)
+memory = st.builds(Fault, st.sampled_from([Act.FLIP, Act.STARVE]), whose, steps, phases)
 cuts = st.builds(Fault, st.just(Act.CUT), st.integers(0, 99), steps, phases, times)
 resizes = st.builds(Fault, st.sampled_from([Act.ADD, Act.REMOVE]), st.none(), steps, phases)
-faults = kills | stops | slows | terms | deaths | cuts | resizes
+faults = kills | stops | slows | terms | deaths | loaders | memory | cuts | resizes
 
 
 @pytest.mark.parametrize(
