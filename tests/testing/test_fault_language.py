@@ -33,7 +33,7 @@ deaths = st.builds(Fault, st.just(Act.KILL), st.none(), steps, phases, whom=outs
 loaders = st.builds(
     Fault, st.just(Act.KILL), st.integers(0, 99), steps, phases, after=delays, whom=st.just(Whom.LOADER)
 )
-memory = st.builds(Fault, st.sampled_from([Act.FLIP, Act.STARVE]), whose, steps, phases)
+memory = st.builds(Fault, st.sampled_from([Act.FLIP, Act.STARVE]), st.integers(0, 99), steps, phases)
 cuts = st.builds(Fault, st.just(Act.CUT), st.integers(0, 99), steps, phases, times)
 resizes = st.builds(Fault, st.sampled_from([Act.ADD, Act.REMOVE]), st.none(), steps, phases)
 faults = kills | stops | slows | terms | deaths | loaders | memory | cuts | resizes
