@@ -71,6 +71,7 @@ def outputs(cell: Any, kind: str) -> list[Any]:
     return [output for output in cell.outputs if output["output_type"] == kind]
 
 
+@pytest.mark.long
 def test_a_notebook_trains_in_one_display_refuses_a_class_in_a_cell_and_survives_its_stop_button(
     workplace: Workplace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, undisturbed: str
 ) -> None:

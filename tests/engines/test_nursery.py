@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from command import PATIENCE, Workplace, await_condition
 from quorate.core.child import ask_child
 from quorate.core.processes import adopt_orphans, children_of
@@ -13,6 +15,7 @@ from quorate.engines.messages import Messages
 from quorate.engines.nursery import Nursery, _Child
 
 
+@pytest.mark.long
 def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_the_folder_shadows(
     workplace: Workplace, undisturbed: str
 ) -> None:

@@ -56,6 +56,7 @@ def trained(folder: Path, text: Path, workers: int, **keys: Any) -> gang.Ended:
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.long
 def test_any_number_of_workers_gives_one_digest_and_the_model_learns(text: Path, tmp_path: Path) -> None:
     ends = [trained(tmp_path / str(workers), text, workers) for workers in (1, 2, 3)]
     assert len({end.digest for end in ends}) == 1

@@ -82,6 +82,7 @@ def assert_all_told(job: IslandJob) -> None:
 # --- one worker
 
 
+@pytest.mark.long
 def test_two_of_three_go_on_without_one_that_is_cut_off_for_eight_seconds(job: IslandJob, undisturbed: str) -> None:
     islands = job.islands
     assert islands is not None
