@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from command import Done, Workplace
 
 SOONER = """
@@ -35,12 +37,13 @@ def train(workplace: Workplace, trouble: str, *arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.long
 def test_a_setup_that_takes_long_is_told_and_ended_by_setup_timeout_which_names_the_phase(workplace: Workplace) -> None:
-    done = train(workplace, "slow datasets", "--workers", "2", "--set", "setup_timeout=2")
+    done = train(workplace, "slow datasets", "--workers", "2", "--set", "setup_timeout=15")  # the import counts too
     assert done.code == 1, done.stderr
     assert "workers 0, 1: still in datasets(), " in done.stderr
     assert done.error.startswith("worker 0 (pid ")
-    assert "is still in datasets(), 2 s after its start. That is longer than setup_timeout (2.0)." in done.error
+    assert "is still in datasets(), 15 s after its start. That is longer than setup_timeout (15.0)." in done.error
     assert "Raise setup_timeout, or leave it out to wait for as long as it takes." in done.error
 
 
