@@ -147,7 +147,7 @@ def test_the_fault_that_flips_a_bit_changes_one_value_and_is_found(seed: int) ->
     assert "has been flipped" in told
     assert replica.versions() == versions, "bad memory tells nobody"
     assert cycle(replica) != cycle(other)
-    found = divergence(9, [Voucher(1, ReplicaDigests(r).of_all()) for r in (replica, other, other)])
+    found = divergence(9, [Voucher(i, ReplicaDigests(r).of_all()) for i, r in enumerate((replica, other, other))])
     assert found is not None
 
 

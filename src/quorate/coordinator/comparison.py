@@ -1,10 +1,9 @@
 """What must be equal in all workers: facts and state when they join, weights when they are done."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from quorate.coordinator.events import Completed, Registered
-from quorate.core.digests import first_difference
+from quorate.core.digests import first_difference, outvoted
 from quorate.core.errors import DivergedError, ReplicasDiffer, RequestError
 from quorate.core.failure import Failure
 
@@ -26,15 +25,14 @@ def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
 
 def completion_difference(completed: Sequence[Completed]) -> Failure | None:
     """Which workers ended with other weights than most, if any did."""
-    (usual, count), *others = Counter(done.digest for done in completed).most_common()
-    if not others:
+    found = outvoted({done.worker: done.digest for done in completed})
+    if found is None:
         return None
-    culprits = tuple(done.worker for done in completed if done.digest != usual)
     digests = ", ".join(f"worker {done.worker} has {done.digest}" for done in completed)
     return Failure(
         ReplicasDiffer.__name__,
         f"the workers ended with different weights: {digests}.",
-        culprits=culprits if count > len(completed) / 2 else (),
+        culprits=found[1],
     )
 
 

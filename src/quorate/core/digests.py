@@ -1,6 +1,7 @@
 """Digests of named bytes: sha-256 for what a person compares, xxh3 for what a machine checks."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,18 @@ def tensor_digest(tensor: NamedBytes) -> str:
 def content_digest(content: Buffer) -> str:
     """Xxh3-128 of bytes, for files and buffers."""
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def outvoted(told: Mapping[int, str]) -> tuple[list[int], tuple[int, ...]] | None:
+    """Of workers and their digests, those who differ from most; and those who are wrong, if more than half agree.
+
+    None where all are equal.
+    """
+    if len(set(told.values())) <= 1:
+        return None
+    usual, count = Counter(told.values()).most_common(1)[0]
+    odd = [worker for worker, digest in told.items() if digest != usual]
+    return odd, tuple(odd) if count > len(told) / 2 else ()
 
 
 def first_difference(left: dict[str, str], right: dict[str, str]) -> str | None:

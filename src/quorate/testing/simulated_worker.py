@@ -1,13 +1,13 @@
 """A worker of a simulation: it lives through generations as worker/process.py does, and trains as the loop does."""
 
 import random
-from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quorate.coordinator.actions import EndJob
 from quorate.coordinator.events import Completed, StateReported
+from quorate.core.digests import outvoted
 from quorate.core.errors import GenerationOver, LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
@@ -244,11 +244,11 @@ class SimulatedWorker(SimulatedMember):
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
         """As training/divergence.py does, of all of the state at each step."""
-        error = divergence([(frame.worker, frame.digest) for frame in frames])
-        if error is not None:
+        found = outvoted({frame.worker: frame.digest for frame in frames})
+        if found is not None:
             self._is_flipped = False
             self._ground.referee.differ(generation)
-            raise error
+            raise ReplicasDiffer("the replicas differ", found[1])
 
     def _wish(self) -> str | None:
         """What it has been asked to do at the end of the step; all do it, or none."""
@@ -441,15 +441,6 @@ class SimulatedWorker(SimulatedMember):
 
     def _forget_frames_before(self, generation: GenerationId) -> None:
         self._frames = {key: frames for key, frames in self._frames.items() if key[0] >= generation}
-
-
-def divergence(told: Sequence[tuple[int, str]]) -> ReplicasDiffer | None:
-    """Those who differ from more than half are the culprits."""
-    (usual, count), *others = Counter(digest for _, digest in told).most_common()
-    if not others:
-        return None
-    culprits = [worker for worker, digest in told if digest != usual]
-    return ReplicasDiffer("the replicas differ", culprits if count > len(told) / 2 else ())
 
 
 def _strongest(wishes: Sequence[str | None]) -> str | None:

@@ -6,7 +6,6 @@ overwrites them with a mean that takes every worker's in; a save, a copy and a l
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 import xxhash
 
 from quorate.checkpoint.attempt import Voucher
-from quorate.core.digests import first_difference, weights_digest
+from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer
 from quorate.training.replica import Replica
 from quorate.training.tensors import content, digests
@@ -148,16 +147,14 @@ def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
 
     Those who differ from more than half of all are the culprits; without such a majority nobody can say who is.
     """
-    brief = [weights_digest(voucher.digests) for voucher in vouchers]
-    if len(set(brief)) <= 1:
+    found = outvoted({voucher.worker: weights_digest(voucher.digests) for voucher in vouchers})
+    if found is None:
         return None
-    usual, count = Counter(brief).most_common(1)[0]
+    differing, culprits = found
     odd, rest = (
-        [voucher for voucher, told in zip(vouchers, brief, strict=True) if (told == usual) is same]
-        for same in (False, True)
+        [voucher for voucher in vouchers if (voucher.worker in differing) is is_odd] for is_odd in (True, False)
     )
     name = first_difference(odd[0].digests, rest[0].digests)
-    culprits = [voucher.worker for voucher in odd] if count > len(vouchers) / 2 else []
     verdict = f"{_workers(odd)} {'are' if len(odd) > 1 else 'is'} wrong" if culprits else "nobody can say who is wrong"
     return ReplicasDiffer(
         f"The replicas differ after step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
