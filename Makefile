@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-long test-faults soak simulate check format proto setup-all bench-setup clean help
+.PHONY: demo setup test coverage test-long test-faults soak simulate check format proto setup-all bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -17,6 +17,9 @@ demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several w
 setup: .venv/.stamp-examples  ## install Quorate and what the examples need
 
 test: .venv/.stamp-dev        ## run the tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long"
+
+coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" --cov --cov-report=term --cov-fail-under=90
 
