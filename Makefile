@@ -33,7 +33,7 @@ soak: .venv/.stamp-dev        ## random faults upon several jobs for MINUTES, wi
 	$(BIN)/python scripts/soak.py --minutes $(MINUTES)
 
 simulate: .venv/.stamp-dev    ## simulate SEEDS jobs under faults, and check what must hold
-	$(BIN)/python -m quorate.testing --seeds $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(SEEDS)
 
 check: .venv/.stamp-dev       ## linters, types, layers
 	$(BIN)/ruff check .
@@ -50,7 +50,7 @@ proto: .venv/.stamp-dev       ## generate the protobuf stubs again
 
 setup-all: .venv/.stamp-examples .venv/.stamp-dev   ## install every extra
 
-bench-setup: .venv/.stamp-core   ## install the peers of quorate bench
+bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compare with
 	@sh scripts/bench_setup.sh
 
 clean:           ## remove what was built, but not the runs

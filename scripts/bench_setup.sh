@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the peers that `quorate bench` compares with into .venv-bench. They stay out of .venv, since what comes with
+# Installs the peers that `python -m benchmarks` compares with into .venv-bench. They stay out of .venv, since what comes with
 # them would change what the tests run with (one of their packages brings a pytest plugin, for instance). .venv-bench
 # sees the packages of .venv behind its own, so that Quorate and its peers compute with the same torch, file for file.
 set -eu

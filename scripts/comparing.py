@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quorate.bench.cases import CASES, CLASSES, Case
+from benchmarks.cases import CASES, CLASSES, Case
 from quorate.spec.job import JobSpec
 from quorate.training.divergence import CYCLE, ReplicaDigests
 from quorate.training.replica import Replica

@@ -138,8 +138,12 @@ class Workplace:
 
     def start(self, *arguments: str, **environment: str) -> Running:
         """Give a command, as a terminal does: in a process group of its own."""
+        return self.start_module("quorate", *arguments, **environment)
+
+    def start_module(self, module: str, *arguments: str, **environment: str) -> Running:
+        """Start any module as a program, like a command."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "quorate", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=self.folder,
             env=os.environ | {"TMPDIR": str(self.temporary)} | environment,
             stdin=subprocess.DEVNULL,
@@ -227,8 +231,8 @@ class Workplace:
         (self.folder / "go").touch()
 
     def workers(self) -> list[int]:
-        """The pids of the workers: what the nursery has forked."""
-        family = self.pids("quorate.engines.nursery")
+        """The pids of the workers: what the fork server has forked."""
+        family = self.pids("quorate.engines.fork_server")
         # Not by their numbers: these begin anew when all have been given.
         return [pid for pid in family if parent_of(pid) in family]
 

@@ -68,9 +68,9 @@ def child_signals() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def namespaces(request: pytest.FixtureRequest) -> None:
+def namespaces_allowed(request: pytest.FixtureRequest) -> None:
     """For tests that need network namespaces: skipped where none can be made, unless that must not be."""
-    from quorate.engines.islands import why_impossible
+    from quorate.engines.network_namespaces import why_impossible
 
     reason = why_impossible()
     if reason is None:

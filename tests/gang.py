@@ -1,4 +1,4 @@
-"""A job on forked workers over real links, without coordinator and nursery: a run takes a fraction of a second.
+"""A job on forked workers over real links, without coordinator and fork_server: a run takes a fraction of a second.
 
 Because the workers are forked from the test, whatever the test patches is patched in them too.
 """

@@ -16,10 +16,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from command import PATIENCE, Done, Workplace
+from quorate.chaos.script import parse_fault
 from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.storage.run_folder import RunFolder
-from quorate.testing.faults import parse_fault
 from quorate.worker.faults import firings
 from schemas import validate
 
@@ -95,7 +95,7 @@ from quorate.api.show import show_quietly
 from quorate.core.errors import QuorateError
 from quorate.spec.load import load_job
 from quorate.spec.override import parse_set
-from quorate.testing.faults import parse_fault
+from quorate.chaos.script import parse_fault
 
 run, settings, faults = json.loads(sys.argv[1])
 overrides, script = [parse_set(each) for each in settings], tuple(map(parse_fault, faults))

@@ -2,8 +2,8 @@
 
 Importing it is most of what a small job costs, and a test run starts hundreds. What is forked is a process of its own
 in every other way: its own environment, folder, descriptors, session, command line and parent, and the same hash seed
-as a nursery. Whatever asks for another kind of interpreter, and every test with the fixture `cold`, gets a new one; so
-does the job to whose digest all others are compared.
+as a fork server. Whatever asks for another kind of interpreter, and every test with the fixture `cold`, gets a new one;
+so does the job to whose digest all others are compared.
 """
 
 import atexit
@@ -32,12 +32,12 @@ COMMAND = "quorate"
 PART = "quorate.api"
 KERNEL = "ipykernel_launcher"
 SCRIPT = "a script"
-PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.nursery", "quorate.coordinator")
-# A nursery and a coordinator, and what takes the place of one that is killed.
+PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.fork_server", "quorate.coordinator")
+# A fork server and a coordinator, and what takes the place of one that is killed.
 SPARES = {"train": 3, "resume": 3, "eval": 2, "chaos": 5, "diff": 8, PART: 3, KERNEL: 4, SCRIPT: 4}
 MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NOT_PRELOADED = ("__main__", "quorate.bench", "quorate.engines.nursery", "_pb2")
+NOT_PRELOADED = ("__main__", "quorate.engines.fork_server", "_pb2")
 # What an interpreter or a library looks at once, when it starts.
 LOOKED_AT_ONCE = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "FORCE_COLOR")
 _MESSAGE = 1 << 18
@@ -127,7 +127,7 @@ class Warmth:
         return start_anew(*given)
 
     def _start(self) -> None:
-        from quorate.engines.nursery_process import ENVIRONMENT
+        from quorate.engines.fork_server_process import ENVIRONMENT
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = os.environ | self._measuring | ENVIRONMENT

@@ -23,7 +23,7 @@ from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
     with socket.create_server(("127.0.0.1", 0)) as server:
         spec = resolved.spec.model_copy(update={"port": server.getsockname()[1]})
         place = find_task(run, spec.task)
-        aside = Aside(replace(resolved, spec=spec), Errand(evaluates_only=True), gone, lambda _: None, place)
+        aside = Aside(replace(resolved, spec=spec), RunMode(evaluates_only=True), gone, lambda _: None, place)
         with pytest.raises(JobFailed, match="is not there any more: it was removed while this job was starting"):
             run_aside(aside, tmp_path / "scratch")
 

@@ -175,7 +175,9 @@ def test_a_coordinator_that_dies_again_and_again_ends_the_job(workplace: Workpla
     assert_resumes_to(workplace, undisturbed, 2)
 
 
-def test_a_nursery_that_is_killed_is_replaced_and_so_are_its_workers(workplace: Workplace, undisturbed: str) -> None:
+def test_a_fork_server_that_is_killed_is_replaced_and_so_are_its_workers(
+    workplace: Workplace, undisturbed: str
+) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2)
     os.kill(keeper(workplace, running, "quorate.engines"), signal.SIGKILL)
     running.await_event("lost", at_least=1)
@@ -191,7 +193,7 @@ def test_a_nursery_that_is_killed_is_replaced_and_so_are_its_workers(workplace: 
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")
     family = workplace.pids()
-    assert len(family) == 1 + 2 + 2 + 2, "launcher, coordinator and nursery, workers, loaders"
+    assert len(family) == 1 + 2 + 2 + 2, "launcher, coordinator and fork_server, workers, loaders"
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.done().code == -signal.SIGKILL
     workplace.assert_nobody_left()

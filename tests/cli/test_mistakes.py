@@ -28,7 +28,7 @@ def test_a_port_in_use_is_told_at_once(workplace: Workplace) -> None:
     assert workplace.runs() == []
 
 
-@pytest.mark.usefixtures("namespaces", "unmeasured")
+@pytest.mark.usefixtures("namespaces_allowed", "unmeasured")
 def test_a_machine_without_loopback_is_told_before_a_process_is_started(workplace: Workplace) -> None:
     train = [sys.executable, "-m", "quorate", "train", "job.yaml", "--json"]
     done = subprocess.run(

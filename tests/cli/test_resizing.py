@@ -129,7 +129,7 @@ def test_a_spare_steps_in_for_a_lost_worker(place: Workplace, reference: str) ->
 
 def pid_of(place: Workplace, worker: int) -> int:
     """The process of a worker, by the log of who starts them."""
-    (line,) = [line for line in place.log("nursery").splitlines() if f"worker {worker} is process" in line]
+    (line,) = [line for line in place.log("fork_server").splitlines() if f"worker {worker} is process" in line]
     return int(line.partition("process ")[2].partition(",")[0])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.server import CoordinatorServer
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.terms import Terms
@@ -47,8 +47,8 @@ def serve(
 
     async def run() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        chronicle = Chronicle(JsonlSink(events_file))
-        service = CoordinatorService(terms, chronicle)
+        event_log = EventLog(JsonlSink(events_file))
+        service = CoordinatorService(terms, event_log)
         server = CoordinatorServer(service, TOKEN, "127.0.0.1", port)
         await server.start()
         time_keeping = asyncio.create_task(service.keep_time())
@@ -57,7 +57,7 @@ def serve(
         await stop.wait()
         time_keeping.cancel()
         await server.stop(grace=0)
-        chronicle.close()
+        event_log.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()

@@ -23,8 +23,8 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.actions import EndJob, Expel, RecordLoss, RecordRollback, Refill, Regroup
-from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.decision import Decision
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import FailureReported, ResizeRequested, StopRequested
 from quorate.coordinator.forming import MOST_DIVERGED
 from quorate.coordinator.membership import start
@@ -143,17 +143,17 @@ def test_the_next_coordinator_knows_of_it_and_turns_those_away_who_come_back() -
 
 def test_what_was_written_of_it_is_recalled_until_a_generation_has_begun(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "events.jsonl")
-    chronicle = Chronicle(sink)
+    event_log = EventLog(sink)
 
     def recalled() -> bool:
-        return Chronicle(JsonlSink(tmp_path / "events.jsonl")).recall(0).is_condemned
+        return EventLog(JsonlSink(tmp_path / "events.jsonl")).recall(0).is_condemned
 
-    chronicle.generation_formed(training().generation)
+    event_log.generation_formed(training().generation)
     assert not recalled()
-    chronicle.worker_lost(Failure("ReplicasDiffer", "they differ", worker=2), 0.0)
-    chronicle.worker_lost(Failure("WorkerLost", "killed", worker=1), 0.0)
+    event_log.worker_lost(Failure("ReplicasDiffer", "they differ", worker=2), 0.0)
+    event_log.worker_lost(Failure("WorkerLost", "killed", worker=1), 0.0)
     assert recalled()
-    chronicle.generation_formed(training().generation)
+    event_log.generation_formed(training().generation)
     assert not recalled()
     sink.close()
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from quorate.coordinator.__main__ import Appointment, _begin
-from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.states import Recalling
 from quorate.coordinator.terms import Terms
 from quorate.core.errors import RequestError
@@ -79,7 +79,7 @@ def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
 def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
     with coordinator(run) as (process, answer):
         client = SupervisorClient(answer["address"], TOKEN)
-        client.report_failure(Failure("ProcessLost", "the nursery is gone"))
+        client.report_failure(Failure("ProcessLost", "the fork server is gone"))
         outcome = client.news(5.0).outcome
         fetched = time.monotonic()
         client.close()
@@ -87,7 +87,7 @@ def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
         assert time.monotonic() - fetched >= 0.15
     assert outcome is not None
     assert outcome.failure is not None
-    assert outcome.failure.message == "the nursery is gone"
+    assert outcome.failure.message == "the fork server is gone"
     assert not run.address_file.exists()
 
 
@@ -132,11 +132,11 @@ def test_a_generation_that_the_launcher_has_not_read_of_yet_is_known_to_the_next
     """Or it would take the job for one that begins, and those who are there for all that there is."""
     terms = Terms(incarnation=2, lanes=2, workers=2, timing=Timing(1.0))
     roster = {"present": [], "awaited": [0, 1], "events_from": 0, "has_begun": False}
-    with closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
-        begins = _begin(terms, chronicle, roster)
+    with closing(EventLog(JsonlSink(run.events_file))) as event_log:
+        begins = _begin(terms, event_log, roster)
         member = Member(0, "127.0.0.1:1", range(2))
-        chronicle.generation_formed(Generation(GenerationId(1, 1), (member,)))
-        goes_on = _begin(terms, chronicle, roster)
+        event_log.generation_formed(Generation(GenerationId(1, 1), (member,)))
+        goes_on = _begin(terms, event_log, roster)
     assert isinstance(begins, Recalling)
     assert isinstance(goes_on, Recalling)
     assert (begins.crew.generations, goes_on.crew.generations) == (0, 1)

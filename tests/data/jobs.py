@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from quorate.data.curriculum import Curriculum, Order
+from quorate.data.lane_sampler import LaneSampler, Order
 from quorate.spec.job import JobSpec
 
 
@@ -17,5 +17,5 @@ def shuffled(epoch: int, generator: torch.Generator) -> Sequence[int] | None:
     return None
 
 
-def curriculum(samples: int, order: Order = shuffled, **keys: Any) -> Curriculum:
-    return Curriculum(job(**keys), samples, order)
+def sampler(samples: int, order: Order = shuffled, **keys: Any) -> LaneSampler:
+    return LaneSampler(job(**keys), samples, order)

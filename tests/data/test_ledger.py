@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.jobs import curriculum
+from data.jobs import sampler
 from quorate.data import ledger
 from quorate.data.ledger import NOTHING, Tally, total
 
@@ -81,7 +81,7 @@ def test_all_samples_and_a_whole_order_in_slices(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("last_batch", ["drop", "keep"])
 def test_the_steps_of_an_epoch_and_what_it_drops_make_up_the_training_set(last_batch: str) -> None:
-    given = curriculum(30, lanes=4, batch_size=7, epochs=2, last_batch=last_batch)
+    given = sampler(30, lanes=4, batch_size=7, epochs=2, last_batch=last_batch)
     for epoch in (0, 1):
         steps = range(epoch * given.steps_per_epoch + 1, (epoch + 1) * given.steps_per_epoch + 1)
         read = total(

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.jobs import curriculum
+from data.jobs import sampler
 from quorate.core.cursor import Cursor, Phase
-from quorate.data.curriculum import Curriculum
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
 from quorate.lanes.hosting import host_lanes
 
@@ -25,7 +25,7 @@ def plans(draw: st.DrawFn) -> tuple[int, dict[str, Any], EvaluationPlan]:
     return draw(st.integers(1, 25)), keys, evaluation
 
 
-def cursors(total: int, evaluation: EvaluationPlan, plan: Curriculum) -> list[Cursor]:
+def cursors(total: int, evaluation: EvaluationPlan, plan: LaneSampler) -> list[Cursor]:
     """Every cursor that the job passes through."""
     found = []
     for step in range(total + 1):
@@ -40,7 +40,7 @@ def test_from_any_cursor_the_plan_is_the_tail_of_the_whole(
     case: tuple[int, dict[str, Any], EvaluationPlan], data: st.DataObject
 ) -> None:
     samples, keys, evaluation = case
-    plan = curriculum(samples, **keys)
+    plan = sampler(samples, **keys)
     hosted = data.draw(st.sampled_from(host_lanes(evaluation.lanes, data.draw(st.integers(1, evaluation.lanes)))))
     whole = list(reading_plan(plan, evaluation, hosted, Cursor()))
     remaining = [
@@ -57,7 +57,7 @@ def test_the_workers_together_read_what_one_worker_reads_alone(
     case: tuple[int, dict[str, Any], EvaluationPlan], data: st.DataObject
 ) -> None:
     samples, keys, evaluation = case
-    plan = curriculum(samples, **keys)
+    plan = sampler(samples, **keys)
     hosting = host_lanes(evaluation.lanes, data.draw(st.integers(1, evaluation.lanes)))
     alone = Counter(reading_plan(plan, evaluation, range(evaluation.lanes), Cursor()))
     together: Counter[Request] = Counter()
@@ -69,7 +69,7 @@ def test_the_workers_together_read_what_one_worker_reads_alone(
 @given(plans())
 def test_each_evaluation_reads_each_validation_sample_once(case: tuple[int, dict[str, Any], EvaluationPlan]) -> None:
     samples, keys, evaluation = case
-    plan = curriculum(samples, **keys)
+    plan = sampler(samples, **keys)
     requests = reading_plan(plan, evaluation, range(evaluation.lanes), Cursor())
     read = Counter(i for request in requests if request.source is Source.VALIDATION for i in request.indices)
     times = sum(evaluation.is_due(step, plan) for step in range(plan.total_steps + 1))
@@ -77,7 +77,7 @@ def test_each_evaluation_reads_each_validation_sample_once(case: tuple[int, dict
 
 
 def test_when_an_evaluation_is_due() -> None:
-    plan = curriculum(12, lanes=1, batch_size=4, steps=7)
+    plan = sampler(12, lanes=1, batch_size=4, steps=7)
 
     def due(every: int | str, samples: int = 5) -> list[int]:
         evaluation = EvaluationPlan(samples, 2, 1, every)

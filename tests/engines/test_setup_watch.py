@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.failure import JobFailed
-from quorate.engines import brood
-from quorate.engines.brood import Brood
+from quorate.engines import worker_processes
+from quorate.engines.fork_server_process import ForkServerProcess
 from quorate.engines.messages import STARTED
-from quorate.engines.nursery_process import NurseryProcess
 from quorate.engines.setup_watch import FORK_SERVER, IMPORTING, SetupWatch
+from quorate.engines.worker_processes import WorkerProcesses
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import StatusPage, status_file
@@ -97,7 +97,7 @@ def test_without_a_limit_nothing_takes_too_long(now: float) -> None:
     assert watch.overdue(now) == []
 
 
-class Nursery:
+class ForkServer:
     """Starts nobody, and says that it has."""
 
     def __init__(self) -> None:
@@ -121,13 +121,13 @@ class Places:
     """The workers' processes, of which nobody is allowed any time for its setup."""
 
     def __init__(self, folder: Path) -> None:
-        self.run, self.nursery = RunFolder(folder), Nursery()
+        self.run, self.fork_server = RunFolder(folder), ForkServer()
         self.told: list[str] = []
         self.has_formed = False
         self.run.logs.mkdir()
-        self.brood = Brood(
+        self.worker_processes = WorkerProcesses(
             self.run,
-            lambda: cast(NurseryProcess, self.nursery),
+            lambda: cast(ForkServerProcess, self.fork_server),
             lambda slot, *_: Assignment(str(folder), slot, 1, "t:T", {}, "", "127.0.0.1:1", "token"),
             tell=self.told.append,
             setup_timeout=1e-9,
@@ -135,17 +135,17 @@ class Places:
         )
 
     def start(self, slot: int, *, is_replacement: bool = False) -> StatusPage:
-        self.brood.start(slot, None, is_replacement=is_replacement)
+        self.worker_processes.start(slot, None, is_replacement=is_replacement)
         return StatusPage(status_file(self.run, slot))
 
     def look(self, times: int = 3) -> None:
         for _ in range(times):
-            self.brood.look(0.0)
+            self.worker_processes.look(0.0)
 
 
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    monkeypatch.setattr(brood, "SETUP_GLANCE", 0.0)
+    monkeypatch.setattr(worker_processes, "SETUP_GLANCE", 0.0)
     return Places(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_while_others_may_train_a_setup_that_takes_too_long_is_begun_again(
     page = workers.start(1, is_replacement=is_replacement)
     page.write_setup("initial_weights()")
     workers.look()
-    assert workers.nursery.killed == [4711]
+    assert workers.fork_server.killed == [4711]
     (message,) = workers.told
     assert message.endswith("longer than setup_timeout (1e-09): it is ended, and another is started.")
     page.write(0, "wait")  # it has registered
@@ -179,22 +179,22 @@ def test_a_worker_that_has_no_status_page_is_not_in_its_setup(workers: Places) -
     workers.start(1)
     status_file(workers.run, 1).unlink()
     workers.look()
-    assert (workers.nursery.killed, workers.told) == ([], [])
+    assert (workers.fork_server.killed, workers.told) == ([], [])
 
 
 def test_one_that_has_no_process_yet_is_not_ended_while_another_runs(workers: Places) -> None:
     workers.has_formed = True
     workers.start(1).write(3, "compute")
     workers.look()
-    workers.nursery.is_importing = True
+    workers.fork_server.is_importing = True
     workers.start(2, is_replacement=True)
     workers.look()
-    assert (workers.nursery.killed, workers.told) == ([], [])
+    assert (workers.fork_server.killed, workers.told) == ([], [])
 
 
-def test_another_nursery_that_does_not_come_to_its_end_with_the_import_ends_the_job(workers: Places) -> None:
+def test_another_fork_server_that_does_not_come_to_its_end_with_the_import_ends_the_job(workers: Places) -> None:
     workers.has_formed = True
-    workers.nursery.is_importing = True
+    workers.fork_server.is_importing = True
     workers.start(1, is_replacement=True)
     with pytest.raises(JobFailed, match="worker 1 is still in the import of torch and the task"):
         workers.look()

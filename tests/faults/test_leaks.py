@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> None:
 
 def pid_of(place: Workplace, worker: int) -> int:
     """The process in a place, by the log of who starts them."""
-    lines = [line for line in place.log("nursery").splitlines() if f"worker {worker} is process" in line]
+    lines = [line for line in place.log("fork_server").splitlines() if f"worker {worker} is process" in line]
     return int(lines[-1].partition("process ")[2].partition(",")[0])
 
 
@@ -88,7 +88,7 @@ def test_fifty_recoveries_leave_nothing_behind(place: Workplace) -> None:
     running.await_event("step", at_least=5)
     survivor = pid_of(place, 0)
     keepers = {"worker 0": survivor, "launcher": running.process.pid}
-    keepers |= {"coordinator": place.pids("quorate.coordinator")[0], "nursery": place.pids("quorate.engines")[0]}
+    keepers |= {"coordinator": place.pids("quorate.coordinator")[0], "fork_server": place.pids("quorate.engines")[0]}
     for turn in range(BEFORE):
         lose_one(place, running, 1 + turn % 2)
     before = {name: Holdings.of(pid) for name, pid in keepers.items()}

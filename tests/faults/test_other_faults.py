@@ -99,7 +99,7 @@ def test_everything_at_once(place: Workplace) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("namespaces")
+@pytest.mark.usefixtures("namespaces_allowed")
 def test_a_worker_that_is_cut_off_for_a_while(place: Workplace) -> None:
     document = chaos(place, "cut worker 1 at step 9 for 4s")
     assert_same(place, document)

@@ -1,4 +1,4 @@
-"""Real partitions: workers on islands whose cables are cut while they train, and healed after a while.
+"""Real partitions: workers on namespaces whose cables are cut while they train, and healed after a while.
 
 At most one side goes on, nobody waits for ever, and the bits are those of the undisturbed run.
 """
@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 from command import PATIENCE, await_condition
-from faults.island_job import (
+from faults.namespaced_job import (
     FAILURE_TIMEOUT,
     LEASE,
     STEPS,
     TASK,
     WORKERS,
-    IslandJob,
+    NamespacedJob,
     holders,
+    in_namespaces,
     members,
-    on_islands,
     wait_until,
 )
 from quorate.core.networks import inside_network
-from quorate.engines.islands import COORDINATOR, Islands
+from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("namespaces", "unmeasured")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("namespaces_allowed", "unmeasured")]
 
 EVERYBODY = set(range(WORKERS))
 # What happens between the moment at which the silence has lasted long enough and the next step.
@@ -40,15 +40,15 @@ LINK_PATIENCE = 3 * FAILURE_TIMEOUT + 4 * GRACE
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("islands")
+    folder = tmp_path_factory.mktemp("namespaces")
     (folder / "task.py").write_text(TASK)
     return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    """The digest of the job when nothing happens to it, and nobody lives on an island."""
-    job = IslandJob(folder, None)
+    """The digest of the job when nothing happens to it, and nobody lives on an namespace."""
+    job = NamespacedJob(folder, None)
     try:
         outcome = job.finish(PATIENCE)
     finally:
@@ -58,13 +58,13 @@ def undisturbed(folder: Path) -> str:
 
 
 @pytest.fixture
-def job(folder: Path, undisturbed: str, unmeasured: None) -> Iterator[IslandJob]:
-    with on_islands(folder) as job:
+def job(folder: Path, undisturbed: str, unmeasured: None) -> Iterator[NamespacedJob]:
+    with in_namespaces(folder) as job:
         job.await_step(5)
         yield job
 
 
-def assert_undisturbed(job: IslandJob, digest: str) -> None:
+def assert_undisturbed(job: NamespacedJob, digest: str) -> None:
     """It ends as if nothing had happened, and no step was done by two sides."""
     outcome = job.finish(PATIENCE)
     assert outcome.failure is None
@@ -74,7 +74,7 @@ def assert_undisturbed(job: IslandJob, digest: str) -> None:
     assert max(steps) == STEPS
 
 
-def assert_all_told(job: IslandJob) -> None:
+def assert_all_told(job: NamespacedJob) -> None:
     """No step is missing from what the run tells."""
     assert {event["step"] for event in job.events("step")} == set(range(1, STEPS + 1))
 
@@ -83,23 +83,23 @@ def assert_all_told(job: IslandJob) -> None:
 
 
 @pytest.mark.long
-def test_two_of_three_go_on_without_one_that_is_cut_off_for_eight_seconds(job: IslandJob, undisturbed: str) -> None:
-    islands = job.islands
-    assert islands is not None
+def test_two_of_three_go_on_without_one_that_is_cut_off_for_eight_seconds(job: NamespacedJob, undisturbed: str) -> None:
+    namespaces = job.namespaces
+    assert namespaces is not None
     cut = time.time()
-    islands.cut(2)
-    assert not islands.reaches(2, COORDINATOR, 0.2)
-    assert not islands.reaches(0, 2, 0.2)
+    namespaces.cut(2)
+    assert not namespaces.reaches(2, COORDINATOR, 0.2)
+    assert not namespaces.reaches(0, 2, 0.2)
     smaller = job.await_generation({0, 1}, cut)
     first = job.await_event("step", smaller["time"])
     assert first["time"] - cut <= FAILURE_TIMEOUT + GRACE
     assert smaller["from_step"] == max(event["step"] for event in job.events("step") if event["time"] < first["time"])
     wait_until(cut + 8.0)
-    assert not islands.reaches(2, COORDINATOR, 0.2)
+    assert not namespaces.reaches(2, COORDINATOR, 0.2)
     assert all(2 not in members(event) for event in job.events("generation", cut))
-    islands.heal(2)
+    namespaces.heal(2)
     healed = time.time()
-    await_condition("the cable to carry again", lambda: islands.reaches(2, COORDINATOR, 0.1), 10.0)
+    await_condition("the cable to carry again", lambda: namespaces.reaches(2, COORDINATOR, 0.1), 10.0)
     job.await_generation(EVERYBODY, healed)
     assert_undisturbed(job, undisturbed)
     assert_all_told(job)
@@ -114,23 +114,23 @@ WAYS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_a_worker_that_has_lost_the_coordinator_alone(way: str, job: IslandJob, undisturbed: str) -> None:
-    islands = job.islands
-    assert islands is not None
+def test_a_worker_that_has_lost_the_coordinator_alone(way: str, job: NamespacedJob, undisturbed: str) -> None:
+    namespaces = job.namespaces
+    assert namespaces is not None
     cut = time.time()
     for sender, receiver in WAYS[way]:
-        islands.cut_one_way(sender, receiver)
+        namespaces.cut_one_way(sender, receiver)
     for pair in ((1, COORDINATOR), (COORDINATOR, 1)):
-        assert islands.reaches(*pair, 0.3) == (pair not in WAYS[way])
-    assert islands.reaches(0, 1)
-    assert islands.reaches(1, 0)
+        assert namespaces.reaches(*pair, 0.3) == (pair not in WAYS[way])
+    assert namespaces.reaches(0, 1)
+    assert namespaces.reaches(1, 0)
     smaller = job.await_generation({0, 2}, cut)
     assert smaller["time"] - cut <= FAILURE_TIMEOUT + 2 * GRACE
     # Its lease ends before its lanes are somebody else's: no step of the first generation comes after that.
     assert all(event["step"] <= smaller["from_step"] for event in job.events("step") if event["time"] < smaller["time"])
     wait_until(cut + 3 * FAILURE_TIMEOUT)
     healed = time.time()
-    islands.heal(1)
+    namespaces.heal(1)
     job.await_generation(EVERYBODY, healed)
     assert_undisturbed(job, undisturbed)
     assert_all_told(job)
@@ -142,24 +142,24 @@ def test_a_worker_that_has_lost_the_coordinator_alone(way: str, job: IslandJob, 
 @pytest.mark.long
 @pytest.mark.parametrize("ways", [[(0, 1), (1, 0)], [(0, 1)]], ids=["both ways", "one way"])
 def test_a_link_is_cut_while_both_ends_reach_the_coordinator(
-    ways: list[tuple[int, int]], job: IslandJob, undisturbed: str
+    ways: list[tuple[int, int]], job: NamespacedJob, undisturbed: str
 ) -> None:
-    islands = job.islands
-    assert islands is not None
+    namespaces = job.namespaces
+    assert namespaces is not None
     cut = time.time()
     for pair in ways:
-        islands.cut_one_way(*pair)
+        namespaces.cut_one_way(*pair)
     for pair in ((0, 1), (1, 0)):
-        assert islands.reaches(*pair, 0.3) == (pair not in ways)
+        assert namespaces.reaches(*pair, 0.3) == (pair not in ways)
     for place in (0, 1):
-        assert islands.reaches(place, COORDINATOR)
-        assert islands.reaches(COORDINATOR, place)
+        assert namespaces.reaches(place, COORDINATOR)
+        assert namespaces.reaches(COORDINATOR, place)
     without = job.await_event("generation", cut, lambda event: not {0, 1} <= members(event), LINK_PATIENCE)
     step = job.await_event("step", without["time"])
     assert step["time"] - cut <= LINK_PATIENCE
     assert job.events("lost", cut) == [], "nobody is dead"
     healed = time.time()
-    islands.heal()
+    namespaces.heal()
     job.await_generation(EVERYBODY, healed)
     job.await_step(max(event["step"] for event in job.events("step")) + 10)
     assert_undisturbed(job, undisturbed)
@@ -169,19 +169,19 @@ def test_a_link_is_cut_while_both_ends_reach_the_coordinator(
 # --- the coordinator
 
 
-def cut_all_from_coordinator(islands: Islands) -> None:
+def cut_all_from_coordinator(namespaces: NetworkNamespaces) -> None:
     for place in EVERYBODY:
-        islands.cut_from_coordinator(place)
-    assert not any(islands.reaches(place, COORDINATOR, 0.05) for place in EVERYBODY)
-    assert not any(islands.reaches(COORDINATOR, place, 0.05) for place in EVERYBODY)
+        namespaces.cut_from_coordinator(place)
+    assert not any(namespaces.reaches(place, COORDINATOR, 0.05) for place in EVERYBODY)
+    assert not any(namespaces.reaches(COORDINATOR, place, 0.05) for place in EVERYBODY)
 
 
-def test_a_coordinator_cut_off_from_all_for_much_less_than_the_lease(job: IslandJob, undisturbed: str) -> None:
-    assert job.islands is not None
+def test_a_coordinator_cut_off_from_all_for_much_less_than_the_lease(job: NamespacedJob, undisturbed: str) -> None:
+    assert job.namespaces is not None
     before = max(job.steps_of_workers())
-    cut_all_from_coordinator(job.islands)
+    cut_all_from_coordinator(job.namespaces)
     await_condition("steps without a coordinator", lambda: max(job.steps_of_workers()) > before + 1, LEASE)
-    job.islands.heal()
+    job.namespaces.heal()
     healed = time.time()
     job.await_event("step", healed + FAILURE_TIMEOUT)
     assert job.events("lost") == []
@@ -191,13 +191,13 @@ def test_a_coordinator_cut_off_from_all_for_much_less_than_the_lease(job: Island
 
 
 @pytest.mark.long
-def test_a_coordinator_cut_off_from_all_for_little_less_than_the_lease(job: IslandJob, undisturbed: str) -> None:
+def test_a_coordinator_cut_off_from_all_for_little_less_than_the_lease(job: NamespacedJob, undisturbed: str) -> None:
     """What was sent meanwhile is sent again after twice the time: leases may end, which costs a generation."""
-    assert job.islands is not None
+    assert job.namespaces is not None
     began = time.time()
-    cut_all_from_coordinator(job.islands)
+    cut_all_from_coordinator(job.namespaces)
     wait_until(began + LEASE * 0.65)
-    job.islands.heal()
+    job.namespaces.heal()
     job.await_event("step", time.time() + FAILURE_TIMEOUT)
     assert job.events("lost") == []
     generations = [members(event) for event in job.events("generation")]
@@ -208,10 +208,10 @@ def test_a_coordinator_cut_off_from_all_for_little_less_than_the_lease(job: Isla
 
 @pytest.mark.long
 def test_nobody_makes_a_step_after_the_leases_when_the_coordinator_is_cut_off_from_all(
-    job: IslandJob, undisturbed: str
+    job: NamespacedJob, undisturbed: str
 ) -> None:
-    assert job.islands is not None
-    cut_all_from_coordinator(job.islands)
+    assert job.namespaces is not None
+    cut_all_from_coordinator(job.namespaces)
     wait_until(time.time() + LEASE + GRACE)
     at_the_end = max(job.steps_of_workers())
     told = len(job.events("step"))
@@ -221,20 +221,20 @@ def test_nobody_makes_a_step_after_the_leases_when_the_coordinator_is_cut_off_fr
         time.sleep(0.02)  # between two looks
     assert len(job.events("step")) == told
     healed = time.time()
-    job.islands.heal()
+    job.namespaces.heal()
     job.await_generation(EVERYBODY, healed)
     assert_undisturbed(job, undisturbed)
 
 
 @pytest.mark.long
 def test_what_was_saved_while_the_coordinator_was_cut_off_from_all_is_told_too(
-    job: IslandJob, undisturbed: str
+    job: NamespacedJob, undisturbed: str
 ) -> None:
-    assert job.islands is not None
-    cut_all_from_coordinator(job.islands)
+    assert job.namespaces is not None
+    cut_all_from_coordinator(job.namespaces)
     wait_until(time.time() + FAILURE_TIMEOUT + GRACE)
     healed = time.time()
-    job.islands.heal()
+    job.namespaces.heal()
     job.await_generation(EVERYBODY, healed)
     assert_undisturbed(job, undisturbed)
     assert_all_told(job)
@@ -244,23 +244,23 @@ def test_what_was_saved_while_the_coordinator_was_cut_off_from_all_is_told_too(
 
 
 @pytest.mark.long
-def test_five_percent_of_all_packets_get_lost(job: IslandJob, undisturbed: str) -> None:
-    islands = job.islands
-    assert islands is not None
+def test_five_percent_of_all_packets_get_lost(job: NamespacedJob, undisturbed: str) -> None:
+    namespaces = job.namespaces
+    assert namespaces is not None
     for place in EVERYBODY:
-        islands.lose(place, 5.0)
+        namespaces.lose(place, 5.0)
     lossy = time.time()
-    assert 0.80 < part_that_arrives(islands, 0, COORDINATOR) < 0.99
+    assert 0.80 < part_that_arrives(namespaces, 0, COORDINATOR) < 0.99
     job.await_step(max(event["step"] for event in job.events("step")) + 20)
     assert time.time() - lossy < PATIENCE
-    islands.heal()
-    assert part_that_arrives(islands, 0, COORDINATOR) == 1.0
+    namespaces.heal()
+    assert part_that_arrives(namespaces, 0, COORDINATOR) == 1.0
     assert_undisturbed(job, undisturbed)
     assert_all_told(job)
 
 
-def part_that_arrives(islands: Islands, sender: int, receiver: int, count: int = 500) -> float:
-    source, target = islands[sender], islands[receiver]
+def part_that_arrives(namespaces: NetworkNamespaces, sender: int, receiver: int, count: int = 500) -> float:
+    source, target = namespaces[sender], namespaces[receiver]
 
     def open_socket() -> socket.socket:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -285,12 +285,12 @@ def part_that_arrives(islands: Islands, sender: int, receiver: int, count: int =
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from faults.island_job import on_islands, namespace_of
-with on_islands(Path(sys.argv[1])) as job:
+from faults.namespaced_job import in_namespaces, namespace_of
+with in_namespaces(Path(sys.argv[1])) as job:
     job.await_step(3)
-    job.islands.cut(1)
-    job.islands.lose(2, 5.0)
-    print(job.islands.cable, *(namespace_of(job.islands[place].network) for place in (-1, 0, 1, 2)), flush=True)
+    job.namespaces.cut(1)
+    job.namespaces.lose(2, 5.0)
+    print(job.namespaces.cable, *(namespace_of(job.namespaces[place].network) for place in (-1, 0, 1, 2)), flush=True)
     time.sleep(600)
 """
 
@@ -311,5 +311,5 @@ def test_a_launcher_that_is_killed_leaves_no_namespace_no_cable_and_no_process(t
         assert len(holders(set(networks))) >= len(networks) + WORKERS
         launcher.kill()
     await_condition("the end of the processes", lambda: not holders(set(networks)), 30.0)
-    # What could not be sent to the island that is cut off is tried for some seconds more.
+    # What could not be sent to the namespace that is cut off is tried for some seconds more.
     await_condition("the end of the cable", lambda: not Path("/sys/class/net", cable).exists(), 60.0)

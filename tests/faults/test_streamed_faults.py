@@ -200,7 +200,7 @@ def test_a_coordinator_killed_in_a_phase(places: dict[str, Workplace], phase: st
 
 
 def loaders_of(place: Workplace) -> list[int]:
-    """The loader processes: children of workers, which are children of the nursery."""
+    """The loader processes: children of workers, which are children of the fork server."""
     family = place.workers()
     return [pid for pid in family if parent_of(pid) in family]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from data.jobs import curriculum
+from data.jobs import sampler
 from history.run_builder import JOB, Story, build_run
 from quorate.core.errors import RunError
-from quorate.data.curriculum import Curriculum
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
 from quorate.data.ranges import ranges_of
 from quorate.history.ledger import EpochStatus, Ledger, read_ledger
@@ -21,7 +21,7 @@ SAMPLES, BATCH = 30, 8
 KEYS: dict[str, Any] = {"lanes": 4, "batch_size": BATCH, "steps": 9}
 PER_EPOCH = 3
 WHOLE, INCOMPLETE, BROKEN = EpochStatus.WHOLE, EpochStatus.INCOMPLETE, EpochStatus.BROKEN
-PLAN = curriculum(SAMPLES, **KEYS)
+PLAN = sampler(SAMPLES, **KEYS)
 
 
 def begin(story: Story, from_step: int = 0, samples: int = SAMPLES) -> Story:
@@ -29,7 +29,7 @@ def begin(story: Story, from_step: int = 0, samples: int = SAMPLES) -> Story:
     return story.tell("run", from_step=from_step, lanes=4, **fields)
 
 
-def tell(story: Story, steps: Sequence[int], plan: Curriculum = PLAN, **fields: Any) -> Story:
+def tell(story: Story, steps: Sequence[int], plan: LaneSampler = PLAN, **fields: Any) -> Story:
     """Tell steps as the loop does; `fields` go over what it would have told."""
     for step in steps:
         epoch, batch = plan.epoch_of(step), plan.batch(step)
@@ -268,7 +268,7 @@ class TestBySumsAlone:
 
 class TestOrderOfOnesOwn:
     def test_counts_what_it_gives(self, tmp_path: Path) -> None:
-        plan = curriculum(SAMPLES, lambda epoch, generator: [epoch, *range(7), *range(4, 22)], **KEYS)
+        plan = sampler(SAMPLES, lambda epoch, generator: [epoch, *range(7), *range(4, 22)], **KEYS)
         ledger = read_ledger(run_of(tmp_path, tell(begin(Story()), range(1, 9), plan), 8))
         assert statuses(ledger) == [WHOLE, WHOLE, INCOMPLETE]
         assert [entry.is_own for entry in ledger.epochs] == [True] * 3
@@ -276,7 +276,7 @@ class TestOrderOfOnesOwn:
         assert ledger.verdict.startswith("2 epochs used the samples that the task's order() gives")
 
     def test_departs_where_something_else_was_used(self, tmp_path: Path) -> None:
-        plan = curriculum(SAMPLES, lambda epoch, generator: [epoch, *range(7), *range(4, 22)], **KEYS)
+        plan = sampler(SAMPLES, lambda epoch, generator: [epoch, *range(7), *range(4, 22)], **KEYS)
         story = tell(tell(begin(Story()), range(1, 5), plan), [5], plan, **read(range(8)))
         ledger = read_ledger(run_of(tmp_path, tell(story, [6], plan), 6))
         assert statuses(ledger) == [WHOLE, BROKEN]

@@ -20,7 +20,7 @@ from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
 from quorate.training.loop import MOST_RANGES
-from quorate.worker.assembly import curriculum_of
+from quorate.worker.assembly import sampler_of
 from training.recorded import Run, on_one_and_on_three, run
 
 KEYS: dict[str, Any] = {"lanes": 4, "batch_size": 16, "epochs": 2, "on_bad_sample": "skip"}
@@ -65,7 +65,7 @@ def bad_of(ran: Run) -> dict[int | None, list[int]]:
 
 
 def order() -> Any:
-    return curriculum_of(gang.job(Sharded, **KEYS), Sharded(), Shards(FOLDERS["training"], decode=decoded, window=10))
+    return sampler_of(gang.job(Sharded, **KEYS), Sharded(), Shards(FOLDERS["training"], decode=decoded, window=10))
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ FEW: dict[str, Any] = {"epochs": 1, "batch_size": 10, "on_bad_sample": "skip"}
 
 
 def tear_batch(monkeypatch: pytest.MonkeyPatch, task: type[Regression], **keys: Any) -> set[int]:
-    batch = set(curriculum_of(gang.job(task, **keys), task(), Points()).batch(EMPTY).tolist())
+    batch = set(sampler_of(gang.job(task, **keys), task(), Points()).batch(EMPTY).tolist())
     monkeypatch.setattr(TornPoints, "torn", frozenset(batch))
     return batch
 
@@ -223,7 +223,7 @@ def test_a_micro_batch_without_a_sample_is_left_out_of_its_lane(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keys = {**FEW, "batch_size": 25, "accumulate": 2}
-    micro = curriculum_of(gang.job(EmptyBatch, **keys), EmptyBatch(), Points()).micro_batches(1, 3)
+    micro = sampler_of(gang.job(EmptyBatch, **keys), EmptyBatch(), Points()).micro_batches(1, 3)
     for part in (micro[0], micro[-1]):  # the last one is the one whose gradients may be sent at once
         monkeypatch.setattr(TornPoints, "torn", frozenset(part))
         ran = on_one_and_on_three(EmptyBatch, tmp_path / str(part[0]), **keys)

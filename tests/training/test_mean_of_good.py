@@ -17,7 +17,7 @@ from quorate.data.bad_sample import BadSample
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.task import Task
-from quorate.worker.assembly import curriculum_of
+from quorate.worker.assembly import sampler_of
 from training.recorded import Run, run
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -78,7 +78,7 @@ def by_hand(task: Task, spec: JobSpec) -> tuple[dict[str, torch.Tensor], list[di
     model = task.model()
     given = task.optimizer(model)
     optimizers = given if isinstance(given, dict) else {"": given}
-    order, points = curriculum_of(spec, task, Torn()), Points()
+    order, points = sampler_of(spec, task, Torn()), Points()
     norms, left_out = [], 0
     for step in range(1, order.total_steps + 1):
         batch = order.batch(step).tolist()

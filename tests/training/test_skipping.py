@@ -12,7 +12,7 @@ from torch import nn
 import gang
 from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.data.curriculum import Curriculum
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally, total
 from training.recorded import Run, on_one_and_on_three, run
 
@@ -49,8 +49,8 @@ class Exploding(Regression):
 
 
 def batches(lanes: int = 4, **keys: Any) -> list[set[int]]:
-    curriculum = Curriculum(gang.job(Regression, lanes=lanes, **keys), 50, lambda _epoch, _generator: None)
-    return [set(curriculum.batch(step).tolist()) for step in range(1, curriculum.total_steps + 1)]
+    sampler = LaneSampler(gang.job(Regression, lanes=lanes, **keys), 50, lambda _epoch, _generator: None)
+    return [set(sampler.batch(step).tolist()) for step in range(1, sampler.total_steps + 1)]
 
 
 def saved_state(ran: Run) -> str:

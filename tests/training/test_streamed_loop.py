@@ -10,12 +10,12 @@ import pytest
 from bits.bit_tasks import Points, Regression
 from gang import job
 from quorate.core.errors import TaskError
-from quorate.data.curriculum import Curriculum
-from quorate.data.stream_curriculum import StreamCurriculum
+from quorate.data.lane_sampler import LaneSampler
+from quorate.data.stream_sampler import StreamSampler
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
-from quorate.worker.assembly import curriculum_of
+from quorate.worker.assembly import sampler_of
 from training.recorded import Run, run
 
 BLOCKS = (9, 0, 14, 3, 11, 1, 12)
@@ -50,7 +50,7 @@ def judged(folder: Path, events: Sequence[Event]) -> Ledger:
     file = folder / "told.jsonl"
     file.write_text("".join(f"{event.to_json()}\n" for event in events))
     account = Account.read(file)
-    order = curriculum_of(job(Streamed, **KEYS), Streamed(), InBlocks())
+    order = sampler_of(job(Streamed, **KEYS), Streamed(), InBlocks())
     return judge(account, max(account.steps), Plan.of(order))
 
 
@@ -110,9 +110,9 @@ def test_blocks_are_read_in_another_order_than_a_set_as_a_whole(undisturbed: Run
 
 def test_an_order_of_the_tasks_own_goes_before_that_of_blocks() -> None:
     spec = job(OwnOrder, **KEYS)
-    assert isinstance(curriculum_of(spec, Streamed(), InBlocks()), StreamCurriculum)
-    order = curriculum_of(spec, OwnOrder(), InBlocks())
-    assert isinstance(order, Curriculum)
+    assert isinstance(sampler_of(spec, Streamed(), InBlocks()), StreamSampler)
+    order = sampler_of(spec, OwnOrder(), InBlocks())
+    assert isinstance(order, LaneSampler)
     assert order.is_own(0)
     assert order.batch(1).tolist() == list(range(12))
 
@@ -126,4 +126,4 @@ class Misnamed(Points):
 
 def test_what_only_has_the_name_of_blocks_is_refused_with_the_remedy() -> None:
     with pytest.raises(TaskError, match="or have another name"):
-        curriculum_of(job(Streamed, **KEYS), Streamed(), Misnamed())
+        sampler_of(job(Streamed, **KEYS), Streamed(), Misnamed())

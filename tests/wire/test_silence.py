@@ -16,7 +16,7 @@ import pytest
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.networks import inside_network
 from quorate.core.timing import Timing
-from quorate.engines.islands import Islands
+from quorate.engines.network_namespaces import NetworkNamespaces
 from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo, Watch
 from quorate.wire.stream import Stream
 from quorate.wire.tcp import SHORTEST_CALL, Knock, connect
@@ -168,17 +168,17 @@ def test_a_peer_that_is_stopped_for_longer_than_the_limit_is_not_lost(size: int,
 
 
 @pytest.fixture
-def islands(namespaces: None) -> Iterator[Islands]:
-    with Islands(2) as islands:
-        yield islands
+def namespaces(namespaces_allowed: None) -> Iterator[NetworkNamespaces]:
+    with NetworkNamespaces(2) as namespaces:
+        yield namespaces
 
 
 @contextmanager
-def across(islands: Islands) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connection from the first island to the second."""
-    server = inside_network(islands[1].network, lambda: socket.create_server((islands[1].address, 0)))
+def across(namespaces: NetworkNamespaces) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection from the first namespace to the second."""
+    server = inside_network(namespaces[1].network, lambda: socket.create_server((namespaces[1].address, 0)))
     with server:
-        near = inside_network(islands[0].network, lambda: socket.create_connection(server.getsockname(), 5))
+        near = inside_network(namespaces[0].network, lambda: socket.create_connection(server.getsockname(), 5))
         far = server.accept()[0]
     with near, far:
         yield near, far
@@ -187,10 +187,10 @@ def across(islands: Islands) -> Iterator[tuple[socket.socket, socket.socket]]:
 CUTS = {"both ways": [(0, 1), (1, 0)], "there": [(0, 1)], "back": [(1, 0)]}
 
 
-def cut(islands: Islands, ways: list[tuple[int, int]]) -> None:
+def cut(namespaces: NetworkNamespaces, ways: list[tuple[int, int]]) -> None:
     for pair in ways:
-        islands.cut_one_way(*pair)
-        assert not islands.reaches(*pair, 0.05)
+        namespaces.cut_one_way(*pair)
+        assert not namespaces.reaches(*pair, 0.05)
 
 
 def assert_noticed(stream: Stream, threads: ThreadPoolExecutor) -> None:
@@ -205,47 +205,49 @@ def assert_noticed(stream: Stream, threads: ThreadPoolExecutor) -> None:
 
 @pytest.mark.parametrize("ways", CUTS)
 def test_a_path_that_dies_under_what_was_sent_is_noticed(
-    ways: str, islands: Islands, threads: ThreadPoolExecutor
+    ways: str, namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
 ) -> None:
-    with across(islands) as (near, _):
+    with across(namespaces) as (near, _):
         stream = Stream(near, "worker 1", LIMIT)
-        cut(islands, CUTS[ways])
+        cut(namespaces, CUTS[ways])
         stream.send_all([memoryview(b"lost")], within(1))
         assert_noticed(stream, threads)
 
 
 @pytest.mark.parametrize("ways", CUTS)
 def test_a_path_that_dies_under_an_idle_connection_is_noticed(
-    ways: str, islands: Islands, threads: ThreadPoolExecutor
+    ways: str, namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
 ) -> None:
-    with across(islands) as (near, _):
+    with across(namespaces) as (near, _):
         stream = Stream(near, "worker 1", LIMIT)
-        cut(islands, CUTS[ways])
+        cut(namespaces, CUTS[ways])
         assert_noticed(stream, threads)
 
 
 def test_a_path_that_dies_under_a_full_window_is_noticed_by_the_one_who_does_not_read(
-    islands: Islands, threads: ThreadPoolExecutor
+    namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
 ) -> None:
-    with across(islands) as (near, far):
+    with across(namespaces) as (near, far):
         stream = Stream(far, "worker 1", LIMIT)
         sent = fill_up(near)
-        cut(islands, CUTS["both ways"])
+        cut(namespaces, CUTS["both ways"])
         with pytest.raises(PeerLost, match="worker 1 is gone"):
             threads.submit(stream.fill, memoryview(bytearray(sent)), Watch(within(PATIENCE), [stream], LIMIT)).result(
                 PATIENCE
             )
 
 
-def test_a_path_that_heals_before_the_limit_is_not_noticed(islands: Islands, threads: ThreadPoolExecutor) -> None:
-    with across(islands) as (near, far):
+def test_a_path_that_heals_before_the_limit_is_not_noticed(
+    namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
+) -> None:
+    with across(namespaces) as (near, far):
         stream = Stream(near, "worker 1", 10 * LIMIT)
-        cut(islands, CUTS["both ways"])
+        cut(namespaces, CUTS["both ways"])
         stream.send_all([memoryview(b"late")], within(1))
         receiving = threads.submit(stream.fill, memoryview(bytearray(1)), Watch(within(PATIENCE), [stream], 10 * LIMIT))
         wait_until(lambda: info(near).since_acknowledgement > LIMIT)
         assert info(near).unacknowledged
-        islands.heal()
+        namespaces.heal()
         far.settimeout(PATIENCE)
         assert far.recv(4) == b"late"
         far.sendall(b"x")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from command import await_condition
+from quorate.chaos.script import parse_fault
 from quorate.core.fault import Act, Fault
 from quorate.engines.sleepers import Sleepers
-from quorate.testing.faults import parse_fault
 from quorate.worker.faults import FaultWatch, firings, marker_of
 
 pytestmark = pytest.mark.faults
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.faults
 LIFE = """
 import sys
 from pathlib import Path
-from quorate.testing.faults import parse_fault
+from quorate.chaos.script import parse_fault
 from quorate.worker.faults import FaultWatch
 
 logs, worker, script, moments = sys.argv[1:]

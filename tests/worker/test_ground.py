@@ -19,5 +19,5 @@ def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) ->
     task = configure(Ordered, {}, "test", spec.seed)
     samples = build_samples(task, spec)
     ground = Ground(spec, task, Replica(task, spec), samples, {}, CheckpointFolder(tmp_path))
-    assert ground.curriculum is ground.curriculum
+    assert ground.sampler is ground.sampler
     assert asked == [0]

@@ -26,9 +26,9 @@ from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.worker.lease import Lease
 from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.membership_view import JobEnded
 from quorate.worker.outbox import Outbox
 from quorate.worker.registration import Registration
-from quorate.worker.standing import JobEnded
 
 
 def registration(slot: int, **facts: str) -> Registration:

@@ -12,13 +12,13 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError
 from quorate.core.failure import JobFailed
+from quorate.engines.fork_server_process import Prepared
 from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.nursery_process import Prepared
 from quorate.engines.signals import listening_to_signals
 from quorate.observe.event import Event
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Aside:
     """A job to be run beside its run. `accept` refuses a machine or a task that does not fit."""
 
     resolved: ResolvedJob
-    errand: Errand
+    mode: RunMode
     checkpoint: Path | None
     accept: Callable[[Prepared], None]
     place: TaskPlace
@@ -71,7 +71,7 @@ def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
     workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
-        launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.errand)
+        launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.mode)
         launch = replace(launch, task=aside.place.reference, search_path=aside.place.search_path)
         outcome = LocalEngine(launch, _show_nothing, aside.accept, signals).run()
     if outcome.failure is not None:

@@ -19,7 +19,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
-from quorate.engines.nursery_process import Prepared
+from quorate.engines.fork_server_process import Prepared
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec
@@ -29,7 +29,7 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
 from quorate.storage.scratch import scratch_folder
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +90,11 @@ def evaluate_run(
 
     if averaged:
         refuse_without_average(run.name, resolved.spec)
-    errand = Errand(evaluates_only=True, averaged=averaged)
+    mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
         warn_of_foreign(info, recorded.spec)
-        _, result = run_aside(Aside(resolved, errand, path, warn_of_changed_code, place), scratch)
+        _, result = run_aside(Aside(resolved, mode, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -103,7 +103,7 @@ def evaluate_run(
         info.cursor.step,
         result["final_metrics"],
         result["weights_digest"],
-        errand.evaluates_averages(resolved.spec.average),
+        mode.evaluates_averages(resolved.spec.average),
     )
 
 

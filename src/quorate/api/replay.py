@@ -12,12 +12,12 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.regular_file import opened_regular
-from quorate.engines.nursery_process import Prepared
+from quorate.engines.fork_server_process import Prepared
 from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.scratch import scratch_folder
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
 
     info = _checkpoint_before(run, step)
     checkpoint = None if info is None else held(run, info, scratch)
-    done, _ = run_aside(Aside(resolved, Errand(replayed_step=step), checkpoint, refuse, place), scratch)
+    done, _ = run_aside(Aside(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()

@@ -40,10 +40,10 @@ from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault
-from quorate.engines.islands import islands_for
+from quorate.engines.fork_server_process import Prepared
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.messages import SOURCE
-from quorate.engines.nursery_process import Prepared
+from quorate.engines.network_namespaces import namespaces_for
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
@@ -197,7 +197,7 @@ def resume(
 def refuse_in_worker() -> None:
     """A script that trains as soon as it is imported would start a job inside its own job."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name in ("quorate.engines.nursery", "quorate.worker.__main__"):
+    if spec is not None and spec.name in ("quorate.engines.fork_server", "quorate.worker.__main__"):
         raise RequestError(
             "The task's file starts a job when it is imported, and workers import it. "
             'Put the call of quorate.train under `if __name__ == "__main__":`.'
@@ -310,8 +310,8 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
     """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
     started = time.perf_counter()
     try:
-        with islands_for(plan.faults, launch.workers + launch.spec.spares) as islands:
-            outcome = LocalEngine(replace(launch, islands=islands), copies.handle, plan.accept, signals).run()
+        with namespaces_for(plan.faults, launch.workers + launch.spec.spares) as namespaces:
+            outcome = LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise

@@ -4,7 +4,6 @@ import os
 
 import typer
 
-from quorate.cli.bench import app as bench
 from quorate.cli.chaos import chaos
 from quorate.cli.checkpoint import checkpoint
 from quorate.cli.checkpoints import app as checkpoints
@@ -45,7 +44,6 @@ app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 app.command()(chaos)
 app.command()(doctor)
-app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

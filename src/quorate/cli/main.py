@@ -5,6 +5,7 @@ Everything else is imported inside, so that a Ctrl-C in the first moments ends a
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -19,15 +20,15 @@ class Stopped(BaseException):
         super().__init__(number)
 
 
-def run() -> None:
-    """Run the command and exit with its code."""
+def run(load: Callable[[], Any] | None = None) -> None:
+    """Run the command and exit with its code: `quorate`, or what `load` imports."""
     as_json = "--json" in sys.argv
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup asks for the end of the terminal to be ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _Stop())
-        code = _run_verb(as_json)
+        code = _run_verb(load or _load_quorate, as_json)
     except Stopped as stopped:
         code = _tell_stop(stopped.number, as_json)
     sys.exit(code)
@@ -42,17 +43,22 @@ class _Stop:
         raise Stopped(number)
 
 
-def _run_verb(as_json: bool) -> int:
+def _load_quorate() -> Any:
+    from quorate.cli.app import app
+
+    return app
+
+
+def _run_verb(load: Callable[[], Any], as_json: bool) -> int:
     import logging
 
-    from quorate.cli.app import app
     from quorate.cli.output import guard_output
     from quorate.core.errors import OutputError
 
     guard_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        code = _code_of(app(standalone_mode=False))
+        code = _code_of(load()(standalone_mode=False))
     except Exception as error:
         code = _tell(error, as_json)
     try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.checkpoint.listing import newest_generation
-from quorate.coordinator.chronicle import Chronicle
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
 from quorate.coordinator.server import CoordinatorServer
 from quorate.coordinator.service import CoordinatorService
@@ -103,8 +103,8 @@ async def _serve(appointment: Appointment) -> None:
         spares=appointment.spares,
         balance=appointment.balance,
     )
-    with contextlib.closing(Chronicle(JsonlSink(run.events_file))) as chronicle:
-        service = CoordinatorService(terms, chronicle, _begin(terms, chronicle, appointment.roster))
+    with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
+        service = CoordinatorService(terms, event_log, _begin(terms, event_log, appointment.roster))
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(server.address, appointment.token)
@@ -126,17 +126,17 @@ def _incarnation_elsewhere(run: RunFolder) -> int:
         return 0
 
 
-def _begin(terms: Terms, chronicle: Chronicle, roster: dict[str, Any] | None) -> State:
+def _begin(terms: Terms, event_log: EventLog, roster: dict[str, Any] | None) -> State:
     """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
     if roster is None:
         return start(terms, time.monotonic())
-    recalled = chronicle.recall(roster["events_from"])
+    recalled = event_log.recall(roster["events_from"])
     if recalled.end is not None:
         return ended_as_told(recalled.end)
     if recalled.workers is not None:
         terms = replace(terms, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
-    chronicle.coordinator_replaced(terms.incarnation, len(present))
+    event_log.coordinator_replaced(terms.incarnation, len(present))
     # The launcher may not have read yet what the one before has written last.
     has_begun = roster["has_begun"] or recalled.has_begun
     told = Roster(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)

@@ -31,9 +31,9 @@ from quorate.coordinator.actions import (
     Warn,
     Welcome,
 )
-from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.decision import Decision
 from quorate.coordinator.directives import Directives, directive_of
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -76,12 +76,12 @@ class CoordinatorService(CoordinatorServicer):
     def __init__(
         self,
         terms: Terms,
-        chronicle: Chronicle,
+        event_log: EventLog,
         state: State | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._terms = terms
-        self._chronicle = chronicle
+        self._event_log = event_log
         self._clock = clock
         self._state = start(terms, clock()) if state is None else state
         self._directives = Directives()
@@ -284,25 +284,25 @@ class CoordinatorService(CoordinatorServicer):
     def _write_down(self, action: Action) -> None:  # noqa: C901 (one case for each)
         match action:
             case DeclareGeneration(generation):
-                self._chronicle.generation_formed(generation)
+                self._event_log.generation_formed(generation)
             case RelayStop(reason):
-                self._chronicle.stop_requested(reason)
+                self._event_log.stop_requested(reason)
             case RecordLoss(failure, detect):
-                self._chronicle.worker_lost(failure, detect)
+                self._event_log.worker_lost(failure, detect)
             case RecordResize(before, workers):
-                self._chronicle.resized(before, workers)
+                self._event_log.resized(before, workers)
             case RecordRollback(step):
-                self._chronicle.rolled_back(step)
+                self._event_log.rolled_back(step)
             case Warn(message, step):
-                self._chronicle.warning(message, step)
+                self._event_log.warning(message, step)
             case Inform(message, step):
-                self._chronicle.notice(message, step)
+                self._event_log.notice(message, step)
             case RecordEvents(lines):
-                self._chronicle.record(lines)
+                self._event_log.record(lines)
             case EndJob(None, digest, result):
-                self._chronicle.job_finished(digest, dict(result))
+                self._event_log.job_finished(digest, dict(result))
             case EndJob(Failure() as failure):
-                self._chronicle.job_failed(failure)
+                self._event_log.job_failed(failure)
 
     def _tell_end(self, failure: Failure | None) -> None:
         self.ended.set()

@@ -35,7 +35,7 @@
         │   └── StoreAway       its store answers nobody
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
-        ├── NurseryLost         the process that starts the workers is gone, and they with it
+        ├── ForkServerLost         the process that starts the workers is gone, and they with it
         ├── WorkerUnfit         a worker cannot go on, and another in its place can: it counts as lost
         │   ├── HelperLost      a process that a worker has forked for itself is gone
         │   └── OutOfMemory     there is not enough memory where a worker is

@@ -73,31 +73,29 @@ class EvaluationPlan:
         """The batches that the host of these lanes evaluates."""
         return (batch for batch in range(self.batches) if batch % self.lanes in hosted)
 
-    def is_due(self, step: int, curriculum: SampleOrder) -> bool:
+    def is_due(self, step: int, sampler: SampleOrder) -> bool:
         """Whether the job evaluates after this step; it always does after the last one."""
         if self.samples == 0 or step == 0:
             return False
-        return step == curriculum.total_steps or self.has_effects(step, curriculum)
+        return step == sampler.total_steps or self.has_effects(step, sampler)
 
-    def has_effects(self, step: int, curriculum: SampleOrder) -> bool:
+    def has_effects(self, step: int, sampler: SampleOrder) -> bool:
         """Whether the rate and the patience react to the evaluation after this step.
 
         Not to one that is there only because the job ends: a longer job has none at that step.
         """
         if self.every == "epoch":
-            return curriculum.ends_epoch(step)
+            return sampler.ends_epoch(step)
         return isinstance(self.every, int) and step % self.every == 0
 
 
-def reading_plan(
-    curriculum: SampleOrder, evaluation: EvaluationPlan, hosted: range, cursor: Cursor
-) -> Iterator[Request]:
+def reading_plan(sampler: SampleOrder, evaluation: EvaluationPlan, hosted: range, cursor: Cursor) -> Iterator[Request]:
     """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
-    if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, curriculum):
+    if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, sampler):
         yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    for step in range(cursor.step + 1, curriculum.total_steps + 1):
+    for step in range(cursor.step + 1, sampler.total_steps + 1):
         for lane in hosted:
-            for samples in curriculum.micro_batches(step, lane):
-                yield Request(Source.TRAINING, curriculum.epoch_of(step), samples, lane)
-        if evaluation.is_due(step, curriculum):
+            for samples in sampler.micro_batches(step, lane):
+                yield Request(Source.TRAINING, sampler.epoch_of(step), samples, lane)
+        if evaluation.is_due(step, sampler):
             yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

@@ -1,4 +1,4 @@
-"""The local engine: one coordinator, one nursery and the workers that it forks, all on this machine."""
+"""The local engine: one coordinator, one fork server and the workers that it forks, all on this machine."""
 
 import contextlib
 import functools
@@ -13,27 +13,27 @@ from queue import Empty
 from typing import Any
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.chronicle import Chronicle
 from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.coordinator.event_log import EventLog
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.fault import Fault
 from quorate.core.networks import refuse_without_loopback
 from quorate.core.timing import Timing
-from quorate.engines.brood import TICK, Brood
 from quorate.engines.coordinator_keeper import CoordinatorKeeper
-from quorate.engines.islands import COORDINATOR, Islands
-from quorate.engines.mishaps import Mishaps
-from quorate.engines.nursery_process import NurseryLost, NurseryProcess, Preparation, Prepared
+from quorate.engines.external_faults import ExternalFaults
+from quorate.engines.fork_server_process import ForkServerLost, ForkServerProcess, Preparation, Prepared
+from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
 from quorate.engines.outcome_watch import OutcomeWatch
 from quorate.engines.signals import Signals
 from quorate.engines.sleepers import Sleepers
+from quorate.engines.worker_processes import TICK, WorkerProcesses
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
 
@@ -49,13 +49,13 @@ class Launch:
     workers: int
     job_source: str
     checkpoint: Path | None = None
-    errand: Errand = field(default_factory=Errand)
+    mode: RunMode = field(default_factory=RunMode)
     faults: tuple[Fault, ...] = ()
     # Where the task is loaded from, if not from where the job says.
     task: str | None = None
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
     # Where its processes live, if not all in the launcher's network.
-    islands: Islands | None = None
+    namespaces: NetworkNamespaces | None = None
 
 
 class LocalEngine:
@@ -79,12 +79,12 @@ class LocalEngine:
         self._events_from = self._tail.offset
         self._has_formed = False
         self._saved: int | None = None
-        self._spares = launch.spec.spares if launch.errand.is_training else 0
+        self._spares = launch.spec.spares if launch.mode.is_training else 0
         self._sleepers = Sleepers(launch.faults, launch.run.logs)
 
     def run(self) -> Outcome:
         """Run the job to its end."""
-        if self._launch.islands is None:
+        if self._launch.namespaces is None:
             refuse_without_loopback()
         logs = self._launch.run.logs
         try:
@@ -95,9 +95,9 @@ class LocalEngine:
                     logs / "coordinator.log", self._appointment(), self._token, self._timing
                 )
                 stack.callback(coordinator.close)
-                brood = Brood(
+                worker_processes = WorkerProcesses(
                     self._launch.run,
-                    open_nursery=lambda: NurseryProcess(logs / "nursery.log", self._preparation()),
+                    open_fork_server=lambda: ForkServerProcess(logs / "fork_server.log", self._preparation()),
                     assign=lambda slot, checkpoint, is_replacement: self._assignment(
                         slot, coordinator.address, checkpoint, is_replacement=is_replacement
                     ),
@@ -105,23 +105,25 @@ class LocalEngine:
                     setup_timeout=self._launch.spec.setup_timeout,
                     has_formed=lambda: self._has_formed,
                 )
-                stack.callback(brood.close)
+                stack.callback(worker_processes.close)
                 # Asked first, while torch is being imported: a port in use is told at once.
-                return self._attend(coordinator, brood, coordinator.open())
+                return self._attend(coordinator, worker_processes, coordinator.open())
         finally:
             self._show_events()
 
-    def _attend(self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient) -> Outcome:
+    def _attend(
+        self, coordinator: CoordinatorKeeper, worker_processes: WorkerProcesses, client: SupervisorClient
+    ) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            prepared = brood.await_ready(give_up=lambda: self._signals.reason is not None)
+            prepared = worker_processes.await_ready(give_up=lambda: self._signals.reason is not None)
             if prepared is None:
                 client.stop(self._signals.reason or "interrupted")
                 return Outcome(None, {"ending": self._signals.reason})
             self._accept(prepared)
             patience = self._timing.failure_timeout / 4
-            with contextlib.closing(OutcomeWatch(client, patience, brood.seen_to)) as watch:
-                return self._supervise(coordinator, brood, client, watch)
+            with contextlib.closing(OutcomeWatch(client, patience, worker_processes.seen_to)) as watch:
+                return self._supervise(coordinator, worker_processes, client, watch)
         except QuorateError as error:
             self._write_down(Failure.of(error), coordinator, client)
             raise
@@ -132,59 +134,63 @@ class LocalEngine:
                 client.report_failure(failure)
                 return
         # The run's events are the coordinator's to write, unless it cannot any more.
-        with contextlib.closing(Chronicle(JsonlSink(self._launch.run.events_file))) as chronicle:
-            chronicle.job_failed(failure)
+        with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
+            event_log.job_failed(failure)
 
     def _supervise(
-        self, coordinator: CoordinatorKeeper, brood: Brood, client: SupervisorClient, watch: OutcomeWatch
+        self,
+        coordinator: CoordinatorKeeper,
+        worker_processes: WorkerProcesses,
+        client: SupervisorClient,
+        watch: OutcomeWatch,
     ) -> Outcome:
         for slot in range(self._launch.workers + self._spares):
-            brood.start(slot, self._launch.checkpoint)
+            worker_processes.start(slot, self._launch.checkpoint)
         asked = False
-        mishaps = Mishaps(
+        faults = ExternalFaults(
             self._launch.faults,
             self._launch.run.logs,
             coordinator,
             client,
             workers=lambda: watch.workers or self._launch.workers,
-            islands=self._launch.islands,
+            namespaces=self._launch.namespaces,
         )
         while watch.outcome is None:
             # First of all: whoever reports to a coordinator that is gone waits for nothing.
-            if self._keep(coordinator, brood, watch):
+            if self._keep(coordinator, worker_processes, watch):
                 asked = False  # the next one has not heard of it
-            self._look_after(brood, client, watch)
-            mishaps.bring_about(time.monotonic())
+            self._look_after(worker_processes, client, watch)
+            faults.bring_about(time.monotonic())
             if self._show_events():
                 coordinator.note_step()
-                brood.note_step()
+                worker_processes.note_step()
             if self._is_ordered_to_end():
-                raise JobFailed(_stopped_at_once(self._signals, self._launch.errand))
+                raise JobFailed(_stopped_at_once(self._signals, self._launch.mode))
             if self._signals.reason and not asked:
                 asked = self._ask_to_stop(client)
                 if not self._has_formed:  # nothing is trained yet that would have to be saved
                     return Outcome(None, {"ending": self._signals.reason})
-        self._let_leave(brood, watch.outcome)
+        self._let_leave(worker_processes, watch.outcome)
         return watch.outcome
 
-    def _look_after(self, brood: Brood, client: SupervisorClient, watch: OutcomeWatch) -> None:
+    def _look_after(self, worker_processes: WorkerProcesses, client: SupervisorClient, watch: OutcomeWatch) -> None:
         try:
-            brood.look(TICK)
-        except NurseryLost as error:
+            worker_processes.look(TICK)
+        except ForkServerLost as error:
             raise JobFailed(self._lost(error.message)) from None
-        brood.report(client)
+        worker_processes.report(client)
         with contextlib.suppress(Empty):
             while True:
-                brood.heed(watch.news.get_nowait())
-        self._sleepers.wake_those_due(brood.running, time.monotonic())
-        brood.refill(functools.cache(self._newest))  # to find it takes reading it through
+                worker_processes.heed(watch.news.get_nowait())
+        self._sleepers.wake_those_due(worker_processes.running, time.monotonic())
+        worker_processes.refill(functools.cache(self._newest))  # to find it takes reading it through
 
-    def _keep(self, coordinator: CoordinatorKeeper, brood: Brood, watch: OutcomeWatch) -> bool:
+    def _keep(self, coordinator: CoordinatorKeeper, worker_processes: WorkerProcesses, watch: OutcomeWatch) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
         coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
-        roster = brood.roster() | {"events_from": self._events_from, "has_begun": self._has_formed}
+        roster = worker_processes.roster() | {"events_from": self._events_from, "has_begun": self._has_formed}
         workers = watch.workers or self._launch.workers
         if not coordinator.replace({"workers": workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.last_words))
@@ -199,7 +205,7 @@ class LocalEngine:
     def _is_ordered_to_end(self) -> bool:
         """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
         asked = self._signals.reason is not None
-        return self._signals.at_once or (asked and not self._launch.errand.is_training)
+        return self._signals.at_once or (asked and not self._launch.mode.is_training)
 
     def _lost(self, what: str) -> Failure:
         """Why a job ends that has lost, again and again, a process which is no worker."""
@@ -213,12 +219,12 @@ class LocalEngine:
         folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
         return find_newest(folder, self._launch.checkpoint, self._saved)
 
-    def _let_leave(self, brood: Brood, outcome: Outcome) -> None:
-        """They have been told of the end; whoever does not leave in time is killed with the nursery."""
+    def _let_leave(self, worker_processes: WorkerProcesses, outcome: Outcome) -> None:
+        """They have been told of the end; whoever does not leave in time is killed with the fork server."""
         is_complete = outcome.failure is None and outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
-        with contextlib.suppress(NurseryLost):  # one that dies now takes with it only who is to leave
-            brood.let_leave(patience, lambda: self._signals.at_once)
+        with contextlib.suppress(ForkServerLost):  # one that dies now takes with it only who is to leave
+            worker_processes.let_leave(patience, lambda: self._signals.at_once)
 
     def _show_events(self) -> bool:
         """Show what is new; whether a step is among it."""
@@ -236,7 +242,7 @@ class LocalEngine:
             "lanes": spec.lanes,
             "workers": self._launch.workers,
             "spares": self._spares,
-            # An errand aside may have fewer workers than the job.
+            # A run beside it may have fewer workers than the job.
             "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,
             "step_timeout": spec.step_timeout,
@@ -272,14 +278,14 @@ class LocalEngine:
             token=self._token,
             checkpoint=None if checkpoint is None else str(checkpoint),
             is_replacement=is_replacement,
-            errand=launch.errand,
+            mode=launch.mode,
             faults=launch.faults,
             **self._home(slot),
         )
 
     def _home(self, place: int) -> dict[str, str]:
-        islands = self._launch.islands
-        return {} if islands is None else {"network": islands[place].network, "host": islands[place].address}
+        namespaces = self._launch.namespaces
+        return {} if namespaces is None else {"network": namespaces[place].network, "host": namespaces[place].address}
 
 
 def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | None) -> Path | None:
@@ -306,8 +312,8 @@ def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | 
     raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
 
 
-def _stopped_at_once(signals: Signals, errand: Errand) -> Failure:
+def _stopped_at_once(signals: Signals, mode: RunMode) -> Failure:
     message = "stopped at once, by the second signal; the checkpoints so far are kept."
-    if not errand.is_training:
+    if not mode.is_training:
         message = f"{signals.reason}; the run is as it was."
     return signals.failure(message)

@@ -1,4 +1,4 @@
-"""What the launcher and the nursery say to each other, as JSON lines over a socket pair that only they hold."""
+"""What the launcher and the fork server say to each other, as JSON lines over a socket pair that only they hold."""
 
 import contextlib
 import json

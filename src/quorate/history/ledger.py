@@ -327,14 +327,14 @@ def _plan(run: RunFolder, account: Account) -> tuple[Plan | None, str]:
 
 def _planned(spec: JobSpec, samples: int) -> Plan:
     # Only here: torch takes seconds to import.
-    from quorate.data.curriculum import Curriculum
+    from quorate.data.lane_sampler import LaneSampler
 
-    return Plan.of(Curriculum(spec, samples, lambda _epoch, _generator: None))
+    return Plan.of(LaneSampler(spec, samples, lambda _epoch, _generator: None))
 
 
 def _planned_in_blocks(spec: JobSpec, streaming: Streaming) -> tuple[Plan | None, str]:
     try:
-        return Plan.of(streaming.curriculum(spec, streaming.load_index())), ""
+        return Plan.of(streaming.sampler(spec, streaming.load_index())), ""
     except QuorateError as error:
         return None, error.message.rstrip(".")
 

@@ -7,7 +7,7 @@ from quorate.core.errors import QuorateError, RunError
 from quorate.data.sharding import Sharding, shard_out
 from quorate.data.shards.index import ShardIndex
 from quorate.data.shards.index_file import load_index
-from quorate.data.stream_curriculum import StreamCurriculum
+from quorate.data.stream_sampler import StreamSampler
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
@@ -52,9 +52,9 @@ class Streaming:
             )
         return index
 
-    def curriculum(self, spec: JobSpec, index: ShardIndex) -> StreamCurriculum:
+    def sampler(self, spec: JobSpec, index: ShardIndex) -> StreamSampler:
         """The order in which a job reads what the index lists."""
-        return StreamCurriculum(spec, index.records, self.window)
+        return StreamSampler(spec, index.records, self.window)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     except RunError as error:
         raise RunError(f"run {run.name} cannot be held against its data: {error.message}.") from None
     spec = load_recorded(run.job_file, {}, []).spec
-    order = streaming.curriculum(spec, index)
+    order = streaming.sampler(spec, index)
     hosts = _hosts(timeline.of_kind("generation"))
     sharding = shard_out(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)

@@ -18,13 +18,13 @@ from quorate.data.sample_order import SampleOrder
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
-from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.left_out import Telling, nothing_to_train_on, worth_telling
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
+from quorate.training.run_mode import RunMode
 from quorate.training.saver import Saver
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import (
@@ -49,7 +49,7 @@ class Loop:
     """Everything that a worker trains with; `run` reads as the list of what it does."""
 
     spec: JobSpec
-    curriculum: SampleOrder
+    sampler: SampleOrder
     evaluation: EvaluationPlan
     replica: Replica
     feed: Feed
@@ -69,7 +69,7 @@ class Loop:
     save_asked: Callable[[], bool]
     save_begun: Callable[[], None]
     workers: int = 1
-    errand: Errand = field(default_factory=Errand)
+    mode: RunMode = field(default_factory=RunMode)
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Loop:
 
     def run(self) -> str:
         """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
-        if self.errand.evaluates_only:
+        if self.mode.evaluates_only:
             self._evaluate_only()
             return "complete"
         self._publish_begin()
@@ -115,13 +115,13 @@ class Loop:
 
     def _is_over(self) -> bool:
         step = self.progress.cursor.step
-        return self.progress.early_stopped or step >= self.curriculum.total_steps or self.errand.ends_at(step)
+        return self.progress.early_stopped or step >= self.sampler.total_steps or self.mode.ends_at(step)
 
     def _step(self) -> str | None:
         step = self.progress.cursor.step + 1
         self.activity.begin_step(step)
         self.strategy.begin(step)
-        batch_samples = self.curriculum.batch_samples(step)
+        batch_samples = self.sampler.batch_samples(step)
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
         self.watch.after_lanes()
@@ -169,7 +169,7 @@ class Loop:
 
     def _check_fed(self, agreement: Agreement) -> None:
         """End a job that has read a whole epoch, or all that it reads, in vain: it would come to its end untrained."""
-        if self.progress.barren >= min(self.curriculum.steps_per_epoch, self.curriculum.total_steps):
+        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             raise nothing_to_train_on(self.progress.barren, agreement.why)
 
     def _tell_times(self) -> None:
@@ -193,11 +193,11 @@ class Loop:
         return SAVE if wants_save else None
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
-        epoch = self.curriculum.epoch_of(step)
+        epoch = self.sampler.epoch_of(step)
         waited = self.activity.seconds[DATA]
         self.check_lease()
         with self.activity.during(DATA, lane):
-            planned = self.curriculum.micro_batches(step, lane)
+            planned = self.sampler.micro_batches(step, lane)
             # Before the first is read: if that kills the worker, somebody can tell which they were.
             self.activity.reads(epoch, joined(planned))
             answers = [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
@@ -224,11 +224,11 @@ class Loop:
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
-        if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.curriculum):
+        if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.sampler):
             return
         evaluated = self._evaluate(cursor.step)
         metrics, before = evaluated.metrics, self.progress
-        has_effects = self.evaluation.has_effects(cursor.step, self.curriculum)
+        has_effects = self.evaluation.has_effects(cursor.step, self.sampler)
         early_stop = self.spec.early_stop if has_effects else None
         self.progress = before.after_evaluation(metrics, self.spec.evaluate, early_stop, len(evaluated.bad))
         if has_effects and self.replica.optimizers.reacts:
@@ -250,10 +250,10 @@ class Loop:
         """A fact of the state and the job, so all workers find the same without a word."""
         step, every = self.progress.cursor.step, self.spec.checkpoint.every
         if every == "epoch":
-            is_due = step > 0 and self.curriculum.ends_epoch(step)
+            is_due = step > 0 and self.sampler.ends_epoch(step)
         else:
             is_due = every is not None and step > 0 and step % every == 0
-        return self.errand.saves_at(step, is_due=is_due or self.progress.is_best)
+        return self.mode.saves_at(step, is_due=is_due or self.progress.is_best)
 
     def _begin_save(self) -> None:
         with self.activity.during(CHECKPOINT):
@@ -276,12 +276,12 @@ class Loop:
     def _publish_begin(self) -> None:
         fields = {
             "from_step": self.progress.cursor.step,
-            "total_steps": self.curriculum.total_steps,
-            "steps_per_epoch": self.curriculum.steps_per_epoch,
-            "epoch_length": self.curriculum.epoch_length,
-            "dataset_samples": self.curriculum.samples,
+            "total_steps": self.sampler.total_steps,
+            "steps_per_epoch": self.sampler.steps_per_epoch,
+            "epoch_length": self.sampler.epoch_length,
+            "dataset_samples": self.sampler.samples,
             "lanes": self.spec.lanes,
-            **self.curriculum.describe(),
+            **self.sampler.describe(),
         }
         self.publish(Event("run", None, fields))
 
@@ -305,7 +305,7 @@ class Loop:
         elapsed, self._step_ended = now - self._step_ended, now
         seconds = self.activity.seconds
         fields: dict[str, Any] = {
-            "epoch": self.curriculum.epoch_of(step),
+            "epoch": self.sampler.epoch_of(step),
             **self._losses(agreement),
             **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
             **_by_optimizer("gradient_norm", norms),
@@ -342,15 +342,15 @@ class Loop:
 
     def _ledger_of_epoch(self, step: int) -> dict[str, Any]:
         """What the ledger must know of a step's epoch: whether the task orders it, and in the end what was left out."""
-        epoch = self.curriculum.epoch_of(step)
-        is_own = self.curriculum.is_own(epoch)
+        epoch = self.sampler.epoch_of(step)
+        is_own = self.sampler.is_own(epoch)
         fields: dict[str, Any] = {"own_order": True} if is_own else {}
-        if self.curriculum.ends_epoch(step):
-            dropped = self.curriculum.dropped(epoch)
+        if self.sampler.ends_epoch(step):
+            dropped = self.sampler.dropped(epoch)
             if len(dropped):
                 fields["dropped"] = sorted(dropped.tolist())
             if is_own:
-                fields["planned"] = str(self.curriculum.planned(epoch))
+                fields["planned"] = str(self.sampler.planned(epoch))
         return fields
 
 

@@ -16,13 +16,13 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
 from quorate.data.blocked import Blocked
 from quorate.data.collate import collate
-from quorate.data.curriculum import Curriculum
 from quorate.data.dataset_check import Dataset, check_dataset
 from quorate.data.feed import Feed
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
 from quorate.data.sample_order import SampleOrder
 from quorate.data.samples import Samples
-from quorate.data.stream_curriculum import StreamCurriculum
+from quorate.data.stream_sampler import StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.lanes.buckets import Bucket
 from quorate.observe.event import Event
@@ -33,7 +33,6 @@ from quorate.strategies.courier import Courier
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.errand import Errand
 from quorate.training.evaluation import Evaluator
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan
@@ -42,6 +41,7 @@ from quorate.training.lone_gradients import LoneGradients
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.run_mode import RunMode
 from quorate.training.saver import Saver
 from quorate.training.saving import Desk
 from quorate.training.state_watch import StateWatch
@@ -50,7 +50,7 @@ from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
 
-TRAINING = Errand()
+TRAINING = RunMode()
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Ground:
     folder: CheckpointFolder
 
     @cached_property
-    def curriculum(self) -> SampleOrder:
+    def sampler(self) -> SampleOrder:
         """The order of the training samples: to make it anew in every generation would keep a recovery waiting."""
-        return curriculum_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
+        return sampler_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
 
     @cached_property
     def watch(self) -> StateWatch:
@@ -140,13 +140,13 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
     return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every)
 
 
-def curriculum_of(spec: JobSpec, task: Task, training: Dataset) -> SampleOrder:
+def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> SampleOrder:
     """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
     has_own_order = getattr(task.order, "__func__", None) is not Task.order
     if isinstance(training, Blocked) and not has_own_order:
-        return StreamCurriculum.of(spec, training, len(training))
+        return StreamSampler.of(spec, training, len(training))
     with building_code("order()"):
-        return Curriculum(spec, len(training), task.order)
+        return LaneSampler(spec, len(training), task.order)
 
 
 def assemble(
@@ -159,21 +159,21 @@ def assemble(
     progress: Progress,
     saver: Saver,
     outside: Surroundings,
-    errand: Errand = TRAINING,
+    mode: RunMode = TRAINING,
 ) -> Loop:
     """The loop of one worker in one generation."""
     spec, task, replica = ground.spec, ground.task, ground.replica
     watch = ground.watch  # before order() and collate() run for the first time
     hosted = generation.members[generation.position(worker)].lanes
-    curriculum = ground.curriculum
+    sampler = ground.sampler
     evaluation = evaluation_plan(spec, ground.samples)
     gradients, courier = _gradients(ground, reduction, memory)
-    feed = _feed(ground, evaluation, hosted, progress, errand, outside.check_lease)
-    averaged = errand.evaluates_averages(spec.average)
+    feed = _feed(ground, evaluation, hosted, progress, mode, outside.check_lease)
+    averaged = mode.evaluates_averages(spec.average)
     publish = outside.publish if 0 in hosted else outside.keep
     return Loop(
         spec=spec,
-        curriculum=curriculum,
+        sampler=sampler,
         evaluation=evaluation,
         replica=replica,
         feed=feed,
@@ -190,7 +190,7 @@ def assemble(
             skips=spec.on_poison == "skip",
             activity=outside.activity,
         ),
-        update=Update(spec, replica, gradients, watch, curriculum.total_steps),
+        update=Update(spec, replica, gradients, watch, sampler.total_steps),
         evaluator=Evaluator(
             task, replica, evaluation, feed, watch, spec.seed, outside.activity.advance, averaged=averaged
         ),
@@ -205,7 +205,7 @@ def assemble(
         save_asked=outside.save_asked,
         save_begun=outside.save_begun,
         workers=len(generation.members),
-        errand=errand,
+        mode=mode,
     )
 
 
@@ -214,15 +214,15 @@ def _feed(
     evaluation: EvaluationPlan,
     hosted: range,
     progress: Progress,
-    errand: Errand,
+    mode: RunMode,
     check: Callable[[], None],
 ) -> Feed:
-    spec, curriculum = ground.spec, ground.curriculum
-    requests: Iterator[Request] = reading_plan(curriculum, evaluation, hosted, progress.cursor)
-    if errand.evaluates_only:
+    spec, sampler = ground.spec, ground.sampler
+    requests: Iterator[Request] = reading_plan(sampler, evaluation, hosted, progress.cursor)
+    if mode.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     # Lanes that read at all: the batches of a very small set leave some without a sample.
-    reading = max(1, sum(lane < curriculum.batch_samples(1) for lane in hosted))
+    reading = max(1, sum(lane < sampler.batch_samples(1) for lane in hosted))
     return Feed(
         ground.samples,
         requests,
@@ -236,7 +236,7 @@ def _feed(
 
 def saver_of(
     ground: Ground,
-    errand: Errand,
+    mode: RunMode,
     *,
     publish: Callable[[Event], None],
     check_lease: Callable[[], None],
@@ -247,7 +247,7 @@ def saver_of(
 ) -> Saver:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = ground.spec.checkpoint
-    retention = Retention(rules.keep, rules.keep_every) if errand.is_training else None
+    retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
     desk = Desk(ground.folder, retention, publish, check_commit, tell_all, generation)
     return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quorate.core.fault import Fault
-from quorate.training.errand import Errand
+from quorate.training.run_mode import RunMode
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,7 +24,7 @@ class Assignment:
     token: str
     checkpoint: str | None = None
     is_replacement: bool = False
-    errand: Errand = field(default_factory=Errand)
+    mode: RunMode = field(default_factory=RunMode)
     faults: tuple[Fault, ...] = ()
     host: str = LOOPBACK
     # The namespace that it lives in, if it is another than that of its parent.
@@ -39,4 +39,4 @@ class Assignment:
         """From that line."""
         fields = json.loads(text)
         faults = tuple(Fault.from_dict(fault) for fault in fields["faults"])
-        return cls(**fields | {"errand": Errand(**fields["errand"]), "faults": faults})
+        return cls(**fields | {"mode": RunMode(**fields["mode"]), "faults": faults})

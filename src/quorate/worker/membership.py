@@ -23,9 +23,9 @@ from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failu
 from quorate.worker.calls import Calls
 from quorate.worker.heartbeats import Heartbeats
 from quorate.worker.lease import Clock, Lease
+from quorate.worker.membership_view import JobEnded, MembershipView
 from quorate.worker.outbox import Batch
 from quorate.worker.registration import Registration
-from quorate.worker.standing import JobEnded, Standing
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class WorkerStatus:
 class Membership:
     """A worker's membership of its job.
 
-    Opens a gRPC channel, which starts threads, so it is made in the worker itself, after the nursery's fork. Two more
-    threads work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
+    Opens a gRPC channel, which starts threads, so it is made in the worker itself, after the fork. Two more threads
+    work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
 
     The worker forks again later, for its loaders. That is safe because they never touch gRPC, whose threads they do
     not have, and because GRPC_ENABLE_FORK_SUPPORT=false keeps gRPC from stopping its threads around every fork.
@@ -71,7 +71,7 @@ class Membership:
         self._clock = clock
         self._calls = Calls(address, token, timing)
         self._lease = Lease(timing, clock)
-        self._standing = Standing()
+        self._view = MembershipView()
         self._heartbeats = Heartbeats(
             self._calls, self._lease, timing, self._next_heartbeat, self._present_again, clock
         )
@@ -84,7 +84,7 @@ class Membership:
 
     def register(self, registration: Registration) -> int:
         """Ask for a place; the worker id. Raises DivergedError, FrameError or JobEnded when it is refused."""
-        self._standing.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
+        self._view.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
         self._enrol(registration.request(), self._timing.connect)
         self._registration = registration
         self._start_thread("heartbeat", self._heartbeats.keep_beating)
@@ -109,12 +109,12 @@ class Membership:
     def _present_again(self, incarnation: int) -> None:
         """Come back to a coordinator that was started again: it learns from its workers how far the job is."""
         assert self._registration is not None, "a worker registers before it sends heartbeats"
-        position = self._standing.present(incarnation)
+        position = self._view.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
             answered = self._enrol(self._registration.request(position), self._timing.lease / 2)
             if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
-                self._standing.present(answered)
+                self._view.present(answered)
         except (LinkError, JobError) as error:
             # Whoever is not wanted any more has no lease, and is told why when it reports its state.
             log.info("the coordinator did not take it up: %s", error)
@@ -123,7 +123,7 @@ class Membership:
         """Wait for a generation that this worker belongs to, newer than the given one, and for leave to act in it."""
         # A coordinator that is gone forms no generation.
         pause = self._timing.heartbeat_every
-        generation = self._standing.await_generation(after, self._check_coordinator_returns, pause)
+        generation = self._view.await_generation(after, self._check_coordinator_returns, pause)
         while self._lease.remaining() <= 0 and not self.ended:
             self._check_coordinator_returns()
             self._calls.closing.wait(pause / 10)
@@ -137,7 +137,7 @@ class Membership:
         `is_saved`: there is a checkpoint of it.
         """
         registration = self._registered()
-        self._standing.leave(cursor)
+        self._view.leave(cursor)
         report = pb.StateReport(
             worker=registration.slot,
             pid=registration.pid,
@@ -152,7 +152,7 @@ class Membership:
             self._check_coordinator_returns()
             self._calls.closing.wait(self._timing.heartbeat_every)
             reply = self._ask_until_answered(self._calls.stub.ReportState, report)
-        refusal = decode_failure(reply.refusal) if reply else self._standing.failure
+        refusal = decode_failure(reply.refusal) if reply else self._view.failure
         if reply is None or refusal is not None:
             raise JobEnded(refusal)
 
@@ -164,14 +164,14 @@ class Membership:
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
-        self._standing.check()
+        self._view.check()
         if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self._calls.address))
 
     @property
     def generation_id(self) -> GenerationId:
         """Its latest generation."""
-        return self._standing.generation_id
+        return self._view.generation_id
 
     def check_commit(self) -> None:
         """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
@@ -181,40 +181,40 @@ class Membership:
 
     def hold_state(self) -> None:
         """This worker holds the state of the job from now on, and not just a beginning."""
-        self._standing.hold()
+        self._view.hold()
 
     @property
     def break_requested(self) -> bool:
         """Whether the generation shall end at the next step boundary, to let somebody in or go."""
-        return self._standing.break_requested
+        return self._view.break_requested
 
     @property
     def save_requested(self) -> bool:
         """Whether it shall end there with a checkpoint."""
-        return self._standing.save_requested
+        return self._view.save_requested
 
     @property
     def save_asked(self) -> bool:
         """Whether somebody wants a checkpoint, and this worker is the one that is to have all others save with it."""
-        return self._standing.save_asked
+        return self._view.save_asked
 
     def save_begun(self) -> None:
         """What was asked for until now is being saved."""
-        self._standing.save_begun()
+        self._view.save_begun()
 
     @property
     def stop_requested(self) -> str | None:
         """Why the job shall stop at the next step boundary, if it shall."""
-        return self._standing.stop
+        return self._view.stop
 
     @property
     def ended(self) -> bool:
         """Whether the coordinator has ended the job."""
-        return self._standing.ended
+        return self._view.ended
 
     def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
         """Have `close` called when this generation, or the job, is over: from the follow thread, or now if it is."""
-        self._standing.close_when_over(generation, close)
+        self._view.close_when_over(generation, close)
 
     def ask_to_leave(self) -> None:
         """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
@@ -233,7 +233,7 @@ class Membership:
         try:
             self._flush(lambda: end - self._clock())
             if not self.ended:
-                registration, generation = self._registration, self._standing.generation_id
+                registration, generation = self._registration, self._view.generation_id
                 report = pb.FailureReport(
                     worker=registration.slot if registration else None,
                     failure=encode_failure(failure),
@@ -272,14 +272,14 @@ class Membership:
         request = pb.CompleteRequest(
             worker=registration.slot,
             pid=registration.pid,
-            generation=encode_id(self._standing.generation_id),
+            generation=encode_id(self._view.generation_id),
             weights_digest=digest,
             result=json.dumps(dict(result)),
         )
         reply = self._ask_until_answered(self._calls.stub.Complete, request)
         if reply is not None and reply.regroup:
             return False
-        failure = decode_failure(reply.failure) if reply else self._standing.failure
+        failure = decode_failure(reply.failure) if reply else self._view.failure
         if failure is not None:
             raise JobEnded(failure)
         return True
@@ -326,7 +326,7 @@ class Membership:
         status = self._status()
         return pb.HeartbeatRequest(
             worker=registration.slot,
-            generation=encode_id(self._standing.generation_id),
+            generation=encode_id(self._view.generation_id),
             sequence=batch.sequence,
             step=status.step,
             phase=status.phase,
@@ -360,7 +360,7 @@ class Membership:
         for directive in self._follow_call:
             if directive.HasField("end"):
                 self._lease.end()
-            self._standing.heed(directive)
+            self._view.heed(directive)
 
     def _start_thread(self, name: str, work: Callable[[], None]) -> None:
         # Daemons: a worker that fails before it can close its membership must still be able to exit.

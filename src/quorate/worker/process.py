@@ -46,15 +46,15 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
+from quorate.worker.backlog import Backlog
 from quorate.worker.bit_flip import flip_bit
 from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
-from quorate.worker.narration import Narration
+from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.pace import PaceMeter
-from quorate.worker.passage import Passage
 from quorate.worker.registration import Registration
 from quorate.worker.same_data import check_same_data, data_facts
-from quorate.worker.standing import Dismissed, JobEnded
+from quorate.worker.session import WorkerSession
 from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Worker:
         self._membership = Membership(
             assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
         )
-        self._narration = Narration(self._membership.publish, self._timing)
+        self._backlog = Backlog(self._membership.publish, self._timing)
         self._faults = FaultWatch(
             assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
         )
@@ -210,7 +210,7 @@ class Worker:
     def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
         self._saver = saver = saver_of(
             ground,
-            self._assignment.errand,
+            self._assignment.mode,
             publish=self._membership.publish,
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
@@ -218,13 +218,13 @@ class Worker:
             activity=self._activity,
             generation=lambda: self._membership.generation_id,
         )
-        Passage(
+        WorkerSession(
             ground,
             worker,
             progress,
             listeners,
             self._membership,
-            self._narration,
+            self._backlog,
             self._faults,
             self._activity,
             self._tell,
@@ -244,7 +244,7 @@ class Worker:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
         samples = build_samples(task, spec)
-        if self._assignment.errand.evaluates_only:
+        if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
         self._page.write_setup("fingerprint")
         environment = machine_facts(spec.threads, spec.deterministic) | {
@@ -253,7 +253,7 @@ class Worker:
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),
         }
-        if self._assignment.slot == 0 and self._assignment.errand.is_training:
+        if self._assignment.slot == 0 and self._assignment.mode.is_training:
             self._page.write_setup("metrics()")
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
@@ -277,7 +277,7 @@ class Worker:
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
                 "`checkpoint.keep` says how many a running job keeps"
             )
-        if self._assignment.errand.is_training:
+        if self._assignment.mode.is_training:
             # Only now: no fact of the launcher tells what datasets() gives.
             self._check_data(ground, info)
         loaded = folder.load(info)

@@ -25,7 +25,7 @@ from quorate.data.shards.dataset import Shards
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index_file import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.stream_curriculum import StreamCurriculum
+from quorate.data.stream_sampler import StreamSampler
 from quorate.spec.job import JobSpec
 
 __all__ = ["small_blocks"]
@@ -277,7 +277,7 @@ def test_looking_at_two_turns_of_every_lane_draws_no_more_than_these() -> None:
 def test_a_run_tells_what_waiting_for_its_shards_depends_on(folder: Path) -> None:
     spec = JobSpec(task="a:A", batch_size=8, lanes=2, steps=1)
     shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")})
-    reading = StreamCurriculum.of(spec, shards, len(shards)).describe()["data"]["reading"]
+    reading = StreamSampler.of(spec, shards, len(shards)).describe()["data"]["reading"]
     flags = {name: reading[name] for name in ("remote", "decode", "columns", "cache")}
     assert flags == {"remote": False, "decode": True, "columns": False, "cache": True}
     assert reading["window_bytes"] == int(shards.index.sizes.sum()) * 12 // len(shards)

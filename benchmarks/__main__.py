@@ -1,0 +1,322 @@
+"""`python -m benchmarks`: one verb for each benchmark."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli.main import run as run_command
+from quorate.cli.options import Json
+from quorate.cli.verbs import group_of_verbs
+
+Rounds = Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is measured, in turns.")]
+Systems = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Measure only these, with commas between.", show_default=False)
+]
+Peers = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PYTHON",
+        help="The Python that has the peers; .venv-bench beside ours, or our own, if not given.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write the JSON document to this file.", show_default=False),
+]
+
+app = group_of_verbs("python -m benchmarks", "BENCHMARK ...")
+
+
+@app.callback()
+def benchmarks() -> None:
+    """Measure Quorate and its peers side by side.
+
+    Everything is measured in turns, round after round, so that noise hits all alike. A peer that is not installed is
+    reported as not measured. Nothing is written anywhere unless --output is given.
+
+    \b
+    Examples:
+      python -m benchmarks allreduce --processes 2 --sizes 1MB,25MB
+      python -m benchmarks step
+      python -m benchmarks startup --json
+      python -m benchmarks scaling --workers 1,2
+      python -m benchmarks overlap
+      python -m benchmarks checkpoint --size 100MB
+      python -m benchmarks data --size 500MB
+    """
+
+
+@app.command()
+def allreduce(
+    processes: Annotated[str, typer.Option(metavar="N,N", help="Numbers of processes.")] = "2,4",
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,SIZE", help="Sizes of the gradient; a KB has 1024 bytes.")
+    ] = "1KB,64KB,1MB,25MB,100MB",
+    repeats: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Exchanges of each size in a round.", show_default="by size, 8 to 200"),
+    ] = None,
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Sum gradients among processes of this machine.
+
+    One gradient of float32 values in each process, until their sum is readable in each. Systems: quorate-shm,
+    quorate-tcp, gloo, openmpi.
+
+    \b
+    Examples:
+      python -m benchmarks allreduce
+      python -m benchmarks allreduce --processes 2 --sizes 1MB,25MB
+      python -m benchmarks allreduce --systems quorate-shm,gloo --output sums.json
+    """
+    from benchmarks.allreduce import SYSTEMS, AllReduce, check_processes
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems, parse_counts, parse_sizes
+
+    counts = check_processes(parse_counts(processes, "--processes"))
+    bench = AllReduce(counts, parse_sizes(sizes), choose_systems(systems, SYSTEMS), repeats)
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def step(
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train a tiny MLP and a small CNN, and compare the loops.
+
+    One process, one thread, the same data and optimizer; the time of a step in steady state. Systems: quorate,
+    hand-written, fabric, accelerate, lightning.
+
+    \b
+    Examples:
+      python -m benchmarks step
+      python -m benchmarks step --systems quorate,hand-written --rounds 9
+    """
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems
+    from benchmarks.step import SYSTEMS, Step
+
+    raise typer.Exit(run(Step(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def startup(
+    systems: Systems = None,
+    rounds: Rounds = 5,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Time the way from the command to the first complete step.
+
+    A tiny MLP on 2 workers, against a plain script that imports torch and takes a step, and torchrun with 2 processes.
+    Systems: quorate, plain-python, torchrun.
+
+    \b
+    Examples:
+      python -m benchmarks startup
+      python -m benchmarks startup --systems quorate,plain-python
+    """
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems
+    from benchmarks.startup import SYSTEMS, Startup
+
+    raise typer.Exit(run(Startup(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def scaling(
+    workers: Annotated[
+        str, typer.Option(metavar="N,N", help="Numbers of workers; 4x2 is 4 workers of 2 threads each.")
+    ] = "1,2,4,8",
+    lanes: Annotated[int, typer.Option(metavar="N", min=1, help="Lanes; a lane takes 32 samples of each batch.")] = 8,
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small CNN on more and more workers.
+
+    The global batch is always the same. Efficiency is against one worker; no-exchange are the same processes, each
+    for itself: the most that the machine can do. Systems: quorate, ddp-gloo, no-exchange.
+
+    \b
+    Examples:
+      python -m benchmarks scaling
+      python -m benchmarks scaling --workers 1,2 --lanes 4
+      python -m benchmarks scaling --workers 2,4x2 --systems quorate
+    """
+    from benchmarks.run import Wishes, run
+    from benchmarks.scaling import SYSTEMS, Scaling
+    from benchmarks.selection import choose_systems, parse_crowds
+
+    bench = Scaling(parse_crowds(workers, "--workers"), lanes, choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def overlap(
+    rounds: Rounds = 3,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train over a slow network, with and without overlap.
+
+    Two workers in network namespaces of their own, joined at 200 Mbit/s, and a model whose exchange takes about as long
+    as its backward pass. Needs root, ip and tc. Systems: quorate, quorate-no-overlap.
+
+    \b
+    Examples:
+      python -m benchmarks overlap
+      python -m benchmarks overlap --rounds 9 --output overlap.json
+    """
+    from benchmarks.overlap import Overlap
+    from benchmarks.run import Wishes, run
+
+    raise typer.Exit(run(Overlap(), Wishes(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def recovery(
+    workers: Annotated[str, typer.Option(metavar="N,N", help="Numbers of workers.")] = "2,3,4",
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Kill workers, and time how soon the others go on.
+
+    Steps of 50 ms; a worker is killed at a moment anywhere in a step. torchrun restarts all from what was saved after
+    the last step. Systems: quorate, torchrun.
+
+    \b
+    Examples:
+      python -m benchmarks recovery
+      python -m benchmarks recovery --workers 3 --systems quorate --rounds 3
+    """
+    from benchmarks.recovery import SYSTEMS, Recovery
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems, parse_crowds
+
+    processes = tuple(crowd.processes for crowd in parse_crowds(workers, "--workers"))
+    bench = Recovery(processes, choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def changes(
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Resize a running job, and ask its workers to leave.
+
+    From 2 workers to 4, 1 and 3, then a SIGTERM to each, while a lane takes 100 ms: the longest pause between two
+    steps, beyond the usual ones before and after the change. Only Quorate can, so there is no peer.
+
+    \b
+    Examples:
+      python -m benchmarks changes
+      python -m benchmarks changes --rounds 3 --output changes.json
+    """
+    from benchmarks.changes import Changes
+    from benchmarks.run import Wishes, run
+
+    raise typer.Exit(run(Changes(), Wishes(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def checkpoint(
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Weights and optimizer together; a MB has 1024 KB.")
+    ] = "500MB",
+    saves: Annotated[int, typer.Option(metavar="N", min=1, help="Saves in each training that count.")] = 4,
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Save a large state while training, and load it.
+
+    What a save adds to training, how soon it is safe, what memory it takes and how long loading takes, against raw
+    writes and reads of the same disk. Systems: quorate, torch-save, dcp, dcp-async, dcp-async-stager, safetensors.
+
+    \b
+    Examples:
+      python -m benchmarks checkpoint
+      python -m benchmarks checkpoint --size 100MB --systems quorate,dcp-async-stager
+      python -m benchmarks checkpoint --rounds 3 --output saves.json
+    """
+    from tempfile import gettempdir
+
+    from benchmarks.checkpoint import SYSTEMS, Checkpoint, disk_needed
+    from benchmarks.disk import check_disk
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems
+    from benchmarks.size import parse_size
+
+    bench = Checkpoint(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
+    check_disk(Path(gettempdir()), disk_needed(bench.size, bench.saves))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+@app.command()
+def data(
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Data of each kind; a GB has 1024 MB.")] = "10GB",
+    loaders: Annotated[str, typer.Option(metavar="N,N", help="Numbers of loader processes.")] = "0,1",
+    fashion: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where Fashion-MNIST is; data/fashion-mnist beside the examples, if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Read data that need not fit into memory.
+
+    Parquet and tar shards, by a job whose steps do next to nothing: its speed against the same library alone and
+    torch's DataLoader, its memory, its speed from a distant store, and what examples wait. Systems: quorate,
+    raw-decode, dataloader, quorate-store.
+
+    \b
+    Examples:
+      python -m benchmarks data
+      python -m benchmarks data --size 500MB --systems quorate,raw-decode
+      python -m benchmarks data --size 1GB --loaders 0 --output data.json
+    """
+    from tempfile import gettempdir
+
+    from benchmarks.data import SYSTEMS, Data, check_packages, disk_needed, find_examples
+    from benchmarks.disk import check_disk
+    from benchmarks.run import Wishes, run
+    from benchmarks.selection import choose_systems, parse_counts
+    from benchmarks.size import parse_size
+
+    check_packages()
+    numbers = parse_counts(loaders, "--loaders", least=0)
+    bench = Data(parse_size(size, "--size"), numbers, choose_systems(systems, SYSTEMS), find_examples(fashion))
+    check_disk(Path(gettempdir()), disk_needed(bench.size))
+    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+
+
+if __name__ == "__main__":
+    run_command(lambda: app)

@@ -1,0 +1,42 @@
+"""The startup benchmark: from the command to the first complete step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.row import Row, ratios_in_words
+from benchmarks.system import System, Turn
+
+# One stopwatch starts the commands of all three.
+QUORATE = System("quorate", "benchmarks.own.startup", is_ours=True)
+PLAIN = System("plain-python", "benchmarks.own.startup")
+TORCHRUN = System("torchrun", "benchmarks.own.startup")
+SYSTEMS = (QUORATE, PLAIN, TORCHRUN)
+PROCESSES = {QUORATE: 2, PLAIN: 1, TORCHRUN: 2}
+
+
+@dataclass(frozen=True)
+class Startup:
+    """Which commands are started."""
+
+    systems: Sequence[System] = SYSTEMS
+    name: str = "startup"
+    headline: str = "From the command to the first complete step, on 2 workers. × is a peer's time divided by ours."
+
+    def turns(self) -> list[Turn]:
+        """Each command once."""
+        return [
+            Turn(system, "first step", {"system": system.name, "processes": PROCESSES[system]})
+            for system in self.systems
+        ]
+
+    def label(self, row: Row) -> str:
+        """All are compared, though plain Python is one process."""
+        return row.case
+
+    def explained(self, rows: Sequence[Row]) -> list[Row]:
+        """The ratios say it all."""
+        return list(rows)
+
+    def remarks(self, row: Row) -> dict[str, str]:
+        """How many processes, and how the peers compare."""
+        return {"processes": str(row.processes), **ratios_in_words(row)}

@@ -1,0 +1,60 @@
+"""The step benchmark: what a loop costs over one that is written by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.blocks import Blocks
+from benchmarks.row import Row
+from benchmarks.system import Needs, System, Turn
+
+QUORATE = System("quorate", "benchmarks.own.step", is_ours=True)
+HAND_WRITTEN = System("hand-written", "benchmarks.peers.hand_written_step")
+FABRIC = System("fabric", "benchmarks.peers.fabric_step", needs=Needs(("lightning", "torch")))
+ACCELERATE = System("accelerate", "benchmarks.peers.accelerate_step", needs=Needs(("accelerate", "torch")))
+LIGHTNING = System("lightning", "benchmarks.peers.lightning_step", needs=Needs(("lightning", "torch")))
+SYSTEMS = (QUORATE, HAND_WRITTEN, FABRIC, ACCELERATE, LIGHTNING)
+
+
+LENGTHS = {"tiny-mlp": Blocks(200, 2000), "cnn": Blocks(10, 100)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Which loops train which cases, and for how long."""
+
+    systems: Sequence[System] = SYSTEMS
+    lengths: dict[str, Blocks] = field(default_factory=lambda: dict(LENGTHS))
+    name: str = "step"
+    headline: str = "Wall time of a training step, and what it costs over a hand-written loop."
+
+    def turns(self) -> list[Turn]:
+        """Each system with each case."""
+        return [
+            Turn(system, case, {"case": case, "warm_up": length.warm_up, "steps": length.steps})
+            for case, length in self.lengths.items()
+            for system in self.systems
+        ]
+
+    def label(self, row: Row) -> str:
+        """The case."""
+        return row.case
+
+    def explained(self, rows: Sequence[Row]) -> list[Row]:
+        """With the overhead over the hand-written loop, where that was measured."""
+        by_hand = {row.case: row.ms for row in rows if row.system == HAND_WRITTEN.name}
+        return [_with_overhead(row, by_hand.get(row.case)) for row in rows]
+
+    def remarks(self, row: Row) -> dict[str, str]:
+        """The overhead."""
+        if "overhead_us" not in row.details:
+            return {}
+        return {
+            "overhead": f"{row.details['overhead_us']:+,.0f} µs",
+            "relative": f"{row.details['overhead_percent']:+.1f} %",
+        }
+
+
+def _with_overhead(row: Row, base: float | None) -> Row:
+    if not base or row.system == HAND_WRITTEN.name:
+        return row
+    return row.with_details(overhead_us=(row.ms - base) * 1000, overhead_percent=(row.ms / base - 1) * 100)

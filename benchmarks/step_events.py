@@ -1,0 +1,43 @@
+"""What the events of a run tell about its steps."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.blocks import Blocks
+
+PHASES = ("data", "compute", "exchange", "apply")
+
+Steps = Mapping[int, Mapping[str, Any]]
+"""The event of each step."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds of a step: of each block, over all, and of each phase on the worker that tells."""
+
+    ms: list[float]
+    mean_ms: float
+    phases_ms: dict[str, float]
+
+    @property
+    def details(self) -> dict[str, float]:
+        """As a reading carries them; `other_ms` is what no phase accounts for."""
+        phases = {f"{phase}_ms": ms for phase, ms in self.phases_ms.items()}
+        return {"mean_ms": self.mean_ms, **phases, "other_ms": self.mean_ms - sum(self.phases_ms.values())}
+
+
+def read_steps(events_file: Path) -> Steps:
+    """The events of all steps."""
+    events = (json.loads(line) for line in events_file.read_bytes().splitlines())
+    return {event["step"]: event for event in events if event["kind"] == "step"}
+
+
+def step_times(steps: Steps, blocks: Blocks) -> StepTimes:
+    """Wall times in steady state: an event carries the moment at which its step was complete."""
+    seconds = {step: float(event["time"]) for step, event in steps.items()}
+    measured = [event for step, event in steps.items() if step > blocks.warm_up]
+    phases = {phase: sum(event[f"{phase}_s"] for event in measured) / len(measured) * 1000 for phase in PHASES}
+    return StepTimes(blocks.ms(seconds), blocks.mean_ms(seconds), phases)

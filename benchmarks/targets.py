@@ -1,0 +1,240 @@
+"""The targets of this project."""
+
+from collections.abc import Sequence
+
+from benchmarks.changes import SIGTERM
+from benchmarks.row import Row
+from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
+from benchmarks.target import Target, Value
+
+MB = 2**20
+
+
+def _found(rows: Sequence[Row], **fields: object) -> Row | None:
+    return next((row for row in rows if all(getattr(row, name) == value for name, value in fields.items())), None)
+
+
+def _ratio(peer: str, **fields: object) -> Value:
+    def value(rows: Sequence[Row]) -> float | None:
+        row = _found(rows, **fields)
+        return None if row is None else row.ratio_to.get(peer)
+
+    return value
+
+
+def _detail(name: str, **fields: object) -> Value:
+    def value(rows: Sequence[Row]) -> float | None:
+        row = _found(rows, **fields)
+        return None if row is None else row.details.get(name)
+
+    return value
+
+
+def _over(less: Value) -> Value:
+    """Our time divided by theirs, from theirs divided by ours."""
+
+    def value(rows: Sequence[Row]) -> float | None:
+        ratio = less(rows)
+        return None if not ratio else 1 / ratio
+
+    return value
+
+
+def _times(row_fields: dict[str, object], base_fields: dict[str, object]) -> Value:
+    def value(rows: Sequence[Row]) -> float | None:
+        row, base = _found(rows, **row_fields), _found(rows, **base_fields)
+        return None if row is None or base is None else row.ms / base.ms
+
+    return value
+
+
+def _worst(name: str, prefix: str = "") -> Value:
+    """The largest of a detail, over all cases that begin like this."""
+
+    def value(rows: Sequence[Row]) -> float | None:
+        found = [row.details[name] for row in rows if row.case.startswith(prefix) and name in row.details]
+        return max(found, default=None)
+
+    return value
+
+
+def _saving(name: str, case: str) -> Value:
+    return _detail(name, system="quorate", case=case, bytes=500 * MB)
+
+
+def _feeding(name: str, case: str, system: str = "quorate") -> Value:
+    return _detail(name, system=system, case=case)
+
+
+def _all_reduce(system: str, peer: str, size: int, processes: int = 2) -> Value:
+    return _ratio(peer, system=system, processes=processes, bytes=size)
+
+
+def _scaling(workers: int, threads: int = 1) -> dict[str, object]:
+    return {"system": "quorate", "processes": workers, "threads": threads}
+
+
+_TWO_CORES = range(2, 3)
+_MANY_CORES = range(16, 10**6)
+_IDLE_CORE = range(2, 10**6)
+"""One trains, the other is left for what happens meanwhile."""
+
+TARGETS = (
+    Target("allreduce", "shm, 2 processes, 1 KB: gloo ÷ ours", _all_reduce("quorate-shm", "gloo", 1024), 5.0),
+    Target("allreduce", "shm, 2 processes, 1 MB: gloo ÷ ours", _all_reduce("quorate-shm", "gloo", MB), 4.0),
+    Target("allreduce", "shm, 2 processes, 25 MB: gloo ÷ ours", _all_reduce("quorate-shm", "gloo", 25 * MB), 4.0),
+    Target("allreduce", "shm, 2 processes, 100 MB: gloo ÷ ours", _all_reduce("quorate-shm", "gloo", 100 * MB), 3.5),
+    Target("allreduce", "shm, 2 processes, 25 MB: openmpi ÷ ours", _all_reduce("quorate-shm", "openmpi", 25 * MB), 1.5),
+    Target(
+        "allreduce", "shm, 2 processes, 100 MB: openmpi ÷ ours", _all_reduce("quorate-shm", "openmpi", 100 * MB), 1.5
+    ),
+    Target(
+        "allreduce",
+        "shm, 4 processes on 2 cores, 25 MB: gloo ÷ ours",
+        _all_reduce("quorate-shm", "gloo", 25 * MB, processes=4),
+        3.0,
+        cores=_TWO_CORES,
+    ),
+    Target("allreduce", "tcp, 2 processes, 25 MB: gloo ÷ ours", _all_reduce("quorate-tcp", "gloo", 25 * MB), 1.0),
+    Target(
+        "step",
+        "tiny MLP: µs over the hand-written step",
+        _detail("overhead_us", system="quorate", case="tiny-mlp"),
+        60.0,
+        is_lowest=False,
+    ),
+    Target(
+        "step",
+        "CNN: % over the hand-written step",
+        _detail("overhead_percent", system="quorate", case="cnn"),
+        1.0,
+        is_lowest=False,
+    ),
+    Target(
+        "startup",
+        "2 workers: ours ÷ plain Python",
+        _over(_ratio("plain-python", system="quorate")),
+        1.4,
+        is_lowest=False,
+    ),
+    *(
+        Target(
+            "recovery",
+            f"{workers} workers: ms from the kill to the next step, beyond the redone one",
+            _detail("beyond_redo_ms", system="quorate", processes=workers),
+            250.0,
+            is_lowest=False,
+        )
+        for workers in (2, 3, 4)
+    ),
+    Target(
+        "recovery",
+        "2 workers: ms from the kill to the replacement",
+        _detail("back_ms", system="quorate", processes=2),
+        1000.0,
+        is_lowest=False,
+    ),
+    Target(
+        "recovery",
+        "3 workers: % of the time with progress, a kill every 30 s",
+        _detail("available_percent", system="quorate", processes=3),
+        99.0,
+    ),
+    Target(
+        "scaling",
+        "4 × 2 threads on 2 cores: time ÷ that of 2 workers",
+        _times(_scaling(4, 2), _scaling(2)),
+        1.3,
+        is_lowest=False,
+        cores=_TWO_CORES,
+    ),
+    Target(
+        "scaling",
+        "4 workers on 16 cores: efficiency in %",
+        _detail("efficiency_percent", **_scaling(4)),
+        95.0,
+        cores=_MANY_CORES,
+    ),
+    Target(
+        "scaling",
+        "8 workers on 16 cores: efficiency in %",
+        _detail("efficiency_percent", **_scaling(8)),
+        90.0,
+        cores=_MANY_CORES,
+    ),
+    Target(
+        "scaling",
+        "8 workers on 16 cores: % of the ceiling",
+        _detail("ceiling_percent", **_scaling(8)),
+        97.0,
+        cores=_MANY_CORES,
+    ),
+    Target(
+        "overlap",
+        "200 Mbit/s: step ÷ (forward + the longer of backward and exchange + apply)",
+        _detail("of_ideal", system="quorate", case="200 Mbit/s"),
+        1.15,
+        is_lowest=False,
+    ),
+    Target(
+        "changes",
+        "resize 2→4→1→3: ms of the longest pause beyond a usual step",
+        _worst("worst_ms", "resize"),
+        100.0,
+        is_lowest=False,
+    ),
+    Target(
+        "changes",
+        "SIGTERM to each worker: ms of the longest pause beyond a usual step",
+        _worst("worst_ms", SIGTERM),
+        100.0,
+        is_lowest=False,
+    ),
+    Target("changes", "workers that were taken for lost", _worst("lost_workers"), 0.0, is_lowest=False),
+    *(
+        Target("checkpoint", f"500 MB: {text}", value, limit, is_lowest=False, cores=_IDLE_CORE)
+        for text, value, limit in (
+            ("ms that training waits for a save", _saving("waited_ms", ADDED), 10.0),
+            ("steps during a save ÷ undisturbed ones", _saving("step_ratio", ADDED), 1.05),
+            ("until committed ÷ raw write and fsync", _saving("of_raw", COMMITTED), 1.25),
+            ("load and verify from the disk ÷ raw read", _saving("of_raw", LOADED), 1.5),
+            ("load and verify from the page cache ÷ raw read", _saving("of_raw", LOADED_AGAIN), 1.5),
+            ("extra memory ÷ state, 5 % being for buffers", _saving("memory_of_state", ADDED), 1.05),
+        )
+    ),
+    *(
+        target
+        for kind, name in (("parquet", "Parquet"), ("tar", "tar"))
+        for target in (
+            Target("data", f"{name}: % of the raw decode rate", _feeding("of_raw_percent", kind), 90.0),
+            Target(
+                "data", f"{name}: MB of memory above the model", _feeding("memory_mb", kind), 300.0, is_lowest=False
+            ),
+            Target(
+                "data",
+                f"{name}: MB that memory grows from the first third to the last",
+                _feeding("growth_mb", kind),
+                30.0,
+                is_lowest=False,
+            ),
+            Target(
+                "data",
+                f"{name} from a store with 50 ms: % of the rate from a folder",
+                _feeding("of_folder_percent", f"{kind} from a store", "quorate-store"),
+                90.0,
+                cores=_IDLE_CORE,
+            ),
+        )
+    ),
+    *(
+        Target(
+            "data",
+            f"{name}: % of a step that is waiting for data",
+            _feeding("waiting_percent", case),
+            1.0,
+            is_lowest=False,
+        )
+        for case, name in (("digits", "digits"), ("fashion-mnist", "Fashion-MNIST"))
+    ),
+)
+"""In the order of docs/benchmarks.md, which has the same texts."""

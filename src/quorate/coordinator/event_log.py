@@ -1,0 +1,153 @@
+"""The job's events, each written once."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import ReplicasDiffer
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation
+from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
+
+log = logging.getLogger(__name__)
+
+# Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
+_TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint", "checkpoint_failed", "checkpoint_skipped"})
+_ENDS = frozenset({"finished", "failure"})
+_PAGE = 4096
+_RECALLED = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun, and
+    whether the replicas of its last generation differed."""
+
+    end: Event | None
+    workers: int | None
+    has_begun: bool
+    is_condemned: bool = False
+
+
+class EventLog:
+    """Writes what workers tell and what the coordinator decides to the run's `events.jsonl`."""
+
+    def __init__(self, sink: JsonlSink) -> None:
+        self._sink = sink
+        # One bit a step: a set of ten million steps would take a gigabyte.
+        self._told: dict[tuple[str, int], int] = {}
+
+    def recall(self, since: int) -> Recollection:
+        """Know what a predecessor has written after this place of the file.
+
+        What workers may tell again is no older than a lease, so the last part of a long file is enough.
+        """
+        tail = EventTail(self._sink.path)
+        tail.offset = max(since, _size(self._sink.path) - _RECALLED)
+        events = tail.read_new()
+        for event in events:
+            if event.kind in _TOLD_ONCE:
+                self._is_new(event)
+            elif event.kind == "rollback" and event.step is not None:
+                self._forget_after(event.step)
+        end = next((event for event in reversed(events) if event.kind in _ENDS), None)
+        resize = next((event for event in reversed(events) if event.kind == "resize"), None)
+        has_begun = any(event.kind == "generation" for event in events)
+        losses = (event for event in reversed(events) if event.kind in ("generation", "lost"))
+        last = next((event for event in losses if event.fields.get("cause", "") in ("", ReplicasDiffer.__name__)), None)
+        is_condemned = last is not None and last.kind == "lost"
+        return Recollection(end, None if resize is None else resize.fields["workers"], has_begun, is_condemned)
+
+    def record(self, lines: tuple[str, ...]) -> None:
+        """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""
+        for line in lines:
+            try:
+                self.write(Event.from_json(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("a worker told something that is no event (%r): %.200s", error, line)
+
+    def write(self, event: Event) -> None:
+        """Write an event, unless it has been told before."""
+        if event.kind not in _TOLD_ONCE or self._is_new(event):
+            self._sink.write(event)
+
+    def generation_formed(self, generation: Generation) -> None:
+        """Who hosts which lanes from now on."""
+        members = [
+            {"worker": member.worker, "address": member.address, "lanes": list(member.lanes)}
+            for member in generation.members
+        ]
+        fields = {
+            "generation": str(generation.id),
+            "lanes": generation.lanes,
+            "members": members,
+            "from_step": generation.cursor.step,
+            "behind": list(generation.behind),
+        }
+        self.write(Event("generation", fields=fields))
+
+    def worker_lost(self, failure: Failure, detect: float) -> None:
+        """A worker is gone, and the job goes on."""
+        fields = {"worker": failure.worker, "cause": failure.kind, "message": failure.message, "phase": failure.phase}
+        self.write(Event("lost", failure.step, {**fields, "detect_s": round(detect, 4)}))
+
+    def rolled_back(self, step: int) -> None:
+        """The job goes back to a step: what was told of later ones was wrong, and the next telling counts."""
+        self._forget_after(step)
+        self.write(Event("rollback", step))
+
+    def warning(self, message: str, step: int | None = None) -> None:
+        """Something that somebody may want to look at."""
+        self.write(Event("log", step, {"level": "warning", "message": message}))
+
+    def notice(self, message: str, step: int | None = None) -> None:
+        """Something that is good to know."""
+        self.write(Event("log", step, {"level": "info", "message": message}))
+
+    def resized(self, before: int, workers: int) -> None:
+        """Somebody wants another number of workers."""
+        self.write(Event("resize", fields={"before": before, "workers": workers}))
+
+    def stop_requested(self, reason: str) -> None:
+        """Somebody stopped the job."""
+        self.write(Event("stop", fields={"reason": reason}))
+
+    def job_failed(self, failure: Failure) -> None:
+        """Why the job ended. The kind of failure is told as its cause: `kind` is the event's own."""
+        fields: dict[str, Any] = {**failure.to_dict(), "cause": failure.kind}
+        del fields["kind"], fields["step"]
+        self.write(Event("failure", failure.step, fields))
+
+    def job_finished(self, digest: str, result: dict[str, Any]) -> None:
+        """The job is complete."""
+        self.write(Event("finished", fields={"weights_digest": digest, "result": result}))
+
+    def coordinator_replaced(self, incarnation: int, present: int) -> None:
+        """Another coordinator has taken over, and waits for those who are there to come back to it."""
+        self.write(Event("coordinator", fields={"incarnation": incarnation, "present": present}))
+
+    def close(self) -> None:
+        """Write no more."""
+        self._sink.close()
+
+    def _forget_after(self, step: int) -> None:
+        last, bit = divmod(step, _PAGE)
+        for kind, page in [place for place in self._told if place[1] >= last]:
+            kept = (2 << bit) - 1 if page == last else 0
+            self._told[kind, page] &= kept
+
+    def _is_new(self, event: Event) -> bool:
+        page, bit = divmod(-1 if event.step is None else event.step, _PAGE)
+        told = self._told.get((event.kind, page), 0)
+        self._told[event.kind, page] = told | 1 << bit
+        return not told >> bit & 1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,262 @@
+"""The fork server: a process that has imported torch and the task once, and forks workers that need not do it again.
+
+Importing torch is most of everybody's start-up time. The fork server runs with one OpenMP and BLAS thread and forks
+only while it has a single thread: a fork after an operation on two threads leaves the child waiting for a thread that
+does not exist. Otherwise workers are spawned, and the log says why.
+
+What the code of the task starts in a worker, and leaves there, becomes a child of the fork server when its own parent
+is gone, and is ended with the worker: nothing outlives the job. Where the fork server itself is killed, the launcher
+ends what is in the process groups of its workers.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import QuorateError
+from quorate.core.failure import Failure
+from quorate.core.networks import enter_network
+from quorate.core.processes import adopt_orphans, children_of, die_with_parent
+from quorate.core.user_code import describe
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, SOURCE, START, STARTED, Messages
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+log = logging.getLogger(__name__)
+
+REAP_EVERY = 5.0
+"""Seconds between two looks at what workers that live have left, and has ended."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A worker, or without a slot something that a worker has left."""
+
+    slot: int | None
+    pid: int
+
+
+class ForkServer:
+    """Serves the launcher until the launcher closes the conversation or dies, which is the same to the fork server."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Child] = {}
+        # What importing the task has started is its own business, and ends as it likes.
+        self._own: frozenset[int] = frozenset()
+        self._gone: set[int] = set()
+        self._task_type: Any = None
+        self._search_path: list[str] = []
+
+    def serve(self) -> None:
+        """Until the launcher is gone; then nothing of ours is left."""
+        self._selector.register(self._messages, selectors.EVENT_READ)
+        reap_at = 0.0
+        try:
+            while not self._messages.closed:
+                for key, _ in self._selector.select(REAP_EVERY):
+                    if key.fileobj is self._messages:
+                        self._answer()
+                    else:
+                        self._reap(key.fd)
+                if time.monotonic() >= reap_at:
+                    self._reap_left()
+                    reap_at = time.monotonic() + REAP_EVERY
+        finally:
+            self._kill()
+
+    def _answer(self) -> None:
+        for message in self._messages.read():
+            what = message["what"]
+            if what == PREPARE:
+                self._prepare(message)
+            elif what == START:
+                self._start(Assignment.from_json(message["assignment"]))
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        try:
+            # Everything that a worker will import, so that no worker has to.
+            from quorate.training.machine import machine_facts, pin_machine
+            from quorate.training.params import configure
+            from quorate.training.source import load_task_type, task_source
+            from quorate.worker import process  # noqa: F401
+
+            self._search_path = message["search_path"]
+            sys.path[:] = [*self._search_path, *(entry for entry in sys.path if entry not in self._search_path)]
+            pin_machine(1, message["deterministic"])
+            self._task_type = load_task_type(message["task"], message["seed"])
+            configure(self._task_type, message["params"], message["job_source"], message["seed"])
+            # The first optimizer step imports it, which takes as long as torch itself. After the task, so that a
+            # mistake in it is told without this wait.
+            import torch._dynamo  # noqa: F401
+
+            facts = machine_facts(message["threads"], message["deterministic"])
+            source = task_source(self._task_type)
+            self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
+        except QuorateError as error:
+            self._messages.send(FAILED, failure=Failure.of(error).to_dict())
+        except Exception as error:
+            traceback.print_exc()
+            failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
+            self._messages.send(FAILED, failure=failure.to_dict())
+
+    def _start(self, assignment: Assignment) -> None:
+        if not self._children and not self._gone:
+            self._own = frozenset(children_of(os.getpid()))
+        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        if threads == 1:
+            pid, how, reason = self._fork(assignment), "forked", ""
+        else:
+            pid, how = self._spawn(assignment), "spawned"
+            more = "a thread" if threads == 2 else f"{threads - 1} threads"
+            reason = f"importing the task started {more}, which a fork would lose"
+        log.info("worker %d is process %d, %s%s", assignment.slot, pid, how, f": {reason}" if reason else "")
+        self._gone.discard(pid)
+        self._watch(_Child(assignment.slot, pid))
+        self._messages.send(STARTED, slot=assignment.slot, pid=pid, how=how, reason=reason)
+
+    def _watch(self, child: _Child) -> None:
+        descriptor = os.pidfd_open(child.pid)
+        self._children[descriptor] = child
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def _fork(self, assignment: Assignment) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        fork_server = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            self._messages.close()
+            self._selector.close()
+            for descriptor in self._children:
+                os.close(descriptor)
+            die_with_parent(fork_server)
+            os.setpgid(0, 0)  # by which the fork server knows whatever this worker leaves
+            code = become_worker(assignment, self._task_type)
+        except BaseException:
+            traceback.print_exc()  # nobody above is left to do it: this frame ends the process
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _spawn(self, assignment: Assignment) -> int:
+        # With -P and this path, imports are found where a forked worker finds them: the working directory does not
+        # come first.
+        path = os.pathsep.join(self._search_path)
+        with _open_log(assignment) as file:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=os.environ | {"PYTHONPATH": path},
+                process_group=0,
+            )
+        assert child.stdin is not None
+        child.stdin.write(assignment.to_json().encode() + b"\n")
+        child.stdin.close()
+        child.returncode = 0  # reaped here by its pid; Popen must not complain that it was not waited for
+        return child.pid
+
+    def _reap(self, descriptor: int) -> None:
+        child = self._children.pop(descriptor)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(child.pid, 0)
+        if child.slot is not None:
+            self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
+            self._gone.add(child.pid)
+        # Again for one that was left: what that has left has come to us only now.
+        self._end(lambda group: group in self._gone)
+
+    def _reap_left(self) -> None:
+        """What a worker that lives has left comes to us while it runs, as by a double fork, and we alone can reap it.
+
+        Without this a task that calls `os.system("command &")` at every step would use up all numbers of processes.
+        """
+        if not self._has_dead():
+            return
+        for pid in children_of(os.getpid()).keys() - self._known():
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+    def _has_dead(self) -> bool:
+        """Asked first, since to find who it is may take a look at every process of the machine."""
+        try:
+            return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # there are no children
+            return False
+
+    def _known(self) -> frozenset[int]:
+        return self._own | {child.pid for child in self._children.values()}
+
+    def _end(self, is_left: Callable[[int], bool]) -> None:
+        """Kill what workers have left, which is in process groups of theirs; another call reaps it."""
+        known = self._known()
+        for pid, group in children_of(os.getpid()).items():
+            if pid not in known and is_left(group):
+                # It cannot have become another process: a child keeps its number until we have reaped it.
+                os.kill(pid, signal.SIGKILL)
+                self._watch(_Child(None, pid))
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+        ours = os.getpgrp()
+        while True:
+            for descriptor in list(self._children):
+                self._reap(descriptor)
+            # Also what has left its worker's group: all but what importing the task has started.
+            self._end(lambda group: group != ours)
+            if not self._children:
+                return
+
+
+def become_worker(assignment: Assignment, task_type: Any) -> int:
+    """What a forked child does with its life; its exit code."""
+    from quorate.worker.process import Worker, print_at_once, start_log
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _open_log(assignment) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    print_at_once()
+    start_log(assignment)
+    if assignment.network:
+        enter_network(assignment.network)  # before anything opens a socket
+    return Worker(assignment, task_type).live()
+
+
+def _open_log(assignment: Assignment) -> Any:
+    return (RunFolder(Path(assignment.run)).logs / f"worker-{assignment.slot}.log").open("ab")
+
+
+def main() -> None:
+    """Serve the launcher: the arguments are the number of the socket to it, and its pid."""
+    die_with_parent(int(sys.argv[2]))
+    adopt_orphans()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ForkServer(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python would take torch apart, module by module, for a second or two, while the launcher waits.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.row import Row, compared
+from benchmarks.scaling import Scaling
+from benchmarks.selection import Crowd
+from benchmarks.step import Step
+from benchmarks.target import Judgement, Target, judge
+from benchmarks.targets import TARGETS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+MB = 2**20
+
+
+def row(
+    system: str, ms: float, *, case: str = "cnn", processes: int = 2, threads: int = 1, size: int | None = None
+) -> Row:
+    return Row("bench", case, system, processes, threads, size, ms, (ms,))
+
+
+def verdicts(bench: str, rows: list[Row], cores: int = 2) -> dict[str, str]:
+    return {judgement.target.text: judgement.verdict for judgement in judge(TARGETS, bench, rows, cores)}
+
+
+def exchanges(ours: float, gloo: float) -> list[Row]:
+    rows = [row("quorate-shm", ours, size=MB), row("gloo", gloo, size=MB)]
+    return compared(rows, frozenset({"quorate-shm"}), lambda each: each.case)
+
+
+@pytest.mark.parametrize(("gloo", "verdict"), [(4.0, "met"), (3.9, "missed")])
+def test_a_ratio_is_held_against_its_target(gloo: float, verdict: str) -> None:
+    assert verdicts("allreduce", exchanges(1.0, gloo))["shm, 2 processes, 1 MB: gloo ÷ ours"] == verdict
+
+
+def test_what_was_not_measured_is_never_met() -> None:
+    only_ours = compared([row("quorate-shm", 0.0001, size=MB)], frozenset({"quorate-shm"}), lambda each: each.case)
+    for bench in ("allreduce", "step", "startup", "scaling", "overlap", "recovery", "changes", "checkpoint", "data"):
+        assert set(verdicts(bench, only_ours, cores=16).values()) == {"not measured"}
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(1.05, "met"), (1.07, "missed")])
+def test_the_overhead_of_a_step_is_over_the_hand_written_loop(ms: float, verdict: str) -> None:
+    rows = Step().explained([row("quorate", ms, case="tiny-mlp"), row("hand-written", 1.0, case="tiny-mlp")])
+    assert verdicts("step", rows)["tiny MLP: µs over the hand-written step"] == verdict
+    assert rows[0].details["overhead_us"] == pytest.approx((ms - 1) * 1000)
+    assert rows[1].details == {}
+
+
+def test_startup_is_held_against_plain_python() -> None:
+    rows = compared([row("quorate", 1.3), row("plain-python", 1.0)], frozenset({"quorate"}), lambda each: each.case)
+    (judgement,) = judge(TARGETS, "startup", rows, 2)
+    assert judgement.value == pytest.approx(1.3)
+    assert judgement.verdict == "met"
+
+
+def test_a_crowd_is_held_against_one_that_fits_the_cores() -> None:
+    rows = [row("quorate", 100.0), row("quorate", 131.0, processes=4, threads=2)]
+    (judgement,) = judge(TARGETS, "scaling", rows, 2)
+    assert (judgement.value, judgement.verdict) == (1.31, "missed")
+    assert not [each for each in judge(TARGETS, "scaling", rows, 16) if "2 cores" in each.target.text]
+
+
+def test_scaling_is_held_against_one_worker_and_against_the_ceiling() -> None:
+    rows = Scaling([Crowd(1)]).explained(
+        [
+            row("quorate", 800.0, processes=1),
+            row("quorate", 110.0, processes=8).with_details(exchange_ms=11.0, mean_ms=110.0),
+            row("no-exchange", 99.0, processes=8),
+        ]
+    )
+    eight = rows[1].details
+    assert eight["efficiency_percent"] == pytest.approx(90.9, abs=0.1)
+    assert eight["ceiling_percent"] == pytest.approx(90.0)
+    assert eight["exchange_percent"] == pytest.approx(10.0)
+    assert eight["samples_per_second"] == pytest.approx(256 / 0.110)
+    assert "ceiling_percent" not in rows[2].details
+    assert verdicts("scaling", rows, cores=16) == {
+        "4 workers on 16 cores: efficiency in %": "not measured",
+        "8 workers on 16 cores: efficiency in %": "met",
+        "8 workers on 16 cores: % of the ceiling": "missed",
+    }
+
+
+def test_a_target_says_what_is_wanted_in_the_document() -> None:
+    least, most = Target("x", "a", lambda _: 2.0, 1.0), Target("x", "b", lambda _: 2.0, 1.0, is_lowest=False)
+    assert [each.to_dict() for each in judge([least, most], "x", [], 2)] == [
+        {"target": "a", "at_least": 1.0, "value": 2.0, "verdict": "met"},
+        {"target": "b", "at_most": 1.0, "value": 2.0, "verdict": "missed"},
+    ]
+    assert Judgement(least, None, "not measured").to_dict()["value"] is None
+
+
+def test_the_documentation_has_all_targets() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (.+?) \| (at (?:least|most) [\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert told == [
+        (target.bench, target.text, f"at {'least' if target.is_lowest else 'most'} {target.limit:g}")
+        for target in TARGETS
+    ]

@@ -1,0 +1,252 @@
+"""What must hold at every moment of a simulated job, whatever happens to its processes and messages.
+
+1. No two generations complete the same step with different results.
+2. Every member that completed a step holds the digest that the undisturbed run has there.
+3. Each (step, lane) contributes exactly once to the state.
+4. When faults stop and enough workers exist, the job finishes.
+5. A checkpoint is of a state that the undisturbed run passes through.
+6. No worker completes a step or causes an outside effect after its lease ended, under an older generation, or after it
+   has promised to take nothing more of its generation.
+
+The referee sees what no process does: everybody's true state at the same time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from quorate.core.cursor import Cursor
+from quorate.core.failure import Failure
+from quorate.core.generation import Generation, GenerationId
+from simulation.clock import VirtualClock
+from simulation.task import Contribution, Course, Holding, undisturbed
+
+EMPTY_AT_MOST = 5.0
+"""Seconds after which a place without a process, in calm times, has been forgotten."""
+
+
+class InvariantBroken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Watched(Protocol):
+    """What the referee looks at in a worker."""
+
+    pid: int
+    slot: int
+    holding: Holding
+    is_alive: bool
+    is_dirty: bool
+    promised: GenerationId | None
+
+    def lease_remaining(self) -> float:
+        """Seconds for which it may act."""
+        ...
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A checkpoint, and the generation that was the last when it was written; `is_whole` until it cannot be read."""
+
+    holding: Holding
+    during: GenerationId
+    is_whole: bool = True
+
+
+class Referee:
+    """Follows a job and raises InvariantBroken at the first thing that must not happen."""
+
+    def __init__(self, course: Course, clock: VirtualClock) -> None:
+        self._course = course
+        self._clock = clock
+        self._undisturbed = undisturbed(course)
+        self._latest = GenerationId(0, 0)
+        self._at_work: set[tuple[int, int]] = set()
+        self._told: set[str] = set()
+        self._empty: dict[int, float] = {}
+        # By process, how many checkpoints there were when it was started.
+        self._found: dict[int, int] = {}
+        self._condemned: set[tuple[int, int]] = set()
+        self.commits: list[Commit] = []
+        self.steps = 0
+        self.copies = 0
+        self.generations = 0
+        self.successions = 0
+
+    # --- what bad memory does
+
+    def differ(self, generation: Generation) -> None:
+        """The replicas of a generation differ: nobody of it may take part again."""
+        if generation.id == self._latest:
+            self._condemned |= self._at_work
+
+    # --- what the supervisor does
+
+    def started(self, worker: Watched) -> None:
+        """A process begins, in a place."""
+        self._found[worker.pid] = len(self.commits)
+
+    def spoil_newest(self) -> None:
+        """The newest checkpoint cannot be read any more, if there is another: without any the job has to fail."""
+        whole = [number for number, commit in enumerate(self.commits) if commit.is_whole]
+        newest = max(whole, key=lambda number: self.commits[number].holding.cursor, default=None)
+        if newest is not None and len({self.commits[number].holding.cursor for number in whole}) > 1:
+            spoilt = self.commits[newest].holding.cursor
+            self.commits = [
+                replace(one, is_whole=one.is_whole and one.holding.cursor != spoilt) for one in self.commits
+            ]
+
+    # --- what the coordinator does
+
+    def declared(self, generation: Generation, workers: Mapping[int, Watched]) -> None:
+        """A generation begins; `workers` are the processes in their places."""
+        if generation.id <= self._latest:
+            self._break(6, f"generation {generation.id} is declared after {self._latest}")
+        for member in generation.members:
+            worker = workers.get(member.worker)
+            if worker and worker.is_alive and not worker.is_dirty and worker.holding.cursor != member.cursor:
+                self._break(
+                    6,
+                    f"generation {generation.id} begins while worker {member.worker} stands at"
+                    f" {_at(worker.holding.cursor)}, and it had promised {_at(member.cursor)}",
+                )
+        # What there was when somebody was started: whoever holds the state is past it, and whoever was started since
+        # nobody does has it.
+        found = max(
+            (self._found.get(workers[one.worker].pid, 0) for one in generation.members if one.worker in workers),
+            default=0,
+        )
+        known = [*self.commits[:found], *(one for one in self.commits if one.during < self._latest)]
+        before = [one.holding.cursor.step for one in known if one.is_whole]
+        # A worker may be left that was a step behind one which saved, and is gone.
+        if generation.cursor.step < max(before, default=0) - 1:
+            self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
+        for member in generation.members:
+            if (worker := workers.get(member.worker)) and (worker.slot, worker.pid) in self._condemned:
+                self._break(2, f"worker {worker.slot} (pid {worker.pid}) goes on although its replica may be wrong")
+        self._latest = generation.id
+        self._at_work = {(one.worker, workers[one.worker].pid) for one in generation.members if one.worker in workers}
+        self.generations += 1
+
+    def succeeded(self) -> None:
+        """A coordinator takes the place of another: what was told and not answered is told again."""
+        self._told.clear()
+        self.successions += 1
+
+    def dismissed(self, worker: Watched, others: Iterable[Watched]) -> None:
+        """A worker is let go: if it was at work, what it holds is saved, or held by one of these others.
+
+        They may be dead, as long as nobody has been told.
+        """
+        if (worker.slot, worker.pid) not in self._at_work:
+            return
+        steps = [other.holding.cursor.step for other in others if other is not worker]
+        steps += [commit.holding.cursor.step for commit in self.commits]
+        # Where a generation broke, it may be one step further than those who stay.
+        if worker.holding.cursor.step > max(steps, default=0) + 1:
+            self._break(2, f"worker {worker.slot} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
+
+    def lost(self, failure: Failure) -> None:
+        """A loss is written down."""
+        who = failure.message.partition(" on host")[0]
+        if who in self._told:
+            self._break(6, f"a loss is recorded twice: {failure.message}")
+        self._told.add(who)
+
+    def sees_empty(self, places: list[int]) -> None:
+        """Nobody is in these places, in calm times, nor about to come."""
+        self._empty = {place: self._empty.get(place, self._clock.now) for place in places}
+        for place, since in self._empty.items():
+            if self._clock.now - since > EMPTY_AT_MOST:
+                self._break(4, f"the place of worker {place} stays empty")
+
+    def recorded(self, lines: Iterable[str]) -> None:
+        """Events are written down."""
+        for line in lines:
+            if line in self._told:
+                self._break(6, f"an event is recorded twice: {line}")
+            self._told.add(line)
+
+    def ended(self, failure: Failure | None, digest: str, ending: str) -> None:
+        """The job is over, in the coordinator's eyes."""
+        if failure is not None:
+            if "so the job is given up" in failure.message:
+                return
+            self._break(4, f"the job ends with {failure.kind}: {failure.message}")
+        elif ending == "complete" and digest != self._undisturbed[max(self._undisturbed)]:
+            self._break(2, f"the job is complete with {digest}, not with what the undisturbed run ends with")
+
+    # --- what a worker does
+
+    def begins(self, worker: Watched, generation: Generation) -> None:
+        """A worker begins to train, after whoever was behind has copied."""
+        if worker.holding.cursor != generation.cursor:
+            self._break(
+                1,
+                f"worker {worker.slot} begins in generation {generation.id} at {_at(worker.holding.cursor)},"
+                f" and the generation at {_at(generation.cursor)}",
+            )
+        self._check_holding(worker)
+
+    def copied(self, worker: Watched) -> None:
+        """A worker has taken up the state of a donor."""
+        self.copies += 1
+        self._check_holding(worker)
+
+    def applies(
+        self, worker: Watched, generation: Generation, sources: Sequence[GenerationId], parts: Sequence[Contribution]
+    ) -> None:
+        """A worker begins to change its state by a step, from contributions of these generations."""
+        step = worker.holding.cursor.step + 1
+        self._check_right(worker, generation, f"applies step {step}")
+        if any(source != generation.id for source in sources):
+            self._break(6, f"worker {worker.slot} applies step {step} with a contribution of another generation")
+        if sorted(lane for lane, _ in parts) != list(range(self._course.lanes)):
+            lanes = sorted(lane for lane, _ in parts)
+            self._break(3, f"worker {worker.slot} applies step {step} with the lanes {lanes}")
+
+    def completed(self, worker: Watched) -> None:
+        """A worker has changed its state."""
+        self.steps += 1
+        self._check_holding(worker)
+
+    def commits_checkpoint(self, worker: Watched, generation: Generation) -> None:
+        """A worker makes a checkpoint visible."""
+        self._check_right(worker, generation, f"commits a checkpoint of {_at(worker.holding.cursor)}")
+        self._check_holding(worker)
+        self.commits.append(Commit(worker.holding, self._latest))
+
+    def newest_checkpoint(self) -> Holding | None:
+        """What a worker that restores begins with."""
+        return max(
+            (commit.holding for commit in self.commits if commit.is_whole), key=lambda one: one.cursor, default=None
+        )
+
+    def gives_up(self, why: str) -> None:
+        """The job has not ended in time."""
+        self._break(4, why)
+
+    def _check_right(self, worker: Watched, generation: Generation, what: str) -> None:
+        if worker.lease_remaining() <= 0:
+            self._break(6, f"worker {worker.slot} {what} {-worker.lease_remaining():.3f} s after its lease ended")
+        if generation.id < self._latest:
+            self._break(6, f"worker {worker.slot} {what} in generation {generation.id}, after {self._latest} began")
+        if worker.promised is not None and generation.id <= worker.promised:
+            self._break(6, f"worker {worker.slot} {what} although it has promised to have left {generation.id}")
+
+    def _check_holding(self, worker: Watched) -> None:
+        holding = worker.holding
+        expected = self._undisturbed.get(holding.cursor)
+        if holding.digest != expected:
+            self._break(
+                2,
+                f"worker {worker.slot} holds {holding.digest} at {_at(holding.cursor)}, where the undisturbed run has"
+                f" {expected}",
+            )
+
+    def _break(self, number: int, what: str) -> None:
+        raise InvariantBroken(f"invariant {number}, at {self._clock.now:.4f} s: {what}")
+
+
+def _at(cursor: Cursor) -> str:
+    return f"step {cursor.step} ({cursor.phase.name.lower()})"

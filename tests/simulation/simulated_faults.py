@@ -1,0 +1,270 @@
+"""What befalls a simulated job, and when: chosen by chance from one seed, written down before anything happens."""
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from quorate.core.seeds import derive_seed
+from quorate.core.timing import Timing
+from simulation.network import Weather
+from simulation.task import Course
+
+FAILURE_TIMEOUT = 1.0
+KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
+CRASH, TERM, RESIZE, SPOIL, FLIP = "crash", "term", "resize", "spoil", "flip"
+ANYBODY = -1
+PHASES = (
+    *("build", "register", "wait", "join", "copy", "copy", "copy"),
+    *("compute", "exchange", "apply", "evaluation", "checkpoint", "regroup", "complete"),
+)
+
+DECISIONS = (
+    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "RecordLoss", "Refill", "Expel"),
+    *("Welcome", "Recall", "RecordEvents", "Dismiss", "RecordResize", "RelayStop"),
+)
+"""In the middle of which a coordinator dies: having done only a part of what it has decided."""
+MOST_DRIFT = 0.05
+
+_KINDS = (KILL, KILL, KILL, KILL, STOP, STOP, CUT, CUT, STORM, STORM, STORM, PAUSE)
+_COUNTS = (0, 1, 2, 2, 3, 3, 4, 4, 5, 6, 8)
+
+
+@dataclass(frozen=True)
+class SimulatedFault:
+    """One thing that goes wrong.
+
+    At a time, or when the worker enters a phase for the n-th time from then on; for a coordinator, when it decides on
+    such an action. What passes by itself does so after `seconds`. One that is part of a chain waits until the fault of
+    the number `after` has befallen somebody, and says `whom` it befalls itself (schedules.py).
+    """
+
+    kind: str
+    at: float
+    worker: int = 0
+    phase: str = ""
+    nth: int = 1
+    seconds: float = 0.0
+    others: tuple[str, ...] = ()
+    weather: Weather = field(default_factory=Weather)
+    workers: int = 0
+    whom: str = ""
+    after: int | None = None
+
+    def __str__(self) -> str:
+        if not self.whom:
+            return self._told()
+        chained = "" if self.after is None else f" after fault {self.after}"
+        return f"{self._told()}; aimed at {self.phase}{chained}, to befall {self.whom}"
+
+    def _told(self) -> str:  # noqa: C901 (one sentence for each kind)
+        when = f"from {self.at:.3f} s on" if self.phase else f"at {self.at:.3f} s"
+        where = f", the {self.nth}. time in {self.phase}" if self.phase else ""
+        who = "anybody" if self.worker == ANYBODY else f"worker {self.worker}"
+        match self.kind:
+            case "kill":
+                return f"kill {who} {when}{where}"
+            case "stop":
+                return f"stop {who} {when}{where}, for {self.seconds:.3f} s"
+            case "cut":
+                return f"cut worker {self.worker} off from {', '.join(self.others)} {when}, for {self.seconds:.3f} s"
+            case "link":
+                span = f"for {self.seconds:.3f} s" if math.isfinite(self.seconds) else "for ever"
+                return f"the link between worker {self.worker} and {self.others[0]} is cut {when}, {span}"
+            case "storm":
+                return f"storm {when}, for {self.seconds:.3f} s: {self.weather}"
+            case "pause":
+                return f"the coordinator is held up {when}, for {self.seconds:.3f} s"
+            case "crash":
+                moment = f", at the {self.nth}. {self.phase}" if self.phase else ""
+                return f"crash of the coordinator {when}{moment}; the next comes after {self.seconds:.3f} s"
+            case "term":
+                return f"term {who} {when}{where}"
+            case "flip":
+                return f"flip a bit of {who} {when}{where}"
+            case "spoil":
+                return f"spoil the newest checkpoint {when}{where}"
+            case "resize":
+                return f"resize to {self.workers} workers {when}"
+            case _:
+                return f"the job is asked to stop {when}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, and all that befalls it.
+
+    `shares_memory`: its workers run on one host; otherwise they form a ring. `drift`: by how much at most the clock of
+    a host is faster or slower than the true one.
+    """
+
+    course: Course
+    workers: int
+    timing: Timing
+    faults: tuple[SimulatedFault, ...]
+    shares_memory: bool = False
+    spares: int = 0
+    drift: float = 0.0
+
+    @property
+    def calm_from(self) -> float:
+        """When the last fault is over that ever is, unless it waits for a phase."""
+        ends = (fault.at + fault.seconds for fault in self.faults if math.isfinite(fault.seconds))
+        return max(ends, default=0.0)
+
+
+def drawn(seed: int) -> Scenario:
+    """A scenario in which each fault is drawn for itself."""
+    chance = random.Random(derive_seed(seed, "scenario"))
+    workers = chance.choice((1, 2, 2, 3, 3, 4))
+    lanes = chance.randint(workers, workers + 4)
+    steps = chance.randint(6, chance.choice((12, 24, 24, 60)))
+    course = Course(steps, lanes, evaluate_every=chance.choice((3, 5, 100)), save_every=chance.choice((4, 7, 100)))
+    # About as long as the undisturbed job takes, so that most faults fall into it.
+    length = 0.4 + steps * (0.012 * lanes / workers + 0.01)
+    # Often one misfortune brings another: then they all begin within the time that a recovery takes.
+    begin, end = (0.0, 1.2 * length) if chance.random() < 0.5 else _burst(chance, length)
+    faults = [_fault(chance, workers, chance.uniform(begin, end)) for _ in range(chance.choice(_COUNTS))]
+    if chance.random() < 0.1:
+        at = chance.uniform(0.0, length)
+        faults.append(SimulatedFault(END, at))
+        if chance.random() < 0.3:
+            faults.append(SimulatedFault(KILL, at, ANYBODY, "complete", chance.choice((1, 2))))
+    lines = random.Random(derive_seed(seed, "lines"))
+    shares_memory = lines.random() < 0.5
+    if workers > 1 and lines.random() < 0.15:
+        # Long enough for whoever is left out to be tried again, and again.
+        course = replace(course, steps=lines.randint(60, 240))
+        faults.append(_cut_link(lines, workers, lines.uniform(0.0, length)))
+    elif shares_memory and lines.random() < 0.1:
+        course = replace(course, steps=lines.randint(60, 120))
+        faults.append(_stop_writer(lines, workers, lines.uniform(0.2, length)))
+    powers = random.Random(derive_seed(seed, "powers"))
+    faults += _crashes(powers, faults, length) + _changes(powers, course, workers, length)
+    in_order = tuple(sorted(faults, key=lambda fault: fault.at))
+    drift, spares = powers.choice((0.0, 0.01, MOST_DRIFT)), powers.choice((0, 0, 0, 1))
+    return Scenario(course, workers, Timing(FAILURE_TIMEOUT), in_order, shares_memory, spares, drift)
+
+
+def _crashes(chance: random.Random, others: list[SimulatedFault], length: float) -> list[SimulatedFault]:
+    """Of the coordinator: alone, in a row, and together with what befalls the workers."""
+    if chance.random() < 0.4:
+        return []
+    crashes = []
+    at = chance.choice(others).at if others and chance.random() < 0.5 else chance.uniform(0.0, 1.2 * length)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        phase = chance.choice(DECISIONS) if chance.random() < 0.6 else ""
+        away = _away(chance)
+        crashes.append(SimulatedFault(CRASH, at, phase=phase, nth=chance.choice((1, 1, 1, 2, 3)), seconds=away))
+        at += away + chance.choice((0.01, 0.1, 1.0)) * chance.random()
+    return crashes
+
+
+def _changes(chance: random.Random, course: Course, workers: int, length: float) -> list[SimulatedFault]:
+    """Workers that are asked to leave, and other numbers of them."""
+    changes = []
+    if chance.random() < 0.25:
+        for _ in range(chance.choice((1, 1, 2, workers))):
+            who = chance.randrange(workers)
+            changes.append(SimulatedFault(TERM, chance.uniform(0.0, length), *_moment(chance, who)))
+    if chance.random() < 0.25:
+        for _ in range(chance.choice((1, 2, 3))):
+            wanted = chance.randint(1, course.lanes)
+            changes.append(SimulatedFault(RESIZE, chance.uniform(0.0, length), workers=wanted))
+    return changes
+
+
+def _burst(chance: random.Random, length: float) -> tuple[float, float]:
+    begin = chance.uniform(0.0, length)
+    return begin, begin + chance.choice((0.1, 0.4, 1.5))
+
+
+def _cut_link(chance: random.Random, workers: int, at: float) -> SimulatedFault:
+    """Two workers lose each other, and nobody else does."""
+    one, other = chance.sample(range(workers), 2)
+    seconds = FAILURE_TIMEOUT * chance.choice((1.5, 5.0, 15.0, math.inf))
+    return SimulatedFault(LINK, at, one, seconds=seconds, others=(f"worker {other}",))
+
+
+def _stop_writer(chance: random.Random, workers: int, at: float) -> SimulatedFault:
+    """One is stopped while it writes its lanes, and wakes up when it has been given up for lost."""
+    return SimulatedFault(
+        STOP, at, chance.randrange(workers), "compute", seconds=FAILURE_TIMEOUT * chance.uniform(1.1, 2.0)
+    )
+
+
+def _fault(chance: random.Random, workers: int, at: float) -> SimulatedFault:
+    kind, worker = chance.choice(_KINDS), chance.randrange(workers)
+    long = _long(chance)
+    match kind:
+        case "kill":
+            return SimulatedFault(kind, at, *_moment(chance, worker))
+        case "stop":
+            return SimulatedFault(kind, at, *_moment(chance, worker), seconds=long)
+        case "cut":
+            return SimulatedFault(kind, at, worker, seconds=long, others=_others(chance, worker, workers))
+        case "storm":
+            return _storm(chance, at)
+        case _:
+            return SimulatedFault(kind, at, seconds=min(long, 1.2 * FAILURE_TIMEOUT))
+
+
+def draw(chance: random.Random, kind: str, worker: int, workers: int, lanes: int) -> SimulatedFault:
+    """A fault of a kind, for whoever says when it befalls whom."""
+    match kind:
+        case "stop":
+            return SimulatedFault(kind, 0.0, worker, seconds=_long(chance))
+        case "cut":
+            return SimulatedFault(kind, 0.0, worker, seconds=_long(chance), others=_others(chance, worker, workers))
+        case "link":
+            return _cut_link(chance, workers, 0.0)
+        case "storm":
+            return _storm(chance, 0.0)
+        case "pause":
+            return SimulatedFault(kind, 0.0, seconds=min(_long(chance), 1.2 * FAILURE_TIMEOUT))
+        case "crash":
+            return SimulatedFault(kind, 0.0, seconds=_away(chance))
+        case "resize":
+            return SimulatedFault(
+                kind, 0.0, workers=chance.choice((1, 1, 1, max(1, workers - 1), chance.randint(1, lanes)))
+            )
+        case _:
+            return SimulatedFault(kind, 0.0, worker)
+
+
+def _long(chance: random.Random) -> float:
+    return FAILURE_TIMEOUT * chance.choice((0.1, 0.5, 0.9, 1.0, 1.1, 2.0)) * chance.uniform(0.8, 1.2)
+
+
+def _away(chance: random.Random) -> float:
+    """How long there is no coordinator."""
+    return FAILURE_TIMEOUT * chance.choice((0.01, 0.01, 0.02, 0.1, 0.4, 0.8, 1.2, 2.5)) * chance.uniform(0.8, 1.2)
+
+
+def _storm(chance: random.Random, at: float) -> SimulatedFault:
+    weather = Weather(
+        loss=chance.choice((0.0, 0.02, 0.1)),
+        duplication=chance.choice((0.0, 0.1, 0.3)),
+        lateness=chance.choice((0.1, 0.3)),
+        latest=chance.choice((0.02, 0.1, 0.5)),
+    )
+    return SimulatedFault(STORM, at, seconds=chance.uniform(0.2, 2.0) * FAILURE_TIMEOUT, weather=weather)
+
+
+def _moment(chance: random.Random, worker: int) -> tuple[int, str, int]:
+    """Who, in which phase, and for which time it enters it.
+
+    A third of the time it is any moment; else a phase, since many are too short to be hit by chance, and then often
+    of whoever comes to it first.
+    """
+    if chance.random() < 0.33:
+        return worker, "", 1
+    who = ANYBODY if chance.random() < 0.5 else worker
+    return who, chance.choice(PHASES), chance.choice((1, 1, 1, 2, 3))
+
+
+def _others(chance: random.Random, worker: int, workers: int) -> tuple[str, ...]:
+    peers = tuple(f"worker {peer}" for peer in range(workers) if peer != worker)
+    choices: list[tuple[str, ...]] = [("coordinator",), ("coordinator", *peers)]
+    if peers:
+        choices += [peers, (chance.choice(peers),)]
+    return chance.choice(choices)

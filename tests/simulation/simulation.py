@@ -1,0 +1,406 @@
+"""A whole job inside one process, under virtual time: replayed exactly from its seed."""
+
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordLoss
+from quorate.coordinator.decision import Decision
+from quorate.coordinator.membership import start
+from quorate.coordinator.states import Ended, State
+from quorate.coordinator.succession import succeed
+from quorate.coordinator.terms import Terms
+from quorate.core.seeds import derive_seed
+from simulation.clock import Clock, HostClock, VirtualClock
+from simulation.invariants import InvariantBroken, Referee
+from simulation.mutants import SOUND, Mutant
+from simulation.network import Network, Weather
+from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
+from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator, events_in
+from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault
+from simulation.simulated_membership import SimulatedMember, Surroundings
+from simulation.simulated_memory import SimulatedMemory
+from simulation.simulated_supervisor import SimulatedSupervisor
+from simulation.simulated_worker import Ground, SimulatedWorker
+
+PATIENCE = 150.0
+"""Seconds of calm after which a job that has not ended never will."""
+AFTERMATH = 3.0
+"""Seconds for which those who have not heard of the end are watched."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a simulation. `broken` is the invariant that does not hold, if one does not.
+
+    `pairs`: which faults have befallen the job while what happened in it (schedules.py).
+    """
+
+    seed: int
+    without: tuple[int, ...]
+    ending: str
+    broken: str | None
+    steps: int
+    copies: int
+    generations: int
+    successions: int
+    deaths: int
+    seconds: float
+    pairs: frozenset[Pair]
+    trace: tuple[str, ...]
+
+
+class Simulation:
+    """One seed's job. `without` names faults of its scenario, by number, that are left out.
+
+    Where a scenario is `given`, it is that one, and the seed decides the rest.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        mutant: Mutant = SOUND,
+        without: Collection[int] = (),
+        *,
+        given: Scenario | None = None,
+        traces: bool = False,
+    ) -> None:
+        self._seed = seed
+        self._without = tuple(sorted(without))
+        self._scenario = given or scenario(seed)
+        # What has befallen the job, and what waits for something to happen.
+        self._befallen = set(without)
+        self._waiting: dict[str, list[tuple[int, SimulatedFault]]] = {}
+        for number, fault in self._planned():
+            self._waiting.setdefault(fault.phase, []).append((number, fault))
+        self._decided: dict[str, float] = {}
+        self._pairs: set[Pair] = set()
+        self._traces = traces
+        self._trace: list[str] = []
+        self._ending = "unfinished"
+        self._deaths = 0
+        self._pids = 100
+        self._entered: dict[int, int] = {}
+        self._chance = self._random("moments")
+        self._mutant = mutant
+        course, timing = self._scenario.course, self._scenario.timing
+        self._clock = VirtualClock()
+        self._network = Network(self._clock, self._random("network"))
+        self._referee = Referee(course, self._clock)
+        self._workers: dict[int, SimulatedWorker] = {}
+        self._event_log = EventLog()
+        office = self._office(self._scenario.workers, 1)
+        coordinator = SimulatedCoordinator(office, start(office.terms, office.clock.now))
+        self._around = Surroundings(
+            network=self._network,
+            coordinator=coordinator,
+            timing=timing,
+            on_exit=self._on_exit,
+            on_phase=self._on_phase,
+            trace=self._note,
+            habits=mutant.habits,
+        )
+        memory = SimulatedMemory(is_fresh=mutant.habits.takes_fresh_memory)
+        self._ground = Ground(course, self._referee, self._workers, memory if self._scenario.shares_memory else None)
+        self._supervisor = SimulatedSupervisor(
+            self._host_clock("launcher"),
+            self._network,
+            coordinator,
+            timing,
+            self._scenario.workers,
+            self._begin_worker,
+            kills_the_expelled=mutant.habits.kills_the_expelled,
+        )
+
+    @property
+    def _coordinator(self) -> SimulatedCoordinator:
+        return self._around.coordinator
+
+    def run(self) -> Verdict:
+        """Run it to its end, or to the first invariant that does not hold."""
+        broken = None
+        try:
+            self._run()
+        except InvariantBroken as error:
+            broken = str(error)
+            self._note(broken)
+        return Verdict(
+            self._seed,
+            self._without,
+            self._ending,
+            broken,
+            self._referee.steps,
+            self._referee.copies,
+            self._referee.generations,
+            self._referee.successions,
+            self._deaths,
+            self._clock.now,
+            frozenset(self._pairs),
+            tuple(self._trace),
+        )
+
+    def _run(self) -> None:
+        for slot in range(self._scenario.workers + self._scenario.spares):
+            self._supervisor.start(slot, restore=False)
+        self._clock.after(1.0, self._look_at_places)
+        for number, fault in self._planned():
+            self._note(f"planned: {fault}")
+            if not fault.phase:
+                self._clock.after(fault.at, partial(self._befall, number, fault))
+        over = self._scenario.calm_from + PATIENCE
+        while not self._supervisor.is_outcome_known:
+            if self._clock.now > over or not self._clock.advance():
+                self._referee.gives_up(f"the job has not ended after {PATIENCE:.0f} s of calm")
+        over = self._clock.now + AFTERMATH
+        while self._clock.now < over and self._clock.advance():
+            pass
+
+    def _look_at_places(self) -> None:
+        """From time to time: whether somebody is, or is about to be, in every place."""
+        state = self._coordinator.state
+        if isinstance(state, Ended):
+            return
+        is_calm = self._clock.now > self._scenario.calm_from and state.crew.stop is None
+        places = range(state.crew.wanted + state.crew.terms.spares)
+        self._referee.sees_empty(self._supervisor.empty_places(places) if is_calm else [])
+        self._clock.after(1.0, self._look_at_places)
+
+    # --- processes
+
+    def _begin_worker(self, slot: int, restore: bool) -> SimulatedWorker:
+        self._pids += 1
+        holding = self._referee.newest_checkpoint() if restore else None
+        chance = self._random("worker", self._pids)
+        what = f" from step {holding.cursor.step}" if holding else ""
+        self._note(f"worker {slot} is started as pid {self._pids}{what}")
+        worker = SimulatedWorker(
+            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
+        )
+        self._workers[slot] = worker
+        self._referee.started(worker)
+        return worker
+
+    def _on_exit(self, worker: SimulatedMember) -> None:
+        self._deaths += 1
+        self._supervisor.reap(worker)
+
+    # --- coordinators
+
+    def _office(self, workers: int, incarnation: int) -> Office:
+        course, timing = self._scenario.course, self._scenario.timing
+        return Office(
+            self._host_clock("launcher"),
+            Terms(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
+            self._mutant.decide,
+            self._event_log,
+            self,
+            self._random("coordinator", self._referee.successions),
+        )
+
+    def sees_decision(self, decision: Decision) -> bool:
+        """Note what was decided; whether the coordinator dies over it."""
+        if self._traces and any(not isinstance(action, GrantLease) for action in decision.actions):
+            told = ", ".join(type(action).__name__ for action in decision.actions)
+            self._note(f"coordinator: {decision.reason} [{told}]")
+        crash: SimulatedFault | None = None
+        for kind in dict.fromkeys(type(action).__name__ for action in decision.actions):
+            self._decided[kind] = self._clock.now
+            for number, fault in self._due_at(kind):
+                if fault.kind != CRASH:
+                    self._befall_soon(number, fault)
+                elif crash is None:
+                    crash = fault
+                    self._note_befallen(number, fault)
+        if crash is not None:
+            self._bury(self._coordinator, crash.seconds)
+        return crash is not None
+
+    def sees_written(self, state: State, action: Action) -> None:
+        """Judge what the coordinator has decided, once it is more than a thought."""
+        self._referee.recorded(events_in(action))
+        match action:
+            case RecordLoss():
+                self._referee.lost(action.failure)
+            case DeclareGeneration():
+                self._referee.declared(action.generation, self._workers)
+            case Dismiss():
+                worker = self._workers[action.worker]
+                if worker.pid == action.pid and worker.is_alive:
+                    others = (one for one in self._workers.values() if not self._supervisor.has_reported(one))
+                    self._referee.dismissed(worker, others)
+            case EndJob():
+                assert isinstance(state, Ended)
+                self._ending = "failure" if action.failure else str(action.result.get("ending", ""))
+                self._referee.ended(action.failure, action.digest, self._ending)
+
+    def sees_news(self, coordinator: SimulatedCoordinator) -> None:
+        """Pass on what the supervisor has to do."""
+        self._supervisor.hear_of(coordinator)
+
+    def _bury(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        """A coordinator dies: its connections break, and after a while another takes its place."""
+        for worker in self._workers.values():
+            self._clock.after(
+                0.001 * self._chance.random(), partial(worker.do, partial(worker.lose_calls, coordinator))
+            )
+            # What it has said last may still lie unread in a worker that calls the next one already.
+            worker.lag_behind(coordinator)
+            lag = self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random()
+            self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
+        self._clock.after(seconds, partial(self._succeed, coordinator))
+
+    def _succeed(self, before: SimulatedCoordinator) -> None:
+        if before is not self._coordinator or self._supervisor.is_outcome_known:
+            return
+        self._referee.succeeded()
+        incarnation = before.incarnation + (1 if self._mutant.counts_incarnations else 0)
+        office = self._office(self._supervisor.workers, incarnation)
+        told = self._event_log
+        roster = replace(self._supervisor.roster(), has_begun=told.has_begun, is_condemned=told.is_condemned)
+        self._note(f"a coordinator takes over as incarnation {incarnation}: {roster}")
+        end = self._event_log.end
+        state: State = Ended(end.failure, end.result) if end else succeed(office.terms, roster, office.clock.now)
+        self._around.coordinator = SimulatedCoordinator(office, state)
+        self._supervisor.appoint(self._coordinator)
+
+    # --- faults
+
+    def _planned(self) -> list[tuple[int, SimulatedFault]]:
+        """Every fault with its number."""
+        return [one for one in enumerate(self._scenario.faults) if one[0] not in self._without]
+
+    def _due_at(self, event: str, worker: SimulatedMember | None = None) -> list[tuple[int, SimulatedFault]]:
+        """The faults that have waited for this to happen, and whose turn it is."""
+        due = []
+        for number, fault in self._waiting.get(event, ()):
+            is_meant = worker is None or fault.worker in (worker.slot, ANYBODY)
+            is_its_turn = fault.after is None or fault.after in self._befallen
+            if is_meant and is_its_turn and self._clock.now >= fault.at:
+                self._entered[number] = self._entered.get(number, 0) + 1
+                if self._entered[number] == fault.nth:
+                    due.append((number, fault))
+        return due
+
+    def _on_phase(self, worker: SimulatedMember, phase: str) -> None:
+        events = (phase, REBUILD) if phase == "build" and self._event_log.has_begun else (phase,)
+        for event in events:
+            for number, fault in self._due_at(event, worker):
+                self._befall_soon(number, fault, worker)
+
+    def _befall_soon(self, number: int, fault: SimulatedFault, worker: SimulatedMember | None = None) -> None:
+        moment = self._chance.choice((0.0, 0.001, 0.01, 0.05)) * self._chance.random()
+        self._clock.after(moment, partial(self._befall, number, fault, worker))
+
+    def _note_befallen(self, number: int, fault: SimulatedFault) -> None:
+        self._note(f"fault: {fault}")
+        self._befallen.add(number)
+        now, has_begun = self._clock.now, self._event_log.has_begun
+        phases = {worker.phase for worker in self._workers.values() if worker.is_alive}
+        if has_begun and "build" in phases:
+            phases = phases - {"build"} | {REBUILD}
+        decided = {kind for kind in DECISIONS if now - self._decided.get(kind, -RECENT) < RECENT}
+        self._pairs |= {(event, fault.kind) for event in phases | decided}
+
+    def _whom(self, fault: SimulatedFault, met: SimulatedMember | None) -> Sequence[SimulatedMember]:
+        """Whom a fault befalls; `met`: who has come to what it waited for."""
+        if not fault.whom:
+            return [met or self._workers[fault.worker]]
+        alive = [worker for _, worker in sorted(self._workers.items()) if worker.is_alive]
+        others = [worker for worker in alive if worker is not met] or alive
+        if not alive or fault.whom == ALL:
+            return alive
+        if fault.whom == IT and met is not None and met.is_alive:
+            return [met]
+        if fault.whom == HOLDER:
+            return [max(others, key=lambda worker: worker.holding.cursor)]
+        if fault.whom == NEWCOMER:
+            return [max(alive, key=lambda worker: worker.pid)]
+        return [self._chance.choice(others)]
+
+    def _befall(self, number: int, fault: SimulatedFault, met: SimulatedMember | None = None) -> None:
+        self._note_befallen(number, fault)
+        match fault.kind:
+            case "kill" | "stop" | "term" | "cut" | "link" | "flip":
+                for worker in self._whom(fault, met):
+                    self._befall_worker(fault, worker)
+            case "storm":
+                self._network.weather = fault.weather
+                self._clock.after(fault.seconds, self._clear_up)
+            case "pause":
+                self._hold_up(self._coordinator, fault.seconds)
+            case "crash":
+                self._crash(self._coordinator, fault.seconds)
+            case "spoil":
+                self._referee.spoil_newest()
+            case "resize":
+                self._supervisor.ask_to_resize(fault.workers)
+            case _:
+                self._supervisor.ask_to_stop("interrupted")
+
+    def _befall_worker(self, fault: SimulatedFault, worker: SimulatedMember) -> None:
+        match fault.kind:
+            case "kill":
+                worker.die()
+            case "flip":
+                worker.flip()
+            case "stop":
+                if worker.is_alive:
+                    worker.stop()
+                    self._clock.after(fault.seconds, worker.go_on)
+            case "cut" | "link":
+                neighbour = f"worker {(worker.slot + 1) % self._scenario.workers}"
+                others = frozenset(fault.others) - {worker.place} or {neighbour}
+                mend = self._network.cut(frozenset({worker.place}), frozenset(others))
+                if math.isfinite(fault.seconds):
+                    self._clock.after(fault.seconds, mend)
+            case _:
+                worker.ask_to_leave()
+
+    def _hold_up(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        """Stop it for a while; whoever supervises it may take it for dead before that is over, and kill it."""
+        coordinator.stop()
+        self._clock.after(seconds, coordinator.go_on)
+        patience = self._scenario.timing.failure_timeout * self._chance.uniform(0.75, 1.5)
+        if patience < seconds:
+            self._clock.after(patience, partial(self._crash, coordinator, 0.1 * self._chance.random()))
+
+    def _crash(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
+        if coordinator.is_alive:
+            coordinator.die()
+            self._bury(coordinator, seconds)
+
+    def _clear_up(self) -> None:
+        self._network.weather = Weather()
+
+    # --- chance and trace
+
+    def _host_clock(self, place: str) -> Clock:
+        """The clock of the host that a place is on: workers that share memory share it as well."""
+        drift = self._scenario.drift
+        if not drift:
+            return self._clock
+        host = "workers" if self._scenario.shares_memory and place != "launcher" else place
+        chance = self._random("clock", host)
+        return HostClock(self._clock, chance.uniform(1 - drift, 1 + drift), chance.uniform(0.0, 1000.0))
+
+    def _random(self, *labels: int | str) -> random.Random:
+        return random.Random(derive_seed(self._seed, *labels))
+
+    def _note(self, text: str) -> None:
+        if self._traces:
+            self._trace.append(f"{self._clock.now:9.4f}  {text}")
+
+
+def shrink(seed: int, mutant: Mutant = SOUND) -> Verdict:
+    """The same seed with as few faults as still break an invariant, and the trace of what happens then."""
+    without: set[int] = set()
+    is_less = True
+    while is_less:  # until each that is left is needed
+        is_less = False
+        for number in sorted(set(range(len(scenario(seed).faults))) - without):
+            if Simulation(seed, mutant, without | {number}).run().broken:
+                without.add(number)
+                is_less = True
+    return Simulation(seed, mutant, without, traces=True).run()
