@@ -1,4 +1,3 @@
-import os
 import signal
 
 import pytest
@@ -48,7 +47,7 @@ def test_a_hangup_is_not_passed_on_as_the_sigterm_that_it_counts_as() -> None:
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         with pytest.raises(SystemExit) as ended, passing_on_signals(), listening_to_signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             raise JobFailed(signals.failure("terminated; the run is as it was."))
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -59,9 +58,9 @@ def test_before_and_after_a_job_a_signal_does_what_it_always_does() -> None:
     """What is done there may take long, such as to read a checkpoint through."""
     with passing_on_signals() as signals:
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         with listening_to_signals():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         assert signals.received == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)

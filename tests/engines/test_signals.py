@@ -1,4 +1,3 @@
-import os
 import signal
 import threading
 
@@ -15,9 +14,9 @@ def test_the_first_signal_is_a_request_and_the_second_an_order(number: signal.Si
     before = signal.getsignal(number)
     with listening_to_signals() as signals:
         assert (signals.reason, signals.at_once) == (None, False)
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert (signals.reason, signals.at_once, signals.exit_code) == (reason, False, code)
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert signals.at_once
     assert signal.getsignal(number) is before
 
@@ -26,9 +25,9 @@ def test_the_first_signal_is_a_request_and_the_second_an_order(number: signal.Si
 def test_a_closed_terminal_is_a_request_as_sigterm_is_and_never_hurries(other: signal.Signals) -> None:
     before = signal.getsignal(signal.SIGHUP)
     with listening_to_signals() as signals:
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
         assert (signals.reason, signals.at_once, signals.exit_code) == ("terminated", False, 143)
-        os.kill(os.getpid(), other)
+        signal.raise_signal(other)
         assert not signals.at_once
     assert signal.getsignal(signal.SIGHUP) is before
 
@@ -37,7 +36,7 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with listening_to_signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         assert signals.reason is None
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -48,7 +47,7 @@ def test_a_hangup_that_the_program_handles_itself_is_left_to_it() -> None:
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
         with listening_to_signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         assert (signals.received, heard) == ([], [signal.SIGHUP])
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -60,7 +59,7 @@ def test_a_handler_that_gives_way_to_jobs_does_so_for_a_hangup_too() -> None:
     before = signal.signal(signal.SIGHUP, _Stop())
     try:
         with listening_to_signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         assert signals.received == [signal.SIGHUP]
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -70,8 +69,8 @@ def test_two_who_listen_hear_the_same() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
     with listening_to_signals() as outer:
         with listening_to_signals() as inner:
-            os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
         assert inner.received == outer.received == [signal.SIGHUP, signal.SIGINT]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == before
 

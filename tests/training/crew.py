@@ -92,10 +92,13 @@ class Hand:
         self.clock: Callable[[], float] = time.monotonic
         self.check_lease: Callable[[], None] = gang.no_trouble
         self.check_commit: Callable[[], None] = gang.no_trouble
+        self.tell_all: Callable[[], None] = gang.no_trouble
         checked = CheckpointSpec.model_validate({"every": 1, "keep": 10, "when_busy": "skip"} | rules)
         retention = Retention(checked.keep, checked.keep_every)
         self.folder = CheckpointFolder(folder)
-        self.desk = Desk(self.folder, retention, self.events.append, lambda: self.check_commit(), gang.no_trouble)
+        self.desk = Desk(
+            self.folder, retention, self.events.append, lambda: self.check_commit(), lambda: self.tell_all()
+        )
         self.saver = Saver(
             self.desk, checked, JOB, {"torch": "2"}, check_lease=lambda: self.check_lease(), clock=lambda: self.clock()
         )

@@ -16,7 +16,7 @@ from bits.bit_tasks import FEATURES, Regression
 from quorate.checkpoint.arena import Arena
 from quorate.checkpoint.attempt import Attempt
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, LeaseExpired
+from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired
 from quorate.training import saver as saver_module
 from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
@@ -674,6 +674,19 @@ class TestTheLease:
         crew.await_done()
         crew.whole(1)
         assert not any(crew.wants)
+
+    def test_whose_job_ends_before_the_steps_are_told_commits_nothing(self, crew: Crew) -> None:
+        """Whoever resumed from it would not pass through those steps, and nobody could tell what they had used."""
+
+        def too_late() -> None:
+            raise JobError("the job has ended: its launcher is gone")
+
+        crew.first.tell_all = too_late
+        crew.begin(at(1))
+        crew.settle(2)
+        crew.await_done()
+        assert crew.names() == []
+        assert "could not be told any more" in crew.first.saving.failure
 
     @pytest.mark.parametrize("comes_back", [True, False])
     def test_that_ends_before_the_rename_commits_nothing(self, crew: Crew, comes_back: bool) -> None:

@@ -44,5 +44,6 @@ def test_a_worker_that_waits_for_data_is_seen_by_whoever_tells_the_steps(slow: i
     log = DataWaitLog()
     for line in file.read_text().splitlines():
         log.take_in(Event.from_json(line))
-    assert log.wait.waited_s >= 3 * PAUSE
+    # Whoever tells the steps may have begun one later than the worker that waits: by so much it has seen less of it.
+    assert log.wait.waited_s >= 2 * PAUSE
     assert log.wait.share > 0.2

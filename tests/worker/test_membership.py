@@ -199,8 +199,25 @@ def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path:
         wait_until(lambda: members[0].ended)
         for step in (1, 2):
             members[0].publish(Event("step", step))
-        members[0].tell_the_rest()
+        members[0].tell_all()  # or a checkpoint of them could not be committed
         assert served.kinds() == ["generation", "failure", "step", "step"]
+        members[0].publish(Event("step", 3))
+        members[0].tell_the_rest()
+        assert served.kinds()[-3:] == ["step", "step", "step"]
+
+
+def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1) as served:
+        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, ""))
+        member.register(registration(0))
+        member.report_failure(Failure("UserCodeError", "no"))
+        wait_until(lambda: member.ended)
+    try:
+        member.publish(Event("step", 1))
+        with pytest.raises(JobEnded):
+            member.tell_all()
+    finally:
+        member.close()
 
 
 def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path: Path) -> None:

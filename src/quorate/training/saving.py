@@ -42,9 +42,9 @@ VOID = "it was given up: "
 class Desk:
     """What all saves of a worker share.
 
-    `check_commit` raises where this worker may not act for its job; `tell_all` sends the events that are queued.
-    `generation` is the one that this worker is in: whoever is of an older one than the last that has committed, and has
-    not heard of it yet, does not commit any more.
+    `check_commit` raises where this worker may not act for its job; `tell_all` sends the events that are queued, or
+    raises. `generation` is the one that this worker is in: whoever is of an older one than the last that has committed,
+    and has not heard of it yet, does not commit any more.
     """
 
     folder: CheckpointFolder
@@ -285,8 +285,9 @@ class Saving:
         except LinkError as error:
             log.debug("the checkpoint waits: %s", error)
             return False
-        except JobError:
-            log.debug("the job has ended, which takes nothing back of what all have agreed on")
+        except JobError as ended:
+            # Its ledger would have a hole: whoever resumes from it does not pass through the steps before it.
+            raise GivenUp(f"{ended}; the steps before the checkpoint could not be told any more") from None
         return self._may_act()
 
     def _may_act(self) -> bool:

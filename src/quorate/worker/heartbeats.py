@@ -46,16 +46,17 @@ class Heartbeats:
         """Tell an event with the next one."""
         self._outbox.put(event)
 
-    def flush(self, deadline: Deadline) -> None:
-        """Send what is queued by now, for as long as `deadline` allows. What others queue meanwhile is not waited for:
-        a training that is fast enough would never let it end."""
+    def flush(self, deadline: Deadline) -> bool:
+        """Send what is queued by now, for as long as `deadline` allows; whether all of it has arrived. What others
+        queue meanwhile is not waited for: a training that is fast enough would never let it end."""
         wanted = self._outbox.queued
         while self._outbox.arrived < wanted:
             remaining = deadline()
             if remaining <= 0:
-                return
+                return False
             if not self._beat(remaining):
                 self._calls.closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
+        return True
 
     def keep_beating(self) -> None:
         """Until the calls are closed."""

@@ -245,9 +245,15 @@ class Membership:
             log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._calls.address, error)
 
     def tell_all(self) -> None:
-        """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough."""
-        self._flush(self.lease_remaining)
-        self.check_lease()
+        """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough, and
+        JobEnded where the job has ended and what was queued could not be told any more."""
+        has_arrived = self._flush(self.lease_remaining)
+        try:
+            self.check_lease()
+        except JobEnded:
+            # What is told after the end is written down, too, as long as there is a coordinator.
+            if not has_arrived and not self._flush(self._briefly()):
+                raise
 
     def tell_before_promise(self) -> None:
         """Send what is queued, for as long as a coordinator may come back that could hear a promise, too."""
@@ -255,9 +261,8 @@ class Membership:
 
     def tell_the_rest(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
-        end = self._clock() + _REST_LIMIT
         try:
-            self._flush(lambda: end - self._clock())
+            self._flush(self._briefly())
         except Exception as error:
             log.warning("cannot tell the coordinator at %s the last events: %r", self._calls.address, error)
 
@@ -300,9 +305,12 @@ class Membership:
         assert self._registration is not None, "a worker registers first"
         return self._registration
 
-    def _flush(self, deadline: Callable[[], float]) -> None:
-        if self._registration is not None:
-            self._heartbeats.flush(deadline)
+    def _flush(self, deadline: Callable[[], float]) -> bool:
+        return self._registration is None or self._heartbeats.flush(deadline)
+
+    def _briefly(self) -> Callable[[], float]:
+        end = self._clock() + _REST_LIMIT
+        return lambda: end - self._clock()
 
     def _ask_until_answered(self, method: Any, request: Any) -> Any:
         return self._calls.ask_until_answered(method, request, self._may_still_be_answered)
