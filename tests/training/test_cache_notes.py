@@ -29,7 +29,8 @@ class Cached(Regression):
     decode = staticmethod(plain)
 
     def datasets(self) -> Any:
-        return Shards(FOLDERS["data"], decode=self.decode, cache={"folder": FOLDERS["cache"], "gb": 0.1}), Points(21)
+        cache = {"folder": FOLDERS["cache"], "gb": 0.1}
+        return Shards(FOLDERS["data"], decode=self.decode, cache=cache, cache_key="v1"), Points(21)
 
 
 class Drawing(Cached):

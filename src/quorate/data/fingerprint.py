@@ -92,12 +92,19 @@ def fingerprint(samples: Samples) -> Fingerprint:
         for part in _arrangement(samples, source, length):
             layout.update(part)
         for index in _looked_at(samples, source, length):
-            answer = samples[Request(source, 0, (index,))]
-            if _content(answer) != _content(samples[Request(source, 0, (index,))]):
+            answer = _read_anew(samples, source, index)
+            if _content(answer) != _content(_read_anew(samples, source, index)):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
                     "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
                     "change what the dataset holds."
+                )
+            key = samples.shards[source].cache_key if source in samples.shards else None
+            if key is not None and _content(answer) != _content(samples[Request(source, 0, (index,))]):
+                raise TaskError(
+                    f"Sample {index} of the {source.value} set is another one in the cache than decode makes now. "
+                    f"cache_key= ({key!r}) says what decode makes: give another one whenever decode, or anything that "
+                    "it depends on, has changed."
                 )
             if isinstance(answer, FetchTrouble) or answer.bad:
                 unread.append(f"sample {index} of the {source.value} set")
@@ -105,6 +112,13 @@ def fingerprint(samples: Samples) -> Fingerprint:
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
     words = "; ".join(_in_words(samples, source) for source in samples.datasets)
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
+
+
+def _read_anew(samples: Samples, source: Source, index: int) -> Fetched | FetchTrouble:
+    """Not from a cache of decoded samples, which may be of an earlier decode."""
+    shards = samples.shards.get(source)
+    with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
+        return samples[Request(source, 0, (index,))]
 
 
 def _in_words(samples: Samples, source: Source) -> str:

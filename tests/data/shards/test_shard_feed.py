@@ -276,7 +276,7 @@ def test_looking_at_two_turns_of_every_lane_draws_no_more_than_these() -> None:
 
 def test_a_run_tells_what_waiting_for_its_shards_depends_on(folder: Path) -> None:
     spec = JobSpec(task="a:A", batch_size=8, lanes=2, steps=1)
-    shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")})
+    shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")}, cache_key="v1")
     reading = StreamSampler.of(spec, shards, len(shards)).describe()["data"]["reading"]
     flags = {name: reading[name] for name in ("remote", "decode", "columns", "cache")}
     assert flags == {"remote": False, "decode": True, "columns": False, "cache": True}

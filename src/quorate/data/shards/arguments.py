@@ -85,6 +85,19 @@ def checked_window(window: int | None, index: ShardIndex) -> int:
     return window
 
 
+def checked_cache_key(key: str | None, needed: bool) -> str | None:
+    """What the user calls what `decode` makes; a cache of decoded samples needs it."""
+    if key is None and needed:
+        raise TaskError(
+            'cache= keeps the samples that decode= makes, and needs cache_key= with it: a text such as "v1" that says '
+            "what decode makes. Samples are used again under the same key only; give another one whenever decode, or "
+            "anything that it depends on, has changed."
+        )
+    if key is not None and (not isinstance(key, str) or not key):
+        raise TaskError(f'cache_key= takes a text that is not empty, such as "v1", not {given(key)}.')
+    return key
+
+
 def checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
     """The cache that is asked for, if one is."""
     if cache is None:

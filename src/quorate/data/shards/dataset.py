@@ -2,8 +2,8 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
     COLUMNAR,
     checked_cache,
+    checked_cache_key,
     checked_columns,
     checked_decode,
     checked_window,
@@ -52,7 +53,9 @@ class Shards:
 
     `columns` chooses some of the columns. `window` samples are shuffled at a time; more are mixed better and need more
     memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store, and what `decode` has made
-    as long as it draws no random numbers; it holds 10 GB where "gb" is not given.
+    as long as it draws no random numbers; it holds 10 GB where "gb" is not given. With `decode` it needs `cache_key`, a
+    text such as "v1" that says what `decode` makes: samples are used again under the same key only, so give another one
+    whenever `decode`, or anything that it depends on, has changed.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Shards:
         columns: Sequence[str] | None = None,
         window: int | None = None,
         cache: Mapping[str, Any] | None = None,
+        cache_key: str | None = None,
     ) -> None:
         place = placed(path)
         self.index = load_index(place)
@@ -71,6 +75,7 @@ class Shards:
         self._columns = checked_columns(columns, self.index)
         self.window = checked_window(window, self.index)
         self._cache = checked_cache(cache)
+        self.cache_key = checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
         self._starts: list[int] = self.index.first[:-1].tolist()
         self._limit = LIMIT
         self._reader = BlockReader(self._blocks, LIMIT)
@@ -177,8 +182,7 @@ class Shards:
     def _sample(self, record: Any, block: int, row: int) -> Any:
         assert self._decode is not None
         try:
-            with nullcontext() if self._decoded is None else self._decoded.listening():
-                return self._decode(record)
+            return self._decode(record)
         except Exception as error:
             if is_machines(error):
                 raise
@@ -211,8 +215,6 @@ class Shards:
     def expect(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
         self._reader.want(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
-        if self._decoded is not None and not blocks:
-            self._decoded.place_finished()
 
     def keeping(self) -> AbstractContextManager[None]:
         """Samples that are read in it may be cached once they are settled; what is not by its end never is."""
@@ -222,6 +224,15 @@ class Shards:
         """Whether the samples since it began drew random numbers; those that did not may be cached."""
         if self._decoded is not None:
             self._decoded.settle(drew)
+
+    @contextmanager
+    def without_cached_samples(self) -> Iterator[None]:
+        """Within it every sample is made anew."""
+        cached, self._decoded = self._decoded, None
+        try:
+            yield
+        finally:
+            self._decoded = cached
 
     def close(self) -> None:
         """End the threads that read ahead, and let go of files; it may be read from again."""
@@ -244,7 +255,8 @@ class Shards:
     def _decoded_cache(self) -> DecodedCache | None:
         if self._cache is None or self._decode is None:
             return None
-        return DecodedCache.of(self._cache, self.fingerprint, self._decode, self.index.records)
+        assert self.cache_key is not None
+        return DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
