@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from command import await_condition
-from quorate.data.assembler import Assembler
-from quorate.data.reading import Request, Source
+from quorate.data.prefetch import BatchThread
+from quorate.data.sampler import Request, Source
 from quorate.data.samples import Fetched
 
 REQUESTS = [Request(Source.TRAINING, 0, (number,)) for number in range(4)]
@@ -34,7 +34,7 @@ def held_up() -> Any:
 
 
 def test_closing_waits_neither_for_the_batch_that_is_being_read_nor_for_those_after_it(held_up: Any) -> None:
-    assembler = Assembler(held_up)
+    assembler = BatchThread(held_up)
     for request in REQUESTS:
         assembler.begin(request)
     await_condition("the thread", lambda: len(held_up.asked) == 1)
@@ -48,7 +48,7 @@ def test_closing_waits_neither_for_the_batch_that_is_being_read_nor_for_those_af
 
 
 def test_whoever_waits_for_a_batch_hears_that_nobody_wants_it_any_more(held_up: Any) -> None:
-    assembler = Assembler(held_up)
+    assembler = BatchThread(held_up)
     assembly = assembler.begin(REQUESTS[0])
 
     def check() -> None:
@@ -60,7 +60,7 @@ def test_whoever_waits_for_a_batch_hears_that_nobody_wants_it_any_more(held_up: 
 
 
 def test_batches_come_in_the_order_in_which_they_are_asked_for(held_up: Any) -> None:
-    assembler = Assembler(held_up)
+    assembler = BatchThread(held_up)
     held_up.let_go.set()
     assemblies = [assembler.begin(request) for request in REQUESTS]
     assert [assembler.take(each).request for each in assemblies] == REQUESTS

@@ -22,7 +22,7 @@ from quorate.core.processes import children_of
 from quorate.data.collate import collate
 from quorate.data.feed import Feed, batch_of
 from quorate.data.loader import Loader
-from quorate.data.reading import Request, Source
+from quorate.data.sampler import Request, Source
 from quorate.data.samples import Fetched, Samples
 
 REQUESTS = [Request(Source.TRAINING, epoch, indices) for epoch in (0, 1) for indices in ((3, 1), (0,), (2, 4, 5))]

@@ -11,12 +11,12 @@ from torch.utils.data import TensorDataset
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
 from quorate.data.collate import collate
-from quorate.data.columns import Columns
+from quorate.data.datasets import Columns
 from quorate.data.feed import batch_of
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.data.shards.reader import LIMIT
 
@@ -33,7 +33,7 @@ class Torn:
         return torch.tensor(index)
 
 
-def fetched(dataset: Any, indices: range) -> Fetched | FetchTrouble:
+def fetched(dataset: Any, indices: range) -> Fetched | FetchFailure:
     return Samples({Source.TRAINING: dataset}, collate, 1, skips=True)[Request(Source.TRAINING, 0, tuple(indices))]
 
 
@@ -90,9 +90,9 @@ def shards_of(folder: Path, lines: list[str]) -> Path:
     return folder / "a.jsonl"
 
 
-def trouble(folder: Path, index: int) -> FetchTrouble:
+def trouble(folder: Path, index: int) -> FetchFailure:
     answer = Samples({Source.TRAINING: Shards(folder)}, collate, 1)[Request(Source.TRAINING, 0, (index,))]
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     return answer
 
 
@@ -120,7 +120,7 @@ def test_bytes_that_have_changed_are_restored_or_listed_anew(tmp_path: Path) -> 
 def test_samples_of_shards_that_are_not_alike_are_named_with_their_files(tmp_path: Path) -> None:
     shards_of(tmp_path, ['{"id": [1]}', '{"id": [1, 2]}'])
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     assert "samples 0 (record 0 of a.jsonl) and 1 (record 1 of a.jsonl) of the training set differ" in answer.message
     assert "(at ['id'])" in answer.message
     assert "decode=" in answer.hint
@@ -132,7 +132,7 @@ def test_a_column_of_times_is_named_with_the_remedy(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "when": when}), tmp_path / "a.parquet")
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     assert answer.message.startswith("sample 0 (record 0 of a.parquet) of the training set holds a datetime64")
     assert "cannot be stacked (at ['when'])" in answer.message
     assert "columns=" in answer.hint
@@ -146,7 +146,7 @@ def test_trouble_in_columns_names_the_set(error: Exception, monkeypatch: pytest.
 
     monkeypatch.setattr(Columns, "batch", refuse)
     answer = fetched(TensorDataset(torch.arange(9)), range(3))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     with pytest.raises(JobError, match=rf"the training set cannot be read: {type(error).__name__}: "):
         batch_of(answer)
 

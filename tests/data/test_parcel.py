@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.data.parcel import LEAST_SHARED, pack, receive, send, unpack
+from quorate.data.batch_message import LEAST_SHARED, pack, receive, send, unpack
 
 
 def sent(content: Any) -> Any:

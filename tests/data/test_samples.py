@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
-from quorate.data.dataset_check import check_dataset
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.datasets import check_dataset
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
 from quorate.data.streams import seed_generators
 
 Draw = tuple[float, float, float]
@@ -121,9 +121,9 @@ class Failing:
         return index
 
 
-def trouble(dataset: Any, collate: Any, *indices: int) -> FetchTrouble:
+def trouble(dataset: Any, collate: Any, *indices: int) -> FetchFailure:
     answer = Samples({Source.TRAINING: dataset}, collate, 0)[Request(Source.TRAINING, 0, indices)]
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     return answer
 
 

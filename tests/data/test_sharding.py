@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from data.block_cases import Case, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.sharding import Standing, shard_out
-from quorate.data.stream_sampler import StreamSampler
 
 
 def standing_of(parts: list[set[int]], begun: set[int], left: set[int]) -> Standing:
@@ -75,7 +75,7 @@ def test_a_hundred_thousand_shards_take_memory_of_their_blocks_only() -> None:
     """Three blocks each: an array of all three hundred million samples would take 2.4 GB."""
     blocks = 300_000
     spec: Any = job(lanes=16, batch_size=4096, epochs=3)
-    order = StreamSampler(spec, numpy.full(blocks, 1000), 8192)
+    order = BlockSampler(spec, numpy.full(blocks, 1000), 8192)
     shard_of_block = numpy.arange(blocks) // 3
     step = order.steps_per_epoch + order.steps_per_epoch // 2
     tracemalloc.start()

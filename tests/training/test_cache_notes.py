@@ -9,7 +9,7 @@ import torch
 
 from bits.bit_tasks import Points, Regression
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from training.recorded import Run, run
 

@@ -10,8 +10,8 @@ import pytest
 from bits.bit_tasks import Points, Regression
 from gang import job
 from quorate.core.errors import TaskError
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.lane_sampler import LaneSampler
-from quorate.data.stream_sampler import StreamSampler
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
@@ -110,7 +110,7 @@ def test_blocks_are_read_in_another_order_than_a_set_as_a_whole(undisturbed: Run
 
 def test_an_order_of_the_tasks_own_goes_before_that_of_blocks() -> None:
     spec = job(OwnOrder, **KEYS)
-    assert isinstance(sampler_of(spec, Streamed(), InBlocks()), StreamSampler)
+    assert isinstance(sampler_of(spec, Streamed(), InBlocks()), BlockSampler)
     order = sampler_of(spec, OwnOrder(), InBlocks())
     assert isinstance(order, LaneSampler)
     assert order.is_own(0)

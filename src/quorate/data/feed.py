@@ -12,14 +12,12 @@ import torch
 from quorate.core.errors import HelperLost, JobError, UserCodeError
 from quorate.core.sample_names import name_samples
 from quorate.core.user_code import with_hint
-from quorate.data.assembler import Assembler, Assembly
-from quorate.data.dealer import Dealer
 from quorate.data.indices import Indices
 from quorate.data.loader import Loader
-from quorate.data.lookahead import Expected, Lookahead
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
-from quorate.data.shards.waits import hearing
+from quorate.data.prefetch import BatchThread, BlockPrefetch, Expected, LoaderAssignment, PendingBatch
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.shards.threads import hearing
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,10 @@ class Feed:
         self._in_memory = {} if self._loader_workers or samples.shards else samples.in_memory
         self._prefetch = prefetch
         self._check = check
-        self._dealer: Dealer | None = None
+        self._dealer: LoaderAssignment | None = None
         self._loaders: list[Loader] = []
         self._looking: Iterator[tuple[Request, Expected | None]] | None = None
-        self._planned: deque[tuple[Request, Assembly | None]] = deque()
+        self._planned: deque[tuple[Request, PendingBatch | None]] = deque()
         try:
             self._begin(requests, lanes)
         except BaseException:
@@ -88,16 +86,16 @@ class Feed:
             return
         if not self._loader_workers:
             self._samples.divide_memory(1)
-            self._looking = iter(Lookahead(requests, shards, behind=self._prefetch))
-            self._assembler = Assembler(self._samples)
+            self._looking = iter(BlockPrefetch(requests, shards, behind=self._prefetch))
+            self._assembler = BatchThread(self._samples)
             return
         # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
         most = lanes if self._samples.is_columns(Source.TRAINING) else self._loader_workers
-        dealer = Dealer(requests, min(self._loader_workers, most), lanes, self._prefetch)
+        dealer = LoaderAssignment(requests, min(self._loader_workers, most), lanes, self._prefetch)
         self._dealer = dealer
         self._samples.divide_memory(dealer.loaders)
         for loader in range(dealer.loaders):
-            plan = iter(Lookahead(dealer.requests(loader), shards))
+            plan = iter(BlockPrefetch(dealer.requests(loader), shards))
             self._loaders.append(Loader(_Told(self._samples), plan, 1, self._prefetch))
 
     def next(self, expected: Request) -> Batch:
@@ -110,7 +108,7 @@ class Feed:
         batch = batch_of(answer)
         return replace(batch, notes=self._samples.news(batch.notes)) if batch.notes else batch
 
-    def _read(self, request: Request) -> Fetched | FetchTrouble:
+    def _read(self, request: Request) -> Fetched | FetchFailure:
         if self._looking is None:
             return self._fetch(request)
         planned, assembly = self._next_planned(self._looking)
@@ -119,7 +117,7 @@ class Feed:
         with hearing(self._check):
             return self._fetch(planned)
 
-    def _fetch(self, request: Request) -> Fetched | FetchTrouble:
+    def _fetch(self, request: Request) -> Fetched | FetchFailure:
         if self._threads is None:
             return self._samples[request]
         torch.set_num_threads(1)
@@ -128,7 +126,7 @@ class Feed:
         finally:
             torch.set_num_threads(self._threads)
 
-    def _next_planned(self, looking: Iterator[tuple[Request, Expected | None]]) -> tuple[Request, Assembly | None]:
+    def _next_planned(self, looking: Iterator[tuple[Request, Expected | None]]) -> tuple[Request, PendingBatch | None]:
         """The next request, and its batch if that is put together ahead; the plan itself is never run by a thread."""
         for request, blocks in islice(looking, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
@@ -137,7 +135,7 @@ class Feed:
             self._planned.append((request, self._assembler.begin(request) if ahead else None))
         return self._planned.popleft()
 
-    def _take(self, request: Request) -> Fetched | FetchTrouble:
+    def _take(self, request: Request) -> Fetched | FetchFailure:
         try:
             return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(request, self._check)
         except HelperLost as error:
@@ -159,14 +157,14 @@ class _Told:
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
-    def __getitem__(self, told: tuple[Request, Expected | None]) -> Fetched | FetchTrouble:
+    def __getitem__(self, told: tuple[Request, Expected | None]) -> Fetched | FetchFailure:
         request, blocks = told
         if blocks is not None:
             self._samples.expect(blocks)
         return self._samples[request]
 
 
-def batch_of(answer: Fetched | FetchTrouble) -> Batch:
+def batch_of(answer: Fetched | FetchFailure) -> Batch:
     """The batch; what was in the way of it is raised here."""
     if isinstance(answer, Fetched):
         samples = answer.request.numbers

@@ -13,10 +13,10 @@ import xxhash
 
 from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
-from quorate.data.blocked import Blocked, records_of
+from quorate.data.block_sampler import Blocked, records_of
 from quorate.data.feed import batch_of
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -106,7 +106,7 @@ def fingerprint(samples: Samples) -> Fingerprint:
                     f"cache_key= ({key!r}) says what decode makes: give another one whenever decode, or anything that "
                     "it depends on, has changed."
                 )
-            if isinstance(answer, FetchTrouble) or answer.bad:
+            if isinstance(answer, FetchFailure) or answer.bad:
                 unread.append(f"sample {index} of the {source.value} set")
             content.update(_content(answer))
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
@@ -114,7 +114,7 @@ def fingerprint(samples: Samples) -> Fingerprint:
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
 
 
-def _read_anew(samples: Samples, source: Source, index: int) -> Fetched | FetchTrouble:
+def _read_anew(samples: Samples, source: Source, index: int) -> Fetched | FetchFailure:
     """Not from a cache of decoded samples, which may be of an earlier decode."""
     shards = samples.shards.get(source)
     with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
@@ -161,8 +161,8 @@ def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]
     return (0,) if shards.has_decode else ()
 
 
-def _content(answer: Fetched | FetchTrouble) -> bytes:
-    if isinstance(answer, FetchTrouble) and answer.kind == "access":
+def _content(answer: Fetched | FetchFailure) -> bytes:
+    if isinstance(answer, FetchFailure) and answer.kind == "access":
         batch_of(answer)
     return b"".join(_parts(answer.batch if isinstance(answer, Fetched) else answer.message))
 

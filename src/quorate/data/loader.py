@@ -19,10 +19,10 @@ import torch
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
 from quorate.core.processes import describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.parcel import Parcel, pack, receive, send, unpack
-from quorate.data.reading import Request
-from quorate.data.samples import Fetched, FetchTrouble
-from quorate.data.shards.waits import LOOK
+from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
+from quorate.data.sampler import Request
+from quorate.data.samples import Fetched, FetchFailure
+from quorate.data.shards.threads import LOOK
 from quorate.wire.descriptors import close_in_children
 
 _GRACE = 1.0
@@ -36,7 +36,7 @@ _UNREADABLE = (
 class Fetching(Protocol):
     """What is asked in a loader's processes."""
 
-    def __getitem__(self, asked: Any, /) -> Fetched | FetchTrouble: ...
+    def __getitem__(self, asked: Any, /) -> Fetched | FetchFailure: ...
 
 
 class Loader:
@@ -62,7 +62,7 @@ class Loader:
                 raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
             raise
 
-    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
+    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchFailure:
         """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
         process = self._processes[self._taken % len(self._processes)]
         self._taken += 1
@@ -117,7 +117,7 @@ class _Process:
         self._unsent += _LENGTH.pack(len(content)) + content
         self._send()
 
-    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
+    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchFailure:
         """The answer to what was asked first of what is not answered."""
         try:
             parcel = receive(self._socket, lambda: self._wait(check))
@@ -130,7 +130,7 @@ class _Process:
         except MemoryError:
             raise
         except Exception as error:  # of a class of the task, in __setstate__ or the like: no fault of the transport
-            return FetchTrouble(request, None, describe(error), user_traceback(error), _UNREADABLE)
+            return FetchFailure(request, None, describe(error), user_traceback(error), _UNREADABLE)
         if isinstance(answer, JobError):
             raise answer
         return answer  # type: ignore[no-any-return]
@@ -221,7 +221,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def _answer(samples: Fetching, asked: Any) -> Parcel:
+def _answer(samples: Fetching, asked: Any) -> BatchMessage:
     try:
         answer = samples[asked]
         try:
@@ -229,7 +229,7 @@ def _answer(samples: Fetching, asked: Any) -> Parcel:
         except MemoryError:  # of the machine, not of the batch
             raise
         except Exception as error:
-            return pack(FetchTrouble(answer.request, None, describe(error), user_traceback(error), _UNSENDABLE))
+            return pack(FetchFailure(answer.request, None, describe(error), user_traceback(error), _UNSENDABLE))
     except MemoryError as error:
         return pack(OutOfMemory(f"its loader process {os.getpid()} ran out of memory: {describe(error)}."))
     except Exception as error:

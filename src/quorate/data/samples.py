@@ -13,15 +13,14 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
-from quorate.data.columns import Columns, columns_of
-from quorate.data.dataset_check import Dataset
+from quorate.data.datasets import Columns, Dataset, columns_of
 from quorate.data.indices import indices_of
-from quorate.data.reading import Request, Source
+from quorate.data.sampler import Request, Source
 from quorate.data.shards.arguments import COLUMNAR
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index_file import NAME
+from quorate.data.shards.index import NAME
 from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
@@ -55,7 +54,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class FetchTrouble:
+class FetchFailure:
     """What kept a batch from being fetched. A value, because exceptions lose their traceback between processes.
 
     `kind`: user code raised it, a sample is bad, or the data cannot be reached.
@@ -86,7 +85,7 @@ class Samples:
     # What was noted of reading, and told.
     noted: set[str] = field(default_factory=set, compare=False)
 
-    def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
+    def __getitem__(self, request: Request) -> Fetched | FetchFailure:
         """The batch, or what is in the way of it."""
         answer = self._answer(request)
         # Few, and with every batch: only who takes them all knows which are new.
@@ -102,7 +101,7 @@ class Samples:
         self.noted.update(new)
         return new
 
-    def _answer(self, request: Request) -> Fetched | FetchTrouble:
+    def _answer(self, request: Request) -> Fetched | FetchFailure:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -173,7 +172,7 @@ class Samples:
         }
         return {source: columns for source, columns in found.items() if columns is not None}
 
-    def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchTrouble:
+    def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchFailure:
         left_out = LeftOut()
         try:
             with suppress(BadSample):
@@ -190,16 +189,16 @@ class Samples:
             batch = columns.batch(indices_of(good)) if good else None
             return Fetched(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
-            return FetchTrouble(request, None, error.message, "", kind="access")
+            return FetchFailure(request, None, error.message, "", kind="access")
         except MemoryError:  # of the machine, not of the data
             raise
         except Exception as error:
             hint = _COLUMNS if isinstance(columns, Shards) else ""
-            return FetchTrouble(request, None, describe(error), "", hint, "access")
+            return FetchFailure(request, None, describe(error), "", hint, "access")
 
-    def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
+    def _read(self, request: Request, seeded: bool) -> Fetched | FetchFailure:
         index: int | None = None
         left_out = LeftOut()
         try:
@@ -218,17 +217,17 @@ class Samples:
             batch = self.collate(fetched) if fetched else None
             return Fetched(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
-            return FetchTrouble(request, index, error.message, "", kind="access")
+            return FetchFailure(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
-            return FetchTrouble(request, index, describe(error), user_traceback(error))
+            return FetchFailure(request, index, describe(error), user_traceback(error))
 
     # --- what is wrong
 
-    def _bad(self, request: Request, index: int, error: BadSample) -> FetchTrouble:
+    def _bad(self, request: Request, index: int, error: BadSample) -> FetchFailure:
         hint = _DECODE if error.traceback else self._remedy(request.source, error)
-        return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
+        return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
 
     def _remedy(self, source: Source, error: BadSample) -> str:
         shards = self.shards.get(source)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy
 
+from quorate.data.block_sampler import BlockSampler, LanePosition
 from quorate.data.indices import Indices
-from quorate.data.stream_sampler import LanePosition, StreamSampler
 
 Counts = numpy.ndarray[tuple[int], numpy.dtype[numpy.intp]]
 
@@ -65,7 +65,7 @@ class Sharding:
 
 
 def shard_out(
-    order: StreamSampler, shard_of_block: Indices, shards: int, step: int, hosts: Mapping[int, int]
+    order: BlockSampler, shard_of_block: Indices, shards: int, step: int, hosts: Mapping[int, int]
 ) -> Sharding:
     """What `hosts`, the worker of each lane, read after a step; in time and memory of the number of blocks."""
     positions = [order.position(step, lane) for lane in range(order.spec.lanes)]

@@ -10,11 +10,9 @@ from quorate.core.cursor import Phase
 from quorate.core.phases import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Batch, Feed
-from quorate.data.indices import joined
+from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
-from quorate.data.ranges import ranges_of
-from quorate.data.reading import EvaluationPlan, Request, Source
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
@@ -49,7 +47,7 @@ class Loop:
     """Everything that a worker trains with; `run` reads as the list of what it does."""
 
     spec: JobSpec
-    sampler: SampleOrder
+    sampler: Sampler
     evaluation: EvaluationPlan
     replica: Replica
     feed: Feed

@@ -11,7 +11,7 @@ from quorate.core.errors import MetricError, QuorateError, RequestError, TaskErr
 from quorate.core.failure import Failure
 from quorate.core.seeds import derive_seed
 from quorate.data.feed import batch_of
-from quorate.data.reading import EvaluationPlan
+from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.training.evaluation import evaluation_mode

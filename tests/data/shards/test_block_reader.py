@@ -13,7 +13,7 @@ from command import await_condition
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.reader import BlockReader
-from quorate.data.shards.waits import hearing
+from quorate.data.shards.threads import hearing
 
 SIZE = 100
 

@@ -20,11 +20,10 @@ from data.shards.shard_files import KINDS, SMALL_BLOCK, write_shards
 from quorate.core.errors import JobError
 from quorate.data.collate import collate
 from quorate.data.feed import Batch, Feed
-from quorate.data.reading import Request, Source
+from quorate.data.sampler import Request, Source
 from quorate.data.samples import Fetched, Samples
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, ShardIndex, save_index
 from quorate.data.shards.indexing import build_index
 
 SIZES = (30, 12, 12, 25)

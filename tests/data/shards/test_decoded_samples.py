@@ -17,15 +17,15 @@ from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
 from quorate.data.fingerprint import fingerprint
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.caching.decoded import DecodedCache
-from quorate.data.shards.caching.sample_file import SampleFile, Spool
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.decoded_cache import DecodedCache
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.waits import Unwanted
+from quorate.data.shards.sample_file import SampleFile, Spool
+from quorate.data.shards.threads import Unwanted
 
 __all__ = ["small_blocks"]
 
@@ -257,7 +257,7 @@ def test_a_bad_sample_is_bad_again_and_the_others_of_its_block_are_cached(texts:
     cache = {"folder": texts.parent / "cache", "gb": 0.1}
     strict = Samples({Source.TRAINING: Shards(texts, decode=refuses_third, cache=cache, cache_key="v1")}, list, 1)
     told = strict[Request(Source.TRAINING, 0, (2, 3))]
-    assert isinstance(told, FetchTrouble)
+    assert isinstance(told, FetchFailure)
     assert told.message == "ValueError: no such word (in decode() of record 3 of shard-000.txt)"
 
 

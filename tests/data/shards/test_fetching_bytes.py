@@ -10,7 +10,7 @@ import pytest
 
 from quorate.data.shards import fetching
 from quorate.data.shards.fetching import TRIES, Fetcher, StoreAway, Unreachable
-from quorate.data.shards.waits import hearing
+from quorate.data.shards.threads import hearing
 from quorate.storage.objects import ObjectMissing, StoreError
 
 

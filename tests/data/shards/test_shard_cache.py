@@ -15,11 +15,11 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import RequestError
+from quorate.data.shards import disk_cache as cache_module
 from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.caching import cache as cache_module
-from quorate.data.shards.caching.cache import DiskCache
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 
 __all__ = ["small_blocks"]

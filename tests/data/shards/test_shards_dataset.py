@@ -19,16 +19,15 @@ from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample
 from quorate.data.collate import UnlikeSamples, collate
-from quorate.data.dataset_check import check_dataset
+from quorate.data.datasets import check_dataset
 from quorate.data.fingerprint import fingerprint
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Fetched, FetchFailure, Samples
 from quorate.data.shards.arguments import MOST_SAMPLES
-from quorate.data.shards.dataset import Shards, _index_path
+from quorate.data.shards.dataset import Shards, _index_path, merged
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.merging import merged
 
 __all__ = ["small_blocks"]
 
@@ -66,9 +65,9 @@ def fetched(samples: Samples, *indices: int) -> Fetched:
     return answer
 
 
-def trouble(samples: Samples, *indices: int) -> FetchTrouble:
+def trouble(samples: Samples, *indices: int) -> FetchFailure:
     answer = samples[Request(Source.TRAINING, 0, indices)]
-    assert isinstance(answer, FetchTrouble), answer
+    assert isinstance(answer, FetchFailure), answer
     return answer
 
 

@@ -12,9 +12,8 @@ from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError, TaskError
 from quorate.core.given import given
 from quorate.core.user_code import PACKAGE
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, ShardIndex
 
 MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
 """What a lane shuffles at a time by default: so many samples, or fewer if they are large."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quorate.core.addresses import is_url, shown
-from quorate.data.shards.caching.cache import DiskCache
+from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Fetcher
 from quorate.data.shards.files import shard_place

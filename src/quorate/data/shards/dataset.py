@@ -4,16 +4,17 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.bad_sample import BadSample
-from quorate.data.collate import UnlikeSamples
+from quorate.data.bad_sample import BadSample, is_machines
+from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
     COLUMNAR,
@@ -25,12 +26,10 @@ from quorate.data.shards.arguments import (
     placed,
 )
 from quorate.data.shards.blocks import ShardBlocks, block_bytes
-from quorate.data.shards.caching.decoded import DecodedCache
+from quorate.data.shards.decoded_cache import DecodedCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index_file import NAME, load_index
-from quorate.data.shards.machine_trouble import is_machines
-from quorate.data.shards.merging import merged, rows
+from quorate.data.shards.index import NAME, load_index
 from quorate.data.shards.reader import LIMIT, BlockReader
 
 
@@ -279,3 +278,38 @@ def _index_path(place: str) -> str:
     if is_url(place):
         return place if place.endswith(Path(NAME).suffix) else f"{place}/{NAME}"
     return str(Path(place, NAME) if Path(place).is_dir() else place)
+
+
+Array = numpy.ndarray[Any, Any]
+
+
+def merged(parts: list[tuple[Indices, Array]], length: int) -> Any:
+    """The rows of several blocks, each at its positions, as one tensor, or as a list of what has no shape."""
+    first = parts[0][1]
+    kind = _torchs(first.dtype)
+    if kind is None or any(column.dtype != first.dtype for _, column in parts):
+        values: list[Any] = [None] * length
+        for positions, column in parts:
+            for position, value in zip(positions.tolist(), rows(column), strict=True):
+                values[position] = value
+        return collate(values)
+    # In memory of torch's own, which always begins at a round address: what is summed may depend on where it begins.
+    whole = torch.empty((length, *first.shape[1:]), dtype=kind)
+    array = whole.numpy()
+    for positions, column in parts:
+        array[positions if len(parts) > 1 else ...] = column
+    return whole
+
+
+def rows(column: Array) -> Any:
+    """The values of a column one by one, as they can be collated: texts and records are values of Python."""
+    return column.tolist() if column.dtype.kind in "SUV" else column
+
+
+@cache
+def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
+    """The type of torch that is the same; None if it has none."""
+    try:
+        return torch.from_numpy(numpy.empty(0, kind)).dtype
+    except (TypeError, ValueError):
+        return None

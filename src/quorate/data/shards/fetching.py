@@ -14,8 +14,7 @@ from time import monotonic
 
 from quorate.core.errors import JobError
 from quorate.core.user_code import describe
-from quorate.data.shards.threads import start_helper
-from quorate.data.shards.waits import LOOK, look
+from quorate.data.shards.threads import LOOK, look, start_helper
 from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from quorate.data.shards.errors import ShardError
-from quorate.data.shards.threads import start_helper
-from quorate.data.shards.waits import LOOK, look
+from quorate.data.shards.threads import LOOK, look, start_helper
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ import numpy
 import orjson
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
-from quorate.data.shards.formats.scanner import Scanner
+from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, Scanner, ShardFile
 
 _MARK = b"\xef\xbb\xbf"
 _LINE = 50

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
-from quorate.data.shards.formats.scanner import Scanner
+from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, Scanner, ShardFile
 
 UNIT = 512
 KEY = "__key__"

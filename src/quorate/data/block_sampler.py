@@ -1,20 +1,146 @@
-"""The order of a training set in blocks: each is read in one go, and no list of all samples is ever made."""
+"""The order of a training set in blocks: each is read in one go, and no list of all samples is ever made.
 
-from collections.abc import Mapping
+Pure arithmetic, without torch. The order depends on no version of a library: it is made of additions, multiplications
+and a sort of unequal numbers.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
 from quorate.core.addresses import has_secret, shown
+from quorate.core.errors import TaskError
+from quorate.core.given import given
 from quorate.core.seeds import derive_seed
-from quorate.data.block_order import BlockOrder, shuffle
-from quorate.data.blocked import Blocked, Described, Indexed, records_of
 from quorate.data.indices import NO_INDICES, Indices
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import Sampler
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
+
+
+@runtime_checkable
+class Blocked(Protocol):
+    """Its samples are the records of block 0, then those of block 1, and so on."""
+
+    @property
+    def blocks(self) -> Sequence[int] | Indices:
+        """How many records each block has."""
+
+    @property
+    def window(self) -> int:
+        """How many samples a lane shuffles at a time."""
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """Its blocks are listed in a file, by which others find out what a run reads."""
+
+    @property
+    def index_path(self) -> str:
+        """Where the index is: an absolute path or a URL."""
+
+    @property
+    def index_digest(self) -> str:
+        """The digest of all that the index lists."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """It tells what waiting for its samples depends on."""
+
+    @property
+    def reading_facts(self) -> dict[str, Any]:
+        """Such as whether they come from a store; a run tells it when it begins."""
+
+
+def records_of(dataset: Blocked, length: int) -> Indices:
+    """The records of each block of a dataset with so many samples, checked."""
+    try:
+        records = numpy.asarray(dataset.blocks)
+    except (TypeError, ValueError):
+        records = numpy.asarray("")
+    is_plain = records.ndim == 1 and (records.dtype.kind in "iu" or not len(records))
+    if not is_plain or (len(records) and records.min() < 0):
+        raise TaskError(
+            f"The training set has `blocks` and `window`, so it is read block after block; but `blocks` is "
+            f"{given(dataset.blocks)}. It must list how many records each block has, or have another name."
+        )
+    if (found := int(records.sum())) != length:
+        raise TaskError(
+            f"The blocks of the training set hold {found:,} records, but its len() is {length:,}: `blocks` must list "
+            "how many records each block has, or have another name."
+        )
+    window = dataset.window
+    if type(window) is not int or window < 1:
+        raise TaskError(
+            f"The window of the training set is {given(window)}: it must be a whole number of samples, at least 1."
+        )
+    return records.astype(numpy.int64)
+
+
+# Splitmix64: the steps from state to state, and how a state is mixed.
+_GOLDEN = numpy.uint64(0x9E3779B97F4A7C15)
+_MIXING = (
+    (numpy.uint64(30), numpy.uint64(0xBF58476D1CE4E5B9)),
+    (numpy.uint64(27), numpy.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT = numpy.uint64(31)
+
+
+def shuffle(count: int, seed: int) -> Indices:
+    """A permutation of 0..count-1.
+
+    By sorting random words. No two of them are equal, since they are mixed from unequal states by steps that can be
+    undone; so every way to sort gives the same.
+    """
+    words = numpy.arange(count, dtype=numpy.uint64)
+    words *= _GOLDEN
+    words += numpy.uint64(seed)
+    for shift, factor in _MIXING:
+        words ^= words >> shift
+        words *= factor
+    words ^= words >> _LAST_SHIFT
+    return numpy.argsort(words)
+
+
+@dataclass(frozen=True)
+class BlockOrder:
+    """The blocks of an epoch in the order in which they are read; their records one after the other are its line.
+
+    `starts` says where in the line each begins, and last where it ends. Blocks without records are left out.
+    """
+
+    blocks: Indices
+    starts: Indices
+    _shifts: Indices
+
+    @classmethod
+    def of(cls, records: Indices, seed: int) -> "BlockOrder":
+        """Of blocks that hold so many records each; sample i is the i-th record of all blocks as they are numbered."""
+        blocks = shuffle(len(records), seed)
+        blocks = blocks[records[blocks] > 0]
+        starts = numpy.zeros(len(blocks) + 1, dtype=numpy.int64)
+        numpy.cumsum(records[blocks], out=starts[1:])
+        firsts = numpy.cumsum(records) - records
+        return cls(blocks, starts, firsts[blocks] - starts[:-1])
+
+    def span(self, start: int, stop: int) -> range:
+        """Which of `blocks` hold the places from start to before stop of the line."""
+        if start >= stop:
+            return range(0)
+        first = int(numpy.searchsorted(self.starts, start, side="right")) - 1
+        return range(first, int(numpy.searchsorted(self.starts, stop, side="left")))
+
+    def samples(self, start: int, stop: int) -> Indices:
+        """The samples that stand in these places."""
+        span = self.span(start, stop)
+        bounds = self.starts[span.start : span.stop + 1].clip(start, stop)
+        shifts = numpy.repeat(self._shifts[span.start : span.stop], numpy.diff(bounds))
+        return numpy.arange(start, max(start, stop), dtype=numpy.int64) + shifts
+
 
 # A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
 _WINDOWS_KEPT = 3
@@ -36,7 +162,7 @@ class LanePosition:
     begun: int
 
 
-class StreamSampler(SampleOrder):
+class BlockSampler(Sampler):
     """Every epoch shuffles the blocks; their records one after the other are a line, of which each lane reads a part.
 
     The part of a lane is as long as its shares of all steps together, and within it each window of samples is
@@ -55,7 +181,7 @@ class StreamSampler(SampleOrder):
         self.check_trainable("The training set")
 
     @classmethod
-    def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "StreamSampler":
+    def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "BlockSampler":
         """The order of a dataset that has so many samples."""
         index: dict[str, Any] = {"reading": dataset.reading_facts} if isinstance(dataset, Described) else {}
         if isinstance(dataset, Indexed):

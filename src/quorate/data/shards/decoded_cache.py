@@ -11,9 +11,8 @@ from typing import Any
 import xxhash
 
 from quorate.data.indices import Indices
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.caching.sample_codec import NotEncodable, decode, encode
-from quorate.data.shards.caching.sample_file import SampleFile, Spool
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.sample_file import NotEncodable, SampleFile, Spool, decode, encode
 
 log = logging.getLogger(__name__)
 
