@@ -13,8 +13,8 @@ import numpy
 
 from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import TaskError
-from quorate.core.given import given
 from quorate.core.seeds import derive_seed
+from quorate.core.user_code import given
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.sampler import Sampler
 from quorate.lanes.chunks import cut

@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch.utils.data import default_collate
 
-from quorate.core.given import given
+from quorate.core.user_code import given
 
 
 class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)

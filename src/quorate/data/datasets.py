@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from quorate.core.errors import TaskError
-from quorate.core.given import given, likely_slip
-from quorate.core.user_code import building_code
+from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.indices import Indices
 
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}

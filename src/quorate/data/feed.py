@@ -10,7 +10,7 @@ import numpy
 import torch
 
 from quorate.core.errors import HelperLost, JobError, UserCodeError
-from quorate.core.sample_names import name_samples
+from quorate.core.failure import name_samples
 from quorate.core.user_code import with_hint
 from quorate.data.indices import Indices
 from quorate.data.loader import Loader

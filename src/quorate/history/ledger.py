@@ -7,7 +7,7 @@ from importlib.metadata import version
 from itertools import chain, islice
 
 from quorate.core.errors import QuorateError, RunError
-from quorate.core.sample_names import name_samples
+from quorate.core.failure import name_samples
 from quorate.data.indices import Ranges, count_in, joined, numbers_in, ranges_of, union
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import Sampler

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
-from quorate.core.phases import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
+from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Batch, Feed
 from quorate.data.indices import joined, ranges_of

@@ -10,8 +10,7 @@ from typing import Any
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError, TaskError
-from quorate.core.given import given
-from quorate.core.user_code import PACKAGE
+from quorate.core.user_code import PACKAGE, given
 from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.index import NAME, ShardIndex
 
