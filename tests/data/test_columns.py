@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from quorate.data.collate import collate
 from quorate.data.datasets import columns_of
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.samples import Batch, FetchFailure, Samples
 
 ROWS = 6
 WANTED = (3, 1, 1, 5)
@@ -20,14 +20,14 @@ def one_by_one(samples: Any) -> Any:
     return collate(samples)
 
 
-def read(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> Fetched | FetchFailure:
+def read(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> Batch | FetchFailure:
     return Samples({Source.TRAINING: dataset}, how, seed=0)[Request(Source.TRAINING, 0, indices)]
 
 
 def batch(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> list[torch.Tensor]:
     answer = read(dataset, how, indices)
-    assert isinstance(answer, Fetched), answer
-    tensors: list[torch.Tensor] = answer.batch
+    assert isinstance(answer, Batch), answer
+    tensors: list[torch.Tensor] = answer.content
     return tensors
 
 

@@ -12,9 +12,8 @@ from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
 from quorate.data.collate import collate
 from quorate.data.datasets import Columns
-from quorate.data.feed import batch_of
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
@@ -33,13 +32,13 @@ class Torn:
         return torch.tensor(index)
 
 
-def fetched(dataset: Any, indices: range) -> Fetched | FetchFailure:
+def fetched(dataset: Any, indices: range) -> Batch | FetchFailure:
     return Samples({Source.TRAINING: dataset}, collate, 1, skips=True)[Request(Source.TRAINING, 0, tuple(indices))]
 
 
 def test_the_first_bad_samples_of_a_batch_say_what_is_wrong() -> None:
     answer = fetched(Torn(), range(50))
-    assert isinstance(answer, Fetched)
+    assert isinstance(answer, Batch)
     batch = batch_of(answer)
     assert batch.samples.tolist() == list(range(0, 50, 2))
     assert batch.bad == tuple(range(1, 50, 2))
@@ -111,7 +110,7 @@ def test_bytes_that_have_changed_are_restored_or_listed_anew(tmp_path: Path) -> 
     assert hint.startswith("Restore the file")
     assert f"`quorate data index {tmp_path} --force`" in hint
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, Fetched)
+    assert isinstance(answer, Batch)
     assert answer.bad == (0, 1)
     (why,) = answer.why
     assert why.endswith("; and with it the 1 other record of this block")

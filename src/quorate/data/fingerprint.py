@@ -14,9 +14,8 @@ import xxhash
 from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.data.block_sampler import Blocked, records_of
-from quorate.data.feed import batch_of
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -114,7 +113,7 @@ def fingerprint(samples: Samples) -> Fingerprint:
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
 
 
-def _read_anew(samples: Samples, source: Source, index: int) -> Fetched | FetchFailure:
+def _read_anew(samples: Samples, source: Source, index: int) -> Batch | FetchFailure:
     """Not from a cache of decoded samples, which may be of an earlier decode."""
     shards = samples.shards.get(source)
     with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
@@ -161,10 +160,10 @@ def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]
     return (0,) if shards.has_decode else ()
 
 
-def _content(answer: Fetched | FetchFailure) -> bytes:
+def _content(answer: Batch | FetchFailure) -> bytes:
     if isinstance(answer, FetchFailure) and answer.kind == "access":
         batch_of(answer)
-    return b"".join(_parts(answer.batch if isinstance(answer, Fetched) else answer.message))
+    return b"".join(_parts(answer.content if isinstance(answer, Batch) else answer.message))
 
 
 def _parts(value: Any) -> Iterator[bytes]:

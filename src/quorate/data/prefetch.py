@@ -4,21 +4,23 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 
 from quorate.core.errors import JobError
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.samples import Batch, Expected, FetchFailure, Samples
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.threads import LOOK, start_helper
 
 MOST_REQUESTS = 256
 MOST_SAMPLES = 1 << 17
 _TURNS = 2
+_GRACE = 0.05
 
 Place = tuple[Source, int]
-Expected = dict[Source, list[int]]
+Pending = Future[Batch | FetchFailure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,62 +185,38 @@ class LoaderAssignment:
         return place + self._lanes * (turn % share)
 
 
-_GRACE = 0.05
-
-
-class PendingBatch:
-    """A batch that is being put together."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._done = threading.Event()
-        self._answer: Fetched | FetchFailure | None = None
-        self._error: BaseException | None = None
-
-    def make(self, samples: Samples) -> None:
-        """Put it together."""
-        try:
-            self._answer = samples[self.request]
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-
-    def wait(self, thread: threading.Thread, check: Callable[[], None]) -> Fetched | FetchFailure:
-        """The answer, from a thread that must be alive until it has given it; `check` is called now and then."""
-        while not self._done.wait(LOOK):
-            check()
-            if not thread.is_alive() and not self._done.is_set():
-                raise JobError("The thread that puts batches together is gone.")
-        if self._error is not None:
-            raise self._error
-        assert self._answer is not None
-        return self._answer
-
-
 class BatchThread:
-    """Puts batches together in the order in which they are asked for."""
+    """A thread that makes batches of columns ahead, in the order in which they are asked for: for these no code of the
+    task runs, and nothing is drawn."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self._asked: queue.SimpleQueue[PendingBatch | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Request, Pending] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def begin(self, request: Request) -> PendingBatch:
-        """Have a batch put together."""
-        assembly = PendingBatch(request)
+    def begin(self, request: Request) -> Pending:
+        """Have a batch made."""
         if self._thread is None:
-            self._thread = start_helper(self._work, "batch-assembler")
-        self._asked.put(assembly)
-        return assembly
+            self._thread = start_helper(self._work, "batch-maker")
+        pending: Pending = Future()
+        self._asked.put((request, pending))
+        return pending
 
-    def take(self, assembly: PendingBatch, check: Callable[[], None] = lambda: None) -> Fetched | FetchFailure:
+    def take(self, pending: Pending, check: Callable[[], None] = lambda: None) -> Batch | FetchFailure:
         """The batch, when it is there; while it is waited for, `check` is called now and then."""
         assert self._thread is not None
-        return assembly.wait(self._thread, check)
+        while not pending.done():
+            try:
+                pending.exception(LOOK)
+            except TimeoutError:
+                check()
+                if not self._thread.is_alive() and not pending.done():
+                    raise JobError("The thread that puts batches together is gone.") from None
+        return pending.result()
 
     def close(self) -> None:
-        """Put no other batch together. One that waits for a slow store is not waited for: its thread ends by itself."""
+        """Make no other batch. One that waits for a slow store is not waited for: its thread ends by itself."""
         self._is_closed = True
         if self._thread is not None:
             self._asked.put(None)
@@ -246,5 +224,9 @@ class BatchThread:
             self._thread = None
 
     def _work(self) -> None:
-        while (assembly := self._asked.get()) is not None and not self._is_closed:
-            assembly.make(self._samples)
+        while (asked := self._asked.get()) is not None and not self._is_closed:
+            request, pending = asked
+            try:
+                pending.set_result(self._samples[request])
+            except BaseException as error:
+                pending.set_exception(error)

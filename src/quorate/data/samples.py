@@ -8,13 +8,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
+import numpy
+
 from quorate.core.addresses import shown_place
+from quorate.core.errors import JobError, UserCodeError
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.user_code import describe, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
-from quorate.data.indices import indices_of
+from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
 from quorate.data.shards.arguments import COLUMNAR
 from quorate.data.shards.dataset import Shards
@@ -40,17 +43,31 @@ _ALIKE_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A collated batch and the request that it answers; None for a batch if all of its samples are bad. `why` says what
-    is wrong with the first of these. `notes` are what whoever reads has met with and may have told before; `draws`:
-    random numbers are drawn for samples of this set."""
+class Batch:
+    """A collated batch and the request that it answers; without content if all of its samples are bad.
+
+    `why` says what is wrong with the first of the `bad` ones, which are left out. `notes` are what was met with in
+    reading, and was not told before once a feed gives the batch; `draws`: random numbers are drawn for samples of this
+    set.
+    """
 
     request: Request
-    batch: Any
+    content: Any
     bad: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     draws: bool = field(default=False, compare=False)
+
+    @property
+    def samples(self) -> Indices:
+        """Those that are in it."""
+        numbers = self.request.numbers
+        return numbers[~numpy.isin(numbers, self.bad)] if self.bad else numbers
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of its samples are bad."""
+        return not len(self.samples)
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,22 @@ class FetchFailure:
     traceback: str
     hint: str = ""
     kind: Literal["code", "sample", "access"] = "code"
+
+
+def batch_of(answer: Batch | FetchFailure) -> Batch:
+    """The batch; what was in the way of it is raised here."""
+    if isinstance(answer, Batch):
+        return answer
+    source = answer.request.source.value
+    where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
+    if answer.kind == "access" or (answer.kind == "sample" and not answer.traceback):
+        where = f"the {source} set" if answer.index is None else where
+        raise JobError(with_hint(f"{where} cannot be read: {answer.message}", answer.hint))
+    raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
+
+
+Expected = Mapping[Source, Sequence[int]]
+"""The blocks of each set in shards that are read next, in order."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +118,13 @@ class Samples:
     # What was noted of reading, and told.
     noted: set[str] = field(default_factory=set, compare=False)
 
-    def __getitem__(self, request: Request) -> Fetched | FetchFailure:
+    def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
         answer = self._answer(request)
         # Few, and with every batch: only who takes them all knows which are new.
         notes = tuple(note for shards in self.shards.values() for note in shards.notes if note not in self.noted)
         draws = request.source in self.drawing and request.source in self.shards
-        if isinstance(answer, Fetched) and (notes or draws):
+        if isinstance(answer, Batch) and (notes or draws):
             return replace(answer, notes=notes, draws=draws)
         return answer
 
@@ -101,7 +134,7 @@ class Samples:
         self.noted.update(new)
         return new
 
-    def _answer(self, request: Request) -> Fetched | FetchFailure:
+    def _answer(self, request: Request) -> Batch | FetchFailure:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -147,7 +180,7 @@ class Samples:
             own = sum(parts[source] for source in sources)
             self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
-    def expect(self, blocks: Mapping[Source, Sequence[int]]) -> None:
+    def expect(self, blocks: Expected) -> None:
         """Tell the sets in shards which of their blocks are read next."""
         for sources in self._sources_by_set:
             wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
@@ -172,11 +205,11 @@ class Samples:
         }
         return {source: columns for source, columns in found.items() if columns is not None}
 
-    def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchFailure:
+    def _read_columns(self, request: Request, columns: Columns | Shards) -> Batch | FetchFailure:
         left_out = LeftOut()
         try:
             with suppress(BadSample):
-                return Fetched(request, columns.batch(request.numbers))
+                return Batch(request, columns.batch(request.numbers))
             # One by one, to find out which of them it is.
             for index in request.indices:
                 try:
@@ -187,7 +220,7 @@ class Samples:
                     left_out.add(index, error, self._others(request.source, index, error))
             good = left_out.others(request.indices)
             batch = columns.batch(indices_of(good)) if good else None
-            return Fetched(request, batch, left_out.indices, left_out.why)
+            return Batch(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
             return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
@@ -198,7 +231,7 @@ class Samples:
             hint = _COLUMNS if isinstance(columns, Shards) else ""
             return FetchFailure(request, None, describe(error), "", hint, "access")
 
-    def _read(self, request: Request, seeded: bool) -> Fetched | FetchFailure:
+    def _read(self, request: Request, seeded: bool) -> Batch | FetchFailure:
         index: int | None = None
         left_out = LeftOut()
         try:
@@ -215,7 +248,7 @@ class Samples:
                     left_out.add(index, error, self._others(request.source, index, error))
             index = None
             batch = self.collate(fetched) if fetched else None
-            return Fetched(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
+            return Batch(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
             return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:

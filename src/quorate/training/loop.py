@@ -9,10 +9,11 @@ from typing import Any
 from quorate.core.cursor import Phase
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
-from quorate.data.feed import Batch, Feed
+from quorate.data.feed import Feed
 from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
 from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
+from quorate.data.samples import Batch
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

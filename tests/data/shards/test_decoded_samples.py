@@ -18,7 +18,7 @@ from quorate.core.errors import TaskError
 from quorate.data.collate import collate
 from quorate.data.fingerprint import fingerprint
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Fetched, FetchFailure, Samples
+from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.decoded_cache import DecodedCache
 from quorate.data.shards.disk_cache import DiskCache
@@ -83,8 +83,8 @@ def epoch(texts: Path, decode_with: Any, collate_with: Any = list, number: int =
     for first in range(0, 13, 2):
         indices = tuple(range(12 - first, max(-1, 10 - first), -1))
         answer = samples[Request(Source.TRAINING, number, indices)]
-        assert isinstance(answer, Fetched), answer
-        batches += answer.batch or []
+        assert isinstance(answer, Batch), answer
+        batches += answer.content or []
     shards.close()
     return batches
 
@@ -193,9 +193,9 @@ def test_batches_of_cached_samples_are_collated_alike(texts: Path) -> None:
         for index in range(13):
             request = Request(Source.TRAINING, 0, (index,))
             one, other = plain[request], cached[request]
-            assert isinstance(one, Fetched)
-            assert isinstance(other, Fetched)
-            assert torch.equal(one.batch, other.batch)
+            assert isinstance(one, Batch)
+            assert isinstance(other, Batch)
+            assert torch.equal(one.content, other.content)
     assert shards._decoded is not None
     assert shards._decoded.has(0)
 
