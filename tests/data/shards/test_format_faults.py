@@ -131,15 +131,6 @@ def test_a_text_that_is_not_utf_8_is_told_by_column_and_row_and_others_stay_good
         records.columns([0, 1])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "hdf5"])
-def test_a_column_that_is_asked_for_twice_is_refused(kind: str, tmp_path: Path) -> None:
-    write_shards(kind, tmp_path)
-    index = build_index(str(tmp_path))
-    name = min(index.schema)
-    with pytest.raises(RequestError, match=f"column {name} is asked for twice"):
-        opened(index, columns=[name, name])
-
-
 def test_a_tensor_is_given_in_the_order_of_its_dimensions(tmp_path: Path) -> None:
     kind = pa.fixed_shape_tensor(pa.int32(), [2, 3, 2], permutation=[2, 0, 1])
     storage = pa.array([list(range(12)), list(range(12, 24))], pa.list_(pa.int32(), 12))
@@ -302,7 +293,7 @@ def test_a_size_that_no_file_can_have_is_refused_before_anything_is_read(size: s
             return super().read(start, length)
 
     with Watched(file, "a.tar") as shard, pytest.raises(BadRecord, match=rf"a.tar, byte \d+: .*{why}"):
-        list(format_of("tar").scan(shard).blocks())
+        list(format_of("tar").scan(shard, {}))
     assert max(asked) <= 2 * SMALL_BLOCK, "no more than the headers"
 
 

@@ -1,14 +1,14 @@
 """Shards that are read through: to make their index, and to find what is no longer as it was indexed."""
 
-import contextlib
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy
 import xxhash
@@ -28,6 +28,7 @@ REMOTE_THREADS = 16
 _UNPACKERS = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd --rm"}
 
 Progress = Callable[[int, int], None]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ def build_index(place: str, root: str = "", progress: Progress | None = None) ->
     sizes = _whole(place, files.list())
     kind, names = shards_among(place, sizes)
     format = format_of(kind)
-    indexed: list[IndexedShard] = []
-    for done, each in enumerate(_each(place, files, format, names, sizes), 1):
-        indexed.append(each)
-        if progress is not None:
-            progress(done, len(names))
+
+    def index_shard(name: str, fetcher: Fetcher) -> IndexedShard:
+        with _explaining(name), files.open(name, sizes[name]) as file:
+            return _index_shard(format, RetryingShard(file, fetcher))
+
+    indexed = list(_each(place, names, index_shard, progress))
     index = _assembled(format, names, indexed, place, root)
     if not len(index):
         raise RequestError(f"{shown(place)}: the {len(names):,} {kind} shards there have no record at all.")
@@ -108,18 +110,19 @@ def _unpacking(place: str, name: str) -> str:
 
 
 def _each(
-    place: str, files: ShardPlace, format: Format, names: tuple[str, ...], sizes: Mapping[str, int]
-) -> Iterator[IndexedShard]:
-    """Every shard in order; the first that cannot be read ends it all."""
+    place: str, names: Sequence[str], work: Callable[[str, Fetcher], Found], progress: Progress | None
+) -> Iterator[Found]:
+    """What is found of every shard, in order, by several threads; the first that raises ends it all."""
     threads = REMOTE_THREADS if is_url(place) else LOCAL_THREADS
-
-    def indexed(name: str) -> IndexedShard:
-        with _explaining(name), opened(files, name, sizes[name], fetcher) as file:
-            return _index_shard(format, file)
-
-    with closing(Fetcher(is_url(place))) as fetcher, ThreadPoolExecutor(min(threads, len(names)), "index") as pool:
+    with (
+        closing(Fetcher(is_url(place))) as fetcher,
+        ThreadPoolExecutor(max(1, min(threads, len(names))), "shards") as pool,
+    ):
         try:
-            yield from pool.map(indexed, names)
+            for done, found in enumerate(pool.map(lambda name: work(name, fetcher), names), 1):
+                yield found
+                if progress is not None:
+                    progress(done, len(names))
         except BaseException:
             # Whoever waits for another try must not be waited for.
             fetcher.close()
@@ -140,15 +143,15 @@ def _explaining(name: str) -> Iterator[None]:
 
 def _index_shard(format: Format, file: ShardFile) -> IndexedShard:
     """Read one shard through."""
-    scan = format.scan(file)
+    fields: dict[str, str] = {}
     blocks: list[Block] = []
     digests: list[bytes] = []
-    for found in scan.blocks():
+    for found in format.scan(file, fields):
         blocks.append(found.block)
         digests.append(xxhash.xxh3_128_digest(found.content))
     is_bytes = format.unit == "byte"
     tail = blocks[-1].start + blocks[-1].length if blocks and is_bytes else 0
-    return IndexedShard(file.size, dict(scan.fields), tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
+    return IndexedShard(file.size, fields, tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
 
 
 def digest_of(file: ShardFile, start: int) -> bytes:
@@ -238,25 +241,13 @@ def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[
     files = shard_place(index.place)
     sizes = files.list()
     format = format_of(index.kind)
-    threads = REMOTE_THREADS if is_url(index.place) else LOCAL_THREADS
-    flaws: list[Flaw] = []
+    numbers = {name: shard for shard, name in enumerate(index.shards)}
 
-    def examined(shard: int) -> list[Flaw]:
-        return _examined(index, shard, format, files, sizes, fetcher)
+    def examine(name: str, fetcher: Fetcher) -> list[Flaw]:
+        return _examined(index, numbers[name], format, files, sizes, fetcher)
 
-    with closing(Fetcher(is_url(index.place))) as fetcher, ThreadPoolExecutor(threads, "verify") as pool:
-        try:
-            for done, found in enumerate(pool.map(examined, range(len(index.shards))), 1):
-                flaws += found
-                if progress is not None:
-                    progress(done, len(index.shards))
-        except BaseException:
-            # Whoever waits for another try must not be waited for.
-            fetcher.close()
-            pool.shutdown(cancel_futures=True)
-            raise
-    known = set(index.shards)
-    extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in known]
+    flaws = [flaw for found in _each(index.place, index.shards, examine, progress) for flaw in found]
+    extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in numbers]
     return (*flaws, *(Flaw(name, "is not in the index", is_new=True) for name in extra))
 
 
@@ -275,8 +266,8 @@ def _examined(
         problem = "is a link that leads nowhere" if name in sizes else "is missing"
     else:
         try:
-            with opened(files, name, size, fetcher) as file:
-                return list(_flaws(index, shard, format, file))
+            with files.open(name, size) as file:
+                return list(_flaws(index, shard, format, RetryingShard(file, fetcher)))
         except FileNotFoundError:
             problem = "is missing"
         except OSError as error:
@@ -319,8 +310,8 @@ def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: ShardF
     yield Flaw(file.name, problem, format.unit, block.start, block.length, block.records)
 
 
-class PatientShard:
-    """An open shard; `Unreachable` where no try helps."""
+class RetryingShard:
+    """An open shard, of which every read is tried again where that may help; `Unreachable` where it does not."""
 
     def __init__(self, file: OpenShard, fetcher: Fetcher) -> None:
         self.name = file.name
@@ -331,10 +322,3 @@ class PatientShard:
     def read(self, start: int, length: int) -> bytes:
         """So many bytes from there, fewer only where the file ends."""
         return self._fetcher.fetch(self.name, lambda: self._file.read(start, length), length)
-
-
-@contextlib.contextmanager
-def opened(files: ShardPlace, name: str, size: int, fetcher: Fetcher) -> Iterator[ShardFile]:
-    """A shard of so many bytes, until the `with` ends."""
-    with files.open(name, size) as file:
-        yield PatientShard(file, fetcher)

@@ -1,5 +1,6 @@
 """What every kind of shard can do: find its blocks, read one, and open it as records."""
 
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,19 +79,6 @@ class ColumnRecords(Protocol):
         ...
 
 
-class Scan(Protocol):
-    """One shard while it is indexed."""
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """What its records consist of, with types; complete when all blocks were taken."""
-        ...
-
-    def blocks(self) -> Iterator[Scanned]:
-        """Its blocks in order. A shard that cannot be read raises `BadRecord`."""
-        ...
-
-
 class Format(Protocol):
     """A kind of shard. Its methods may be called from several threads."""
 
@@ -100,8 +88,11 @@ class Format(Protocol):
     alike: bool
     """Whether all shards must have the same fields."""
 
-    def scan(self, file: ShardFile) -> Scan:
-        """Find the blocks of a shard, for the index."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """The blocks of a shard in order, for the index; a shard that cannot be read raises `BadRecord`.
+
+        `fields` gets what its records consist of, with types, and is complete when all blocks were taken.
+        """
         ...
 
     def read(self, file: ShardFile, block: Block) -> bytes:
@@ -115,6 +106,7 @@ class Format(Protocol):
         fields: Mapping[str, str],
         tail: Callable[[], bytes],
         columns: Sequence[str] | None = None,
+        /,
     ) -> Records:
         """Decode a block whose bytes were checked, all its columns or some.
 
@@ -134,34 +126,49 @@ class ByteRanges:
         return file.read(block.start, block.length)
 
 
-class OpenRanges(ByteRanges):
-    """Blocks that say themselves what is in them: their bytes are enough to open them."""
+class ByteFile(io.RawIOBase):
+    """Bytes that lie anywhere, as a file of Python of so many bytes; `content` gives those from a position on."""
 
-    alike = False
+    def __init__(self, size: int, content: Callable[[int, int], Content]) -> None:
+        super().__init__()
+        self._size, self._content = size, content
+        self._position = 0
+        # What `content` has raised: libraries that read by this file make another error of it.
+        self.error: Exception | None = None
 
-    def open(
-        self,
-        content: Content,
-        block: Block,
-        fields: Mapping[str, str],  # noqa: ARG002
-        tail: Callable[[], bytes],  # noqa: ARG002
-        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
-    ) -> Records:
-        """The records of a block."""
-        return self.records(content, block)
+    def readable(self) -> bool:
+        """It is."""
+        return True
 
-    def records(self, content: Content, block: Block) -> Records:
-        """The records in some bytes."""
-        raise NotImplementedError
+    def seekable(self) -> bool:
+        """It is."""
+        return True
 
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
-def check_columns(columns: Sequence[str] | None, fields: Mapping[str, str]) -> None:
-    """Refuse columns that the shards do not have, or that are asked for twice."""
-    for position, name in enumerate(columns or ()):
-        if name not in fields:
-            raise RequestError(f"there is no column {name} in the shards; there are {', '.join(fields)}.")
-        if columns is not None and name in columns[:position]:
-            raise RequestError(f"column {name} is asked for twice: name each column once.")
+    def tell(self) -> int:
+        """Where it is."""
+        return self._position
+
+    def read(self, size: int = -1) -> Any:
+        """So many bytes, or all the rest."""
+        try:
+            content = self._content(self._position, self._size - self._position if size < 0 else size)
+        except Exception as error:
+            self.error = error
+            raise
+        self._position += len(content)
+        return content
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill as much of the buffer as there is."""
+        view = memoryview(buffer).cast("B")
+        content = self.read(len(view))
+        view[: len(content)] = content
+        return len(content)
 
 
 # No text and no tar file begins like this; of bzip2 more is compared than its first letters, which a text may have.
