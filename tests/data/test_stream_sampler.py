@@ -225,20 +225,11 @@ def test_blocks_may_be_any_list_of_whole_numbers(blocks: Any) -> None:
     assert order.describe() == {"data": {"blocks": len(blocks), "window": 4}}
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("s3://AKIA:SECRET@bucket/index.quorate", "s3://…@bucket/index.quorate"),
-        ("https://host/index.quorate?token=SECRET", "https://host/index.quorate?…"),
-        ("sftp://me@host/index.quorate", "sftp://me@host/index.quorate"),
-        ("/data/a:b@c?d=e/index.quorate", "/data/a:b@c?d=e/index.quorate"),
-    ],
-)
-def test_where_the_index_is_told_without_a_secret(path: str, told: str) -> None:
-    dataset = InBlocks([5, 5], 4)
-    dataset.index_path, dataset.index_digest = path, "ab"  # type: ignore[attr-defined]
+def test_what_a_dataset_says_of_itself_is_told() -> None:
+    dataset: Any = InBlocks([5, 5], 4)
+    dataset.facts = {"index": "/data/index.quorate", "digest": "ab"}
     order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
-    assert order.describe()["data"]["index"] == told
+    assert order.describe() == {"data": {"blocks": 2, "window": 4, **dataset.facts}}
 
 
 def test_a_hundred_million_samples_take_no_more_memory_than_their_blocks() -> None:

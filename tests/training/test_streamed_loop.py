@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,8 +27,7 @@ class InBlocks(Points):
 
     blocks = BLOCKS
     window = 5
-    index_path = "/nowhere/index.quorate"
-    index_digest = "ab" * 16
+    facts: ClassVar[dict[str, str]] = {"index": "/nowhere/index.quorate", "digest": "ab" * 16}
 
 
 class Streamed(Regression):

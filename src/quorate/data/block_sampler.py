@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
-from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import TaskError
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import given
@@ -35,25 +34,12 @@ class Blocked(Protocol):
 
 
 @runtime_checkable
-class Indexed(Protocol):
-    """Its blocks are listed in a file, by which others find out what a run reads."""
-
-    @property
-    def index_path(self) -> str:
-        """Where the index is: an absolute path or a URL."""
-
-    @property
-    def index_digest(self) -> str:
-        """The digest of all that the index lists."""
-
-
-@runtime_checkable
 class Described(Protocol):
-    """It tells what waiting for its samples depends on."""
+    """It has something that a run tells when it begins: where its blocks are listed, what waiting for it depends on."""
 
     @property
-    def reading_facts(self) -> dict[str, Any]:
-        """Such as whether they come from a store; a run tells it when it begins."""
+    def facts(self) -> dict[str, Any]:
+        """As JSON can hold them, without secrets."""
 
 
 def records_of(dataset: Blocked, length: int) -> Indices:
@@ -170,12 +156,12 @@ class BlockSampler(Sampler):
     What `last_batch: drop` leaves out is the end of the line.
     """
 
-    def __init__(self, spec: JobSpec, records: Indices, window: int, index: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spec: JobSpec, records: Indices, window: int, facts: Mapping[str, Any] | None = None) -> None:
         self.spec = spec
         self.window = window
         self.records = records
         self.samples = self.epoch_length = int(records.sum())
-        self._index = index
+        self._facts = facts or {}
         self._order = lru_cache(maxsize=2)(self._order_of)
         self._window = lru_cache(maxsize=_WINDOWS_KEPT * spec.lanes)(self._window_of)
         self.check_trainable("The training set")
@@ -183,16 +169,12 @@ class BlockSampler(Sampler):
     @classmethod
     def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "BlockSampler":
         """The order of a dataset that has so many samples."""
-        index: dict[str, Any] = {"reading": dataset.reading_facts} if isinstance(dataset, Described) else {}
-        if isinstance(dataset, Indexed):
-            # It is told in the events of the run, which others may read.
-            path = shown(dataset.index_path) if has_secret(dataset.index_path) else dataset.index_path
-            index |= {"index": path, "digest": dataset.index_digest}
-        return cls(spec, records_of(dataset, length), dataset.window, index)
+        facts = dataset.facts if isinstance(dataset, Described) else {}
+        return cls(spec, records_of(dataset, length), dataset.window, facts)
 
     def describe(self) -> dict[str, Any]:
         """How many blocks there are, how they are shuffled, and where they are listed."""
-        return {"data": {"blocks": len(self.records), "window": self.window, **(self._index or {})}}
+        return {"data": {"blocks": len(self.records), "window": self.window, **self._facts}}
 
     def order(self, epoch: int) -> BlockOrder:
         """The line of an epoch."""

@@ -95,11 +95,6 @@ class Shards:
         return self.index.records
 
     @property
-    def index_digest(self) -> str:
-        """The digest of all that the index lists."""
-        return self.index.digest
-
-    @property
     def fingerprint(self) -> str:
         """What the data are: the index has a digest of every byte."""
         return f"{self.index.digest} {','.join(self._columns or ['*'])}"
@@ -110,10 +105,10 @@ class Shards:
         return self._decode is not None
 
     @property
-    def reading_facts(self) -> dict[str, Any]:
-        """What waiting for its samples depends on."""
+    def facts(self) -> dict[str, Any]:
+        """Where it is listed, and what waiting for its samples depends on."""
         size = int(self.index.sizes.sum())
-        return {
+        reading = {
             "remote": is_url(self.index.place),
             "decode": self.has_decode,
             "columns": self.is_columns,
@@ -121,6 +116,7 @@ class Shards:
             "window_bytes": size * min(self.window, len(self)) // max(1, len(self)),
             "memory_bytes": LIMIT,
         }
+        return {"reading": reading, "index": self.index_path, "digest": self.index.digest}
 
     @property
     def notes(self) -> tuple[str, ...]:
