@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
-from quorate.spec.task_reference import TaskReference
 from quorate.spec.yaml_document import Document, read_yaml
 
 RECORDED = "recorded"
