@@ -169,18 +169,18 @@ def test_one_set_for_training_and_validation_expects_the_blocks_of_both(
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'id': index})}\n" for index in range(20)))
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     expected: list[tuple[Shards, list[int]]] = []
-    monkeypatch.setattr(Shards, "expect", lambda self, blocks: expected.append((self, list(blocks))))
+    monkeypatch.setattr(Shards, "prefetch", lambda self, blocks: expected.append((self, list(blocks))))
     both, other = Shards(tmp_path, decode=identity), Shards(tmp_path, decode=identity)
     ahead = {Source.TRAINING: [7, 2, 5], Source.VALIDATION: [0, 2]}
 
     samples = Samples({Source.TRAINING: both, Source.VALIDATION: both}, collate, 1)
-    samples.expect(ahead)
+    samples.prefetch(ahead)
     assert expected == [(both, [7, 2, 5, 0])]
     samples.divide_memory(2)
     assert both.limit == LIMIT // 2
 
     apart = Samples({Source.TRAINING: both, Source.VALIDATION: other}, collate, 1)
-    apart.expect(ahead)
+    apart.prefetch(ahead)
     assert expected[1:] == [(both, [7, 2, 5]), (other, [0, 2])]
     apart.divide_memory(1)
     assert both.limit + other.limit == LIMIT

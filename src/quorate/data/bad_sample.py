@@ -110,7 +110,7 @@ _TEXTS = re.compile(
 )
 
 
-def is_machines(error: BaseException | None) -> bool:
+def is_machine_error(error: BaseException | None) -> bool:
     """Whether it may be for the machine, or what it was raised from is."""
     while error is not None:
         if isinstance(error, _KINDS) or (isinstance(error, OSError) and error.errno is not None):

@@ -13,7 +13,7 @@ from quorate.data.loader import Asked, Loader
 from quorate.data.prefetch import BatchThread, BlockPrefetch, LoaderAssignment, Pending
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
-from quorate.data.shards.threads import hearing
+from quorate.data.shards.threads import interruptible
 
 
 class Feed:
@@ -85,7 +85,7 @@ class Feed:
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         batch = batch_of(answer)
-        return replace(batch, notes=self._samples.news(batch.notes)) if batch.notes else batch
+        return replace(batch, notes=self._samples.new_notes(batch.notes)) if batch.notes else batch
 
     def _read(self, request: Request) -> Batch | FetchFailure:
         if self._ahead is None:
@@ -93,7 +93,7 @@ class Feed:
         planned, pending = self._next_planned()
         if pending is not None:
             return self._batch_thread.take(pending, self._check)
-        with hearing(self._check):
+        with interruptible(self._check):
             return self._fetch(planned)
 
     def _fetch(self, request: Request) -> Batch | FetchFailure:
@@ -110,7 +110,7 @@ class Feed:
         assert self._ahead is not None
         for request, blocks in islice(self._ahead, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
-                self._samples.expect(blocks)
+                self._samples.prefetch(blocks)
             ahead = request.source in self._samples.shards and self._samples.is_columns(request.source)
             self._planned.append((request, self._batch_thread.begin(request) if ahead else None))
         return self._planned.popleft()
@@ -130,4 +130,4 @@ class Feed:
         self._loaders = []
         if self._ahead is not None:
             self._batch_thread.close()
-            self._samples.expect({})
+            self._samples.prefetch({})

@@ -21,8 +21,8 @@ from quorate.core.processes import describe_departure, die_with_parent, likely_c
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
-from quorate.data.samples import Batch, Expected, FetchFailure, Samples
-from quorate.data.shards.threads import LOOK
+from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
+from quorate.data.shards.threads import CHECK_EVERY
 from quorate.wire.descriptors import close_in_children
 
 _GRACE = 1.0
@@ -33,7 +33,7 @@ _UNREADABLE = (
 )
 
 
-Asked = tuple[Request, Expected | None]
+Asked = tuple[Request, UpcomingBlocks | None]
 """A request, and the blocks that are read from now on, unless they are as before."""
 
 
@@ -138,7 +138,7 @@ class _Process:
         self._send()
         outgoing = select.POLLOUT if self._unsent else 0
         self._poll.register(self._socket, select.POLLIN | outgoing)
-        ready = dict(self._poll.poll(LOOK * 1000))
+        ready = dict(self._poll.poll(CHECK_EVERY * 1000))
         if not ready:
             check()
         elif self._socket.fileno() not in ready:
@@ -223,7 +223,7 @@ def _answer(samples: Samples, asked: Asked) -> BatchMessage:
     request, blocks = asked
     try:
         if blocks is not None:
-            samples.expect(blocks)
+            samples.prefetch(blocks)
         answer = samples[request]
         try:
             return pack(answer)

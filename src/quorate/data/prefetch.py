@@ -10,9 +10,9 @@ from itertools import chain
 
 from quorate.core.errors import JobError
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Batch, Expected, FetchFailure, Samples
+from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.threads import LOOK, start_helper
+from quorate.data.shards.threads import CHECK_EVERY, start_helper
 
 MOST_REQUESTS = 256
 MOST_SAMPLES = 1 << 17
@@ -57,7 +57,7 @@ class BlockPrefetch:
         self._last_lane: int | None = None
         self._has_changed = False
 
-    def __iter__(self) -> Iterator[tuple[Request, Expected | None]]:
+    def __iter__(self) -> Iterator[tuple[Request, UpcomingBlocks | None]]:
         """Each request with the blocks that are read from now on, its own first; None if they are as before."""
         while True:
             self._look()
@@ -124,7 +124,7 @@ class BlockPrefetch:
         shards = self._shards[place[0]]
         self._bytes[id(shards)] += sign * shards.block_bytes(place[1])
 
-    def _blocks(self) -> Expected:
+    def _blocks(self) -> UpcomingBlocks:
         found: dict[Source, dict[int, None]] = {source: {} for source in self._shards}
         for seen in chain(self._behind, self._ahead):
             for source, block in seen.places:
@@ -208,7 +208,7 @@ class BatchThread:
         assert self._thread is not None
         while not pending.done():
             try:
-                pending.exception(LOOK)
+                pending.exception(CHECK_EVERY)
             except TimeoutError:
                 check()
                 if not self._thread.is_alive() and not pending.done():

@@ -97,7 +97,7 @@ def batch_of(answer: Batch | FetchFailure) -> Batch:
     raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
 
 
-Expected = Mapping[Source, Sequence[int]]
+UpcomingBlocks = Mapping[Source, Sequence[int]]
 """The blocks of each set in shards that are read next, in order."""
 
 
@@ -128,7 +128,7 @@ class Samples:
             return replace(answer, notes=notes, draws=draws)
         return answer
 
-    def news(self, notes: Sequence[str]) -> tuple[str, ...]:
+    def new_notes(self, notes: Sequence[str]) -> tuple[str, ...]:
         """Those that were not told before; from now on they were."""
         new = tuple(note for note in dict.fromkeys(notes) if note not in self.noted)
         self.noted.update(new)
@@ -180,11 +180,11 @@ class Samples:
             own = sum(parts[source] for source in sources)
             self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
-    def expect(self, blocks: Expected) -> None:
+    def prefetch(self, blocks: UpcomingBlocks) -> None:
         """Tell the sets in shards which of their blocks are read next."""
         for sources in self._sources_by_set:
             wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
-            self.shards[sources[0]].expect(list(wanted))
+            self.shards[sources[0]].prefetch(list(wanted))
 
     @cached_property
     def _sources_by_set(self) -> list[list[Source]]:

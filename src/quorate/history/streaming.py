@@ -5,7 +5,7 @@ from typing import Any
 
 from quorate.core.errors import QuorateError, RunError
 from quorate.data.block_sampler import BlockSampler
-from quorate.data.sharding import Sharding, shard_out
+from quorate.data.sharding import Sharding, sharding_at
 from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
@@ -81,7 +81,7 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     spec = load_recorded(run.job_file, {}, []).spec
     order = streaming.sampler(spec, index)
     hosts = _hosts(timeline.of_kind("generation"))
-    sharding = shard_out(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
+    sharding = sharding_at(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)
 
 

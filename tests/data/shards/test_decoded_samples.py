@@ -25,7 +25,7 @@ from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.data.shards.sample_file import SampleFile, Spool
-from quorate.data.shards.threads import Unwanted
+from quorate.data.shards.threads import Interrupted
 
 __all__ = ["small_blocks"]
 
@@ -153,12 +153,12 @@ def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
 
     def raises(shards: Shards, block: int, row: int) -> Any:
         if len(read) == 12:
-            raise Unwanted(RuntimeError("the generation ended"))
+            raise Interrupted(RuntimeError("the generation ended"))
         read.append(row)
         return plain(shards, block, row)
 
     monkeypatch.setattr(Shards, "_record", raises)
-    with pytest.raises(Unwanted):
+    with pytest.raises(Interrupted):
         samples[Request(Source.TRAINING, 0, tuple(range(13)))]
     assert len(read) == 12, "so many were drawn"
     shards.settle(drew=False)  # as a batch does that finds all of its samples in the cache

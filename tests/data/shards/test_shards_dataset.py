@@ -180,7 +180,7 @@ def test_a_decode_that_gives_something_else_each_time_is_refused(tmp_path: Path)
 def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
     written = indexed("jsonl", tmp_path)
     shards = Shards(tmp_path, decode=identity)
-    shards.expect([0, 1, 2])
+    shards.prefetch([0, 1, 2])
     assert shards[0] == written.records[0]
     again = pickle.loads(pickle.dumps(shards))
     assert again[40] == written.records[40]

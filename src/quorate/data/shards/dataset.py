@@ -13,7 +13,7 @@ import torch
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.bad_sample import BadSample, is_machines
+from quorate.data.bad_sample import BadSample, is_machine_error
 from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
@@ -179,7 +179,7 @@ class Shards:
         try:
             return self._decode(record)
         except Exception as error:
-            if is_machines(error):
+            if is_machine_error(error):
                 raise
             told = self.index.block(block)
             where = f"record {told.row + row} of {told.file}"
@@ -207,9 +207,9 @@ class Shards:
         """Bytes of a block, about."""
         return block_bytes(self.index, block)
 
-    def expect(self, blocks: Sequence[int]) -> None:
+    def prefetch(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
-        self._reader.want(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
+        self._reader.prefetch(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
 
     def keeping(self) -> AbstractContextManager[None]:
         """Samples that are read in it may be cached once they are settled; what is not by its end never is."""

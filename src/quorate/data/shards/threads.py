@@ -19,11 +19,11 @@ def start_helper(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-LOOK = 0.1
+CHECK_EVERY = 0.1
 """Seconds between two looks at whether what is waited for is still wanted."""
 
 
-class Unwanted(BaseException):
+class Interrupted(BaseException):
     """What is waited for is wanted no longer; `reason` is the error that says why.
 
     No `Exception`: a dataset of the task that catches those would take it for trouble with its data, and go on.
@@ -38,23 +38,23 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None
 
 
 @contextmanager
-def hearing(check: Callable[[], None]) -> Iterator[None]:
+def interruptible(check: Callable[[], None]) -> Iterator[None]:
     """In this thread, whoever waits for bytes calls `check` now and then; what it raises ends the waiting."""
     before = _check.set(check)
     try:
         yield
-    except Unwanted as unwanted:
-        raise unwanted.reason from None
+    except Interrupted as interrupted:
+        raise interrupted.reason from None
     finally:
         _check.reset(before)
 
 
-def look() -> None:
-    """Raise `Unwanted` if what this thread waits for is not wanted any more."""
+def check_interrupted() -> None:
+    """Raise `Interrupted` if what this thread waits for is not wanted any more."""
     check = _check.get()
     if check is None:
         return
     try:
         check()
     except Exception as error:
-        raise Unwanted(error) from None
+        raise Interrupted(error) from None
