@@ -67,7 +67,7 @@ def test_a_window_opens_the_blocks_that_it_lies_in() -> None:
     opened = [sharding_at(order, shard_of_block, 4, step, {0: 0}) for step in range(13)]
     assert [each.lanes[0].open_blocks for each in opened] == [0, 4, 4, 4, 0, 4, 4, 4, 0, 4, 4, 4, 0]
     assert [each.blocks.done for each in opened] == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12]
-    assert opened[4].lanes[0].block == order.blocks_of(0, 0)[4], "what is read next"
+    assert opened[4].lanes[0].block == order.position(0, 0).blocks[4], "what is read next"
     assert opened[12].lanes[0].block is None
 
 

@@ -93,7 +93,7 @@ def test_a_lane_reads_each_of_its_blocks_in_one_go(case: Case) -> None:
     for epoch in (0, 1):
         pairs = 0
         for lane, part in enumerate(parts):
-            used, blocks = read_by(order, lane, epoch), order.blocks_of(epoch, lane).tolist()
+            used, blocks = read_by(order, lane, epoch), blocks_of(order, epoch, lane).tolist()
             assert set(blocks) == {of_sample[sample] for sample in used}
             assert len(blocks) == len(set(blocks))
             pairs += len(blocks)
@@ -111,7 +111,7 @@ def test_a_lane_reads_each_of_its_blocks_in_one_go(case: Case) -> None:
 def test_a_window_of_one_reads_the_blocks_as_they_are(case: Case) -> None:
     records, _, keys = case
     order = stream(records, 1, **keys)
-    line = order.order(1).samples(0, sum(records)).tolist()
+    line = order._order(1).samples(0, sum(records)).tolist()
     assert (
         list(chain.from_iterable(read_by(order, lane, 1) for lane in range(keys["lanes"])))
         == line[: order.part(keys["lanes"] - 1).stop]
@@ -132,7 +132,7 @@ def test_where_a_lane_stands_is_what_it_has_read(case: Case) -> None:
             assert (position.epoch, position.samples) == (epoch, len(used))
             done, left = used[: position.done], used[position.done :]
             blocks = position.blocks.tolist()
-            assert blocks == order.blocks_of(epoch, lane).tolist()
+            assert blocks == blocks_of(order, epoch, lane).tolist()
             assert 0 <= position.finished <= position.begun <= len(blocks)
             assert not set(blocks[: position.finished]) & set(left)
             assert not set(blocks[position.begun :]) & set(done)
@@ -149,7 +149,7 @@ def test_position_counts_the_steps_of_its_epoch() -> None:
 def test_other_epochs_and_seeds_have_other_orders_of_blocks_and_within_them() -> None:
     keys: dict[str, Any] = {"lanes": 2, "batch_size": 10, "epochs": 3}
     orders = [stream([5] * 40, 25, seed=seed, **keys) for seed in (1, 2)]
-    lines = {tuple(order.order(epoch).blocks.tolist()) for order in orders for epoch in range(3)}
+    lines = {tuple(order._order(epoch).blocks.tolist()) for order in orders for epoch in range(3)}
     assert len(lines) == 6
     alone = [stream([200], 25, seed=seed, **keys) for seed in (1, 2)]
     assert len({tuple(read_by(order, lane, epoch)) for order in alone for lane in (0, 1) for epoch in range(3)}) == 12

@@ -39,7 +39,7 @@ def tell(story: Story, steps: Sequence[int], plan: LaneSampler = PLAN, **fields:
         if plan.ends_epoch(step):
             told["dropped"] = sorted(plan.dropped(epoch).tolist())
             if plan.is_own(epoch):
-                told["planned"] = str(Tally.of(epoch, plan.order(epoch)))
+                told["planned"] = str(plan.planned(epoch))
         story.tell("step", step, **told | fields)
     return story
 

@@ -137,7 +137,7 @@ class TestData:
         assert found.blocks.total == 6
         assert found.shards.total == 3
         for lane in found.lanes:
-            assert lane.block in streamed.order.blocks_of(1, lane.lane)
+            assert lane.block in streamed.order.position(streamed.order.steps_per_epoch + 1, lane.lane).blocks
             assert lane.block is not None
             assert lane.shard == streamed.index.shard_of_block[lane.block]
 

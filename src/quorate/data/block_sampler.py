@@ -176,36 +176,30 @@ class BlockSampler(Sampler):
         """How many blocks there are, how they are shuffled, and where they are listed."""
         return {"data": {"blocks": len(self.records), "window": self.window, **self._facts}}
 
-    def order(self, epoch: int) -> BlockOrder:
-        """The line of an epoch."""
-        return self._order(epoch)
-
     def part(self, lane: int) -> range:
         """The places in the line, the same in every epoch, that a lane reads."""
-        whole, rest = self._whole_and_rest()
+        # How many whole batches an epoch has, and how many samples the incomplete one, if the job keeps it.
+        whole, rest = divmod(self.samples, self.spec.batch_size)
+        rest = rest if self.spec.last_batch == "keep" else 0
         of_whole, of_rest = cut(self.spec.batch_size, self.spec.lanes)[lane], cut(rest, self.spec.lanes)[lane]
         return range(of_whole.start * whole + of_rest.start, of_whole.stop * whole + of_rest.stop)
 
     def share(self, step: int, lane: int) -> Indices:
         """Indices of a lane's part of a batch, in order."""
-        start, stop = (self._done(done, lane) for done in self._steps_around(step))
-        return self._read(self.epoch_of(step), lane, start, stop)
+        before = (step - 1) % self.steps_per_epoch
+        return self._read(self.epoch_of(step), lane, self._done(before, lane), self._done(before + 1, lane))
 
     def dropped(self, epoch: int) -> Indices:
         """What `last_batch: drop` leaves out of an epoch, in order."""
         return self._order(epoch).samples(self.part(self.spec.lanes - 1).stop, self.samples)
 
-    def blocks_of(self, epoch: int, lane: int) -> Indices:
-        """The blocks that a lane reads from in an epoch, in order."""
-        part, order = self.part(lane), self._order(epoch)
-        span = order.span(part.start, part.stop)
-        return order.blocks[span.start : span.stop]
-
     def position(self, step: int, lane: int) -> LanePosition:
         """Where a lane stands after a step, in the epoch of that step; after step 0 at the beginning."""
         epoch = self.epoch_of(max(step, 1))
         done, part, order = self._done(step - epoch * self.steps_per_epoch, lane), self.part(lane), self._order(epoch)
-        begin, end = self._window_around(done, len(part))
+        # The window that the lane is in; where one ends and none has begun, it is empty.
+        begin = done // self.window * self.window
+        end = begin if begin == done else min(begin + self.window, len(part))
         span = order.span(part.start, part.stop)
         finished, begun = len(span), len(span)
         if done < len(part):
@@ -213,26 +207,11 @@ class BlockSampler(Sampler):
             begun = int(numpy.searchsorted(order.starts, part.start + end, side="left")) - span.start if done else 0
         return LanePosition(epoch, len(part), done, order.blocks[span.start : span.stop], finished, begun)
 
-    def _whole_and_rest(self) -> tuple[int, int]:
-        """How many whole batches an epoch has, and how many samples the incomplete one, if the job keeps it."""
-        whole, rest = divmod(self.samples, self.spec.batch_size)
-        return whole, rest if self.spec.last_batch == "keep" else 0
-
-    def _steps_around(self, step: int) -> tuple[int, int]:
-        """How many steps of its epoch are done before a step, and after it."""
-        before = (step - 1) % self.steps_per_epoch
-        return before, before + 1
-
     def _done(self, steps: int, lane: int) -> int:
         """How many samples a lane has read after so many steps of an epoch."""
         of_batch = cut(self.spec.batch_size, self.spec.lanes)[lane]
         each: int = of_batch.stop - of_batch.start
         return min(steps * each, len(self.part(lane)))
-
-    def _window_around(self, done: int, length: int) -> tuple[int, int]:
-        """Where the window begins and ends that a lane is in; where one ends and none has begun, both are there."""
-        begin = done // self.window * self.window
-        return begin, begin if begin == done else min(begin + self.window, length)
 
     def _read(self, epoch: int, lane: int, start: int, stop: int) -> Indices:
         """What stands from start to before stop in a lane's part, its windows shuffled."""

@@ -43,10 +43,6 @@ class LaneSampler(Sampler):
             self._epoch(epoch)
         return self._own[epoch]
 
-    def order(self, epoch: int) -> Indices:
-        """Indices of a whole epoch, in order, also of those that no step reads."""
-        return self._epoch(epoch)
-
     def planned(self, epoch: int) -> Tally:
         """The tally of a whole epoch, also of those that no step reads."""
         return Tally.of_order(epoch, self._epoch(epoch))
