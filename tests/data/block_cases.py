@@ -44,3 +44,8 @@ def read_by(order: BlockSampler, lane: int, epoch: int) -> list[int]:
     first = epoch * order.steps_per_epoch + 1
     steps = range(first, first + order.steps_per_epoch)
     return list(chain.from_iterable(chain.from_iterable(order.micro_batches(step, lane) for step in steps)))
+
+
+def blocks_of(order: BlockSampler, epoch: int, lane: int) -> Any:
+    """The blocks that a lane reads from in an epoch, in order."""
+    return order.position(epoch * order.steps_per_epoch + 1, lane).blocks

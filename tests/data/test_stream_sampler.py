@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.block_cases import Case, blocks_of_samples, cases, read_by, stream
+from data.block_cases import Case, blocks_of, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
 from quorate.core.cursor import Cursor
 from quorate.core.errors import TaskError
