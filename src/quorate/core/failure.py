@@ -16,6 +16,8 @@ from quorate.core.errors import (
     UserCodeError,
 )
 
+_NAMED = 8
+
 POISON_BATCH = "PoisonBatch"
 """The kind of a job's end by a step that kills every worker that takes it."""
 
@@ -131,9 +133,6 @@ class JobFailed(JobError):  # noqa: N818
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.failure, self.remains)
-
-
-_NAMED = 8
 
 
 def name_samples(samples: Sequence[int], count: int | None = None) -> str:

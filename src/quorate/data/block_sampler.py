@@ -19,6 +19,16 @@ from quorate.data.sampler import Sampler
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
+# Splitmix64: the steps from state to state, and how a state is mixed.
+_GOLDEN = numpy.uint64(0x9E3779B97F4A7C15)
+_MIXING = (
+    (numpy.uint64(30), numpy.uint64(0xBF58476D1CE4E5B9)),
+    (numpy.uint64(27), numpy.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT = numpy.uint64(31)
+# A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
+_WINDOWS_KEPT = 3
+
 
 @runtime_checkable
 class Blocked(Protocol):
@@ -65,15 +75,6 @@ def records_of(dataset: Blocked, length: int) -> Indices:
             f"The window of the training set is {given(window)}: it must be a whole number of samples, at least 1."
         )
     return records.astype(numpy.int64)
-
-
-# Splitmix64: the steps from state to state, and how a state is mixed.
-_GOLDEN = numpy.uint64(0x9E3779B97F4A7C15)
-_MIXING = (
-    (numpy.uint64(30), numpy.uint64(0xBF58476D1CE4E5B9)),
-    (numpy.uint64(27), numpy.uint64(0x94D049BB133111EB)),
-)
-_LAST_SHIFT = numpy.uint64(31)
 
 
 def shuffle(count: int, seed: int) -> Indices:
@@ -126,10 +127,6 @@ class BlockOrder:
         bounds = self.starts[span.start : span.stop + 1].clip(start, stop)
         shifts = numpy.repeat(self._shifts[span.start : span.stop], numpy.diff(bounds))
         return numpy.arange(start, max(start, stop), dtype=numpy.int64) + shifts
-
-
-# A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
-_WINDOWS_KEPT = 3
 
 
 @dataclass(frozen=True)

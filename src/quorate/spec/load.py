@@ -18,6 +18,9 @@ from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
 from quorate.spec.yaml_document import Document, read_yaml
 
+SHOWN = 10
+_NEEDED = "A job needs at least task, batch_size, and epochs or steps."
+
 RECORDED = "recorded"
 
 
@@ -148,10 +151,6 @@ def _with_key_placed(layers: Layers, folder: TaskFolder) -> Layers:
 
 def _name_from(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or "job"
-
-
-SHOWN = 10
-_NEEDED = "A job needs at least task, batch_size, and epochs or steps."
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:

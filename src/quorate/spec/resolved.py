@@ -12,6 +12,10 @@ from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec
 from quorate.spec.yaml_document import write_value
 
+# Several times as fast as the loader of job files. What `dump_job` has written, every YAML reader reads alike.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DEEPEST = 50
+
 _HEADER = "# The job as it was resolved: every key, with where its value came from."
 
 
@@ -39,11 +43,6 @@ def _lines(values: Mapping[str, Any], origins: Mapping[str, str], path: str = ""
             # An origin may hold a file's name, and a file's name may hold a line end.
             origin = " ".join(origins.get(inner, "").split())
             yield f"{indent}{written}: {write_value(value)}" + (f"  # {origin}" if origin else "")
-
-
-# Several times as fast as the loader of job files. What `dump_job` has written, every YAML reader reads alike.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DEEPEST = 50
 
 
 def glance_at_recorded(path: Path) -> dict[str, Any]:

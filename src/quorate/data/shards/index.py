@@ -18,6 +18,8 @@ from quorate.data.shards.formats.format import Block, Content
 from quorate.storage.atomic import write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 
+NAME = "index.quorate"
+
 VERSION = 2
 DIGEST = 16
 ARRAYS = {
@@ -139,9 +141,6 @@ class ShardIndex:
         found = xxhash.xxh3_128_digest(content)
         if found != expected.tobytes():
             raise DamagedBlock(file, place, expected.tobytes().hex(), found.hex())
-
-
-NAME = "index.quorate"
 
 
 def load_index(place: str | Path) -> ShardIndex:

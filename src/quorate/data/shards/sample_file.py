@@ -13,6 +13,9 @@ import xxhash
 
 from quorate.core.regular_file import open_regular
 
+_HEAD = struct.Struct("<I")
+_ALIGN = 16
+
 _MAGIC = b"QRTSMPL2"
 _ROW = numpy.dtype([("start", "<u8"), ("length", "<u8"), ("digest", "<u8")])
 # Instead of where a sample begins: it was not made yet, or its record is bad.
@@ -108,10 +111,6 @@ class SampleFile:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._descriptor)
-
-
-_HEAD = struct.Struct("<I")
-_ALIGN = 16
 
 
 class NotEncodable(Exception):  # noqa: N818

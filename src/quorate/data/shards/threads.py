@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+CHECK_EVERY = 0.1
+"""Seconds between two looks at whether what is waited for is still wanted."""
+
 
 def start_helper(work: Callable[[], None], name: str) -> threading.Thread:
     """Start a thread that ends with the process, if not before."""
@@ -17,10 +20,6 @@ def start_helper(work: Callable[[], None], name: str) -> threading.Thread:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
-
-
-CHECK_EVERY = 0.1
-"""Seconds between two looks at whether what is waited for is still wanted."""
 
 
 class Interrupted(BaseException):
