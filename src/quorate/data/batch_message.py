@@ -60,19 +60,19 @@ def pack(content: Any) -> BatchMessage:
     return BatchMessage(file.getvalue(), pieces)
 
 
-def unpack(parcel: BatchMessage) -> Any:
+def unpack(message: BatchMessage) -> Any:
     """Put it together again. Whatever this raises comes from the classes of what was sent."""
-    beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in parcel.beside]
+    beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in message.beside]
     # What stands for a buffer is handed on as it is, whatever its type.
-    return pickle.loads(parcel.content, buffers=beside)
+    return pickle.loads(message.content, buffers=beside)
 
 
-def send(sock: socket.socket, parcel: BatchMessage) -> None:
+def send(sock: socket.socket, message: BatchMessage) -> None:
     """Send what was packed, and wait until all of it is on its way."""
-    beside = [piece.memory for piece in parcel.beside]
+    beside = [piece.memory for piece in message.beside]
     descriptor = _shared(beside)
-    head = _HEAD.pack(len(parcel.content), len(beside), descriptor is not None)
-    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in parcel.beside), parcel.content])
+    head = _HEAD.pack(len(message.content), len(beside), descriptor is not None)
+    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in message.beside), message.content])
     if descriptor is None:
         sock.sendall(head + rest)
         for memory in beside:

@@ -118,13 +118,13 @@ class _Process:
     def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
         """The answer to what was asked first of what is not answered."""
         try:
-            parcel = receive(self._socket, lambda: self._wait(check))
+            message = receive(self._socket, lambda: self._wait(check))
         except (EOFError, ConnectionError):
             raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
         except OSError as error:
             raise JobError(f"A batch could not be taken from a loader process: {error.strerror}.") from error
         try:
-            answer = unpack(parcel)
+            answer = unpack(message)
         except MemoryError:
             raise
         except Exception as error:  # of a class of the task, in __setstate__ or the like: no fault of the transport

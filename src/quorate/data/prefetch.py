@@ -133,7 +133,7 @@ class BlockPrefetch:
 
 
 class LoaderAssignment:
-    """Deals the requests of a plan to loaders; the order in which they are answered stays that of the plan.
+    """Assigns the requests of a plan to loaders; the order in which they are answered stays that of the plan.
 
     A lane belongs to one loader where there are lanes enough: its next requests read the same blocks as its last, and
     only one loader needs to keep them. Where there are more loaders than lanes, several take turns at a lane, each
@@ -150,7 +150,7 @@ class LoaderAssignment:
         self._ahead = ahead
         self._numbers: dict[int, int] = {}
         self._requests: list[int] = []
-        self._dealt: list[deque[Request]] = [deque() for _ in range(loaders)]
+        self._assigned: list[deque[Request]] = [deque() for _ in range(loaders)]
         self._answering: deque[int] = deque()
 
     def next_loader(self) -> int:
@@ -160,16 +160,16 @@ class LoaderAssignment:
     def requests(self, loader: int) -> Iterator[Request]:
         """What one loader answers, in order."""
         while True:
-            while not self._dealt[loader]:
+            while not self._assigned[loader]:
                 request = next(self._rest, None)
                 if request is None:
                     return
-                self._deal(request)
-            yield self._dealt[loader].popleft()
+                self._assign(request)
+            yield self._assigned[loader].popleft()
 
-    def _deal(self, request: Request) -> None:
+    def _assign(self, request: Request) -> None:
         loader = self._choose(request.lane)
-        self._dealt[loader].append(request)
+        self._assigned[loader].append(request)
         self._answering.append(loader)
 
     def _choose(self, lane: int) -> int:

@@ -1,4 +1,7 @@
-"""Decoded samples as bytes, and the file that holds those of a block."""
+"""Decoded samples as bytes, and the file that holds those of a block.
+
+They are written down exactly: trees of tensors, arrays, numbers and texts. Nothing of it can run code when it is read.
+"""
 
 import contextlib
 import json
@@ -15,7 +18,6 @@ from quorate.core.regular_file import open_regular
 
 _HEAD = struct.Struct("<I")
 _ALIGN = 16
-
 _MAGIC = b"QRTSMPL2"
 _ROW = numpy.dtype([("start", "<u8"), ("length", "<u8"), ("digest", "<u8")])
 # Instead of where a sample begins: it was not made yet, or its record is bad.

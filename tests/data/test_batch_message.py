@@ -98,8 +98,8 @@ def test_tensors_that_share_memory_still_do(size: int) -> None:
 
 
 def memory_of(content: Any) -> int:
-    parcel = pack(content)
-    return len(parcel.content) + sum(piece.memory.nbytes for piece in parcel.beside)
+    message = pack(content)
+    return len(message.content) + sum(piece.memory.nbytes for piece in message.beside)
 
 
 class Own:

@@ -1,4 +1,4 @@
-"""Requests are dealt to loaders so that none is lost, none has nothing to do, and each can work ahead."""
+"""Requests are given to loaders so that none is lost, none has nothing to do, and each can work ahead."""
 
 from collections.abc import Iterator
 from itertools import count, islice
@@ -18,13 +18,13 @@ def plan(lanes: int, accumulate: int = 1) -> Iterator[Request]:
                 yield Request(Source.TRAINING, 0, (next(number),), lane)
 
 
-def taken(dealer: LoaderAssignment, requests: int) -> list[tuple[int, int]]:
+def taken(assignment: LoaderAssignment, requests: int) -> list[tuple[int, int]]:
     """Who answers each request of the plan, and what that one answers then."""
-    answers = [dealer.requests(loader) for loader in range(dealer.loaders)]
+    answers = [assignment.requests(loader) for loader in range(assignment.loaders)]
     ready = [next(each) for each in answers]
     found = []
     for _ in range(requests):
-        loader = dealer.next_loader()
+        loader = assignment.next_loader()
         found.append((loader, ready[loader].indices[0]))
         ready[loader] = next(answers[loader])
     return found
@@ -39,10 +39,10 @@ def test_requests_are_answered_in_the_order_of_the_plan(lanes: int, loaders: int
 
 
 def test_a_lane_keeps_its_loader_where_there_are_lanes_enough() -> None:
-    dealer = LoaderAssignment(islice(plan(5), 1000), 2, 5, 2)
-    dealt = [list(dealer.requests(loader)) for loader in range(2)]
-    assert [{request.lane for request in each} for each in dealt] == [{0, 2, 4}, {1, 3}]
-    assert sorted(request.indices[0] for each in dealt for request in each) == list(range(1000))
+    assignment = LoaderAssignment(islice(plan(5), 1000), 2, 5, 2)
+    given = [list(assignment.requests(loader)) for loader in range(2)]
+    assert [{request.lane for request in each} for each in given] == [{0, 2, 4}, {1, 3}]
+    assert sorted(request.indices[0] for each in given for request in each) == list(range(1000))
 
 
 def test_loaders_that_share_a_lane_take_turns_of_as_many_requests_as_they_work_ahead() -> None:
@@ -60,7 +60,7 @@ def test_no_more_of_the_plan_is_run_through_than_the_loaders_ask_for() -> None:
             drawn.append(request)
             yield request
 
-    dealer = LoaderAssignment(counted(), 4, 1, 2)
+    assignment = LoaderAssignment(counted(), 4, 1, 2)
     for loader in range(4):
-        assert next(dealer.requests(loader)).indices[0] == 2 * loader
+        assert next(assignment.requests(loader)).indices[0] == 2 * loader
     assert len(drawn) == 7
