@@ -81,29 +81,25 @@ class Feed:
         """The batch that answers `expected`, which must be the next request of the plan."""
         if (columns := self._in_memory.get(expected.source)) is not None:
             return Batch(expected, columns.batch(expected.numbers))
-        answer = self._read(expected) if not self._loader_workers else self._take(expected)
+        answer = self._take(expected) if self._loader_workers else self._read(expected)
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         batch = batch_of(answer)
         return replace(batch, notes=self._samples.new_notes(batch.notes)) if batch.notes else batch
 
     def _read(self, request: Request) -> Batch | FetchFailure:
-        if self._ahead is None:
-            return self._fetch(request)
-        planned, pending = self._next_planned()
-        if pending is not None:
-            return self._batch_thread.take(pending, self._check)
-        with interruptible(self._check):
-            return self._fetch(planned)
-
-    def _fetch(self, request: Request) -> Batch | FetchFailure:
-        if self._threads is None:
-            return self._samples[request]
-        torch.set_num_threads(1)
+        if self._ahead is not None:
+            request, pending = self._next_planned()
+            if pending is not None:
+                return self._batch_thread.take(pending, self._check)
+        if self._threads is not None:
+            torch.set_num_threads(1)
         try:
-            return self._samples[request]
+            with interruptible(self._check):
+                return self._samples[request]
         finally:
-            torch.set_num_threads(self._threads)
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
 
     def _next_planned(self) -> tuple[Request, Pending | None]:
         """The next request, and its batch if that is made ahead; the plan itself is never run by a thread."""
