@@ -113,9 +113,8 @@ class Feed:
 
     def _take(self, request: Request) -> Batch | FetchFailure:
         try:
-            return self._loaders[0 if self._assignment is None else self._assignment.next_loader()].take(
-                request, self._check
-            )
+            loader = 0 if self._assignment is None else self._assignment.next_loader()
+            return self._loaders[loader].take(request, self._check)
         except HelperLost as error:
             samples = f"{name_samples(request.indices)} of the {request.source.value} set"
             raise HelperLost(f"{error.message} It was to read {samples}.") from None
