@@ -59,8 +59,8 @@ class Feed:
         shards = self._samples.shards
         if not shards:
             if self._loader_workers:
-                asked = ((request, None) for request in requests)
-                self._loaders.append(Loader(self._samples, asked, self._loader_workers, self._prefetch))
+                plan = ((request, None) for request in requests)
+                self._loaders.append(Loader(self._samples, plan, self._loader_workers, self._prefetch))
             return
         if not self._loader_workers:
             self._samples.divide_memory(1)

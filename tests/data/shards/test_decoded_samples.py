@@ -397,6 +397,7 @@ def test_a_file_of_other_samples_is_none(tmp_path: Path) -> None:
     spool.add(1, None)
     spool.finish()
     found = SampleFile.at(tmp_path / "a", 2)
+    assert found is not None
     assert found.read(0) == b"x"
     assert found.is_bad(1)
     assert SampleFile.at(tmp_path / "a", 3) is None

@@ -24,7 +24,6 @@ from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.files import LocalShard
-from quorate.data.shards.formats import lines as lines_module
 from quorate.data.shards.formats.format import Block
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
@@ -390,9 +389,7 @@ def test_integers_of_64_bits_and_digits_in_a_text_are_left_to_the_fast_decoder(t
     assert not records._exact
 
 
-@pytest.mark.parametrize("piece", [4, 20, 50])
-def test_long_integers_are_found_wherever_pieces_meet(piece: int, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(lines_module, "_PIECE", piece)
+def test_long_integers_are_found_wherever_they_stand(tmp_path: Path) -> None:
     values = [sign * 10 ** (19 + number % 4) + number for number in range(40) for sign in (1, -1)]
     records = opened(indexed(tmp_path / "a.jsonl", "".join(f"[{value}]\n" for value in values).encode()))
     assert [records[row][0] for row in range(len(records))] == values

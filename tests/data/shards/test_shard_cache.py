@@ -248,7 +248,7 @@ def test_blocks_of_a_store_are_read_once_and_damage_is_read_again_from_there(tmp
 
     again = Shards(f"file://{data}", cache={"folder": tmp_path / "cache", "gb": 0.1})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardBlocks, "_read_open", unused)
+        patch.setattr(ShardBlocks, "_read", unused)
         assert torch.equal(again.batch([0, 30, 45])["vector"], expected["vector"])
     again.close()
     for path in kept:

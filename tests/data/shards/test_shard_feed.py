@@ -166,7 +166,7 @@ def test_blocks_are_read_ahead_in_the_worker_and_no_more_after_the_feed_is_close
         shards = feed._samples.shards[Source.TRAINING]
         assert shards._reader.threads > 0
         feed.close()
-        assert not shards._reader._blocks_here._wanted
+        assert not shards._reader._cache._wanted
 
 
 # --- looking ahead, without anything being read
