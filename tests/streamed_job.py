@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from command import PATIENCE, Done, Workplace
 from quorate.chaos.script import parse_fault
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.faults import firings

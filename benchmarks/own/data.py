@@ -16,7 +16,7 @@ from benchmarks.synthetic_shards import BATCH, provide
 from benchmarks.told import answer, read_order, reading
 from quorate.api.job import Job
 from quorate.api.train import train
-from quorate.data.shards.index_file import NAME, load_index
+from quorate.data.shards.index import NAME, load_index
 from quorate.observe.event import Event
 from quorate.observe.waiting import DataWaitLog
 

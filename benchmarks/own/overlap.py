@@ -28,7 +28,7 @@ from benchmarks.tasks import CaseTask
 from benchmarks.told import answer, read_order
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.spec.job import JobSpec

@@ -1,5 +1,6 @@
 """Mistakes in the data."""
 
+from catalogue.data_verbs import WORDS, files
 from catalogue.tasks import mistaken
 
 TORN = """\
@@ -20,6 +21,10 @@ def datasets(self):
     import numpy
     return [(numpy.ones(3), numpy.ones(1)) for _ in range(24)]
 """
+UNNAMED = """
+def datasets(self):
+    return quorate.Shards("photos", decode=len, cache={"folder": "cache"})
+"""
 
 CASES = (
     mistaken("A training set that is empty", "def datasets(self):\n    return []"),
@@ -34,4 +39,10 @@ CASES = (
     ),
     mistaken("Numbers of NumPy", NUMPY),
     mistaken("A sample that cannot be read", job="loader_workers: 1", task=TORN),
+    mistaken(
+        "A cache of decoded samples without a key",
+        UNNAMED,
+        story="`photos` was indexed.",
+        prepare=files(WORDS, indexed=True),
+    ),
 )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from command import Workplace
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from schemas import validate
 

@@ -17,7 +17,7 @@ from quorate.api.contact_sheet import write_sheet
 from quorate.cli.app import app
 from quorate.cli.shards_value import shown_file
 from quorate.core.errors import RequestError
-from quorate.data.shards.index_file import NAME, encode, load_index
+from quorate.data.shards.index import NAME, encode, load_index
 from quorate.storage.objects import ObjectStore
 from schemas import validate
 

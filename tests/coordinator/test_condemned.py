@@ -32,10 +32,9 @@ from quorate.coordinator.states import Ended, Forming
 from quorate.coordinator.succession import succeed
 from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
-from quorate.core.exit_codes import DIVERGED
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
-from quorate.core.position import Position
+from quorate.core.worker_status import DIVERGED, Position
 from quorate.observe.jsonl import JsonlSink
 
 

@@ -45,7 +45,7 @@ from quorate.coordinator.succession import succeed
 from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
-from quorate.core.position import Position
+from quorate.core.worker_status import Position
 
 ALONE = replace(TERMS, workers=1, spares=1)
 

@@ -46,9 +46,9 @@ from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
-from quorate.core.exit_codes import GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
+from quorate.core.worker_status import GAVE_UP, LEFT
 
 SECOND = GenerationId(3, 2)
 TWO = replace(TERMS, workers=2, lanes=2)

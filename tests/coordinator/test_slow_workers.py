@@ -16,7 +16,7 @@ from quorate.coordinator.states import Measured, State, Training
 from quorate.coordinator.stragglers import measure
 from quorate.coordinator.terms import Terms
 from quorate.core.generation import GenerationId
-from quorate.core.pace import Pace
+from quorate.core.worker_status import Pace
 
 SPEED = replace(TERMS, balance="speed")
 STEPS_EACH = 5

@@ -39,10 +39,9 @@ from quorate.coordinator.states import Forming, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
 from quorate.coordinator.terms import Roster, Terms
 from quorate.core.cursor import Cursor
-from quorate.core.exit_codes import LEFT
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.core.position import Position
+from quorate.core.worker_status import LEFT, Position
 from quorate.observe.event import Event
 
 NEXT: Terms = replace(TERMS, incarnation=4)

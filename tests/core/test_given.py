@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.core.given import given, likely_slip
+from quorate.core.user_code import given, likely_slip
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import numpy
 from hypothesis import strategies as st
 
 from data.jobs import job
-from quorate.data.stream_sampler import StreamSampler
+from quorate.data.block_sampler import BlockSampler
 
 Case = tuple[list[int], int, dict[str, Any]]
 
 
-def stream(records: list[int], window: int, **keys: Any) -> StreamSampler:
-    return StreamSampler(job(**keys), numpy.array(records, dtype=numpy.int64), window)
+def stream(records: list[int], window: int, **keys: Any) -> BlockSampler:
+    return BlockSampler(job(**keys), numpy.array(records, dtype=numpy.int64), window)
 
 
 @st.composite
@@ -39,8 +39,13 @@ def blocks_of_samples(records: list[int]) -> list[int]:
     return [block for block, count in enumerate(records) for _ in range(count)]
 
 
-def read_by(order: StreamSampler, lane: int, epoch: int) -> list[int]:
+def read_by(order: BlockSampler, lane: int, epoch: int) -> list[int]:
     """What a lane reads in an epoch, in order."""
     first = epoch * order.steps_per_epoch + 1
     steps = range(first, first + order.steps_per_epoch)
     return list(chain.from_iterable(chain.from_iterable(order.micro_batches(step, lane) for step in steps)))
+
+
+def blocks_of(order: BlockSampler, epoch: int, lane: int) -> Any:
+    """The blocks that a lane reads from in an epoch, in order."""
+    return order.position(epoch * order.steps_per_epoch + 1, lane).blocks

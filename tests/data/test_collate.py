@@ -1,5 +1,7 @@
 import dataclasses
 import re
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -7,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.data.collate import UnlikeSamples, collate
+from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 
 
 @dataclass
@@ -111,3 +113,40 @@ def test_an_error_that_is_not_about_a_difference_stays_as_it_is() -> None:
 
 def test_a_batch_of_one() -> None:
     assert collate([3.5]).tolist() == [3.5]
+
+
+class Graph:
+    """A sample of a class of the task."""
+
+    def __init__(self, nodes: torch.Tensor) -> None:
+        self.nodes = nodes
+        self.more = OrderedDict(edges=[numpy.zeros(2)])
+
+
+def test_a_fresh_copy_shares_nothing_that_can_be_changed() -> None:
+    graph = Graph(torch.zeros(3))
+    batch: dict[str, Any] = {
+        "graphs": [graph],
+        "pair": Pair(torch.zeros(2), 1),
+        "names": ("a", {"b"}),
+        "kinds": OrderedDict(x=[1]),
+    }
+    copied = fresh_copy(batch)
+    copied["graphs"][0].nodes += 1
+    copied["graphs"][0].more["edges"][0] += 1
+    copied["names"][1].add("c")
+    copied["kinds"]["x"].append(2)
+    copied["pair"].first.add_(1)
+    assert graph.nodes.tolist() == [0, 0, 0]
+    assert graph.more["edges"][0].tolist() == [0, 0]
+    assert batch["names"] == ("a", {"b"})
+    assert batch["kinds"] == OrderedDict(x=[1])
+    assert batch["pair"].first.tolist() == [0, 0]
+    assert [type(copied[key]) for key in batch] == [list, Pair, tuple, OrderedDict]
+
+
+def test_what_nobody_can_copy_is_handed_on() -> None:
+    lock, computed = threading.Lock(), torch.zeros(1, requires_grad=True) * 2
+    given = fresh_copy([lock, {"graph": Graph(computed)}])
+    assert given[0] is lock
+    assert given[1]["graph"].nodes is computed

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from quorate.data.collate import collate
-from quorate.data.columns import columns_of
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.datasets import columns_of
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples
 
 ROWS = 6
 WANTED = (3, 1, 1, 5)
@@ -20,14 +20,14 @@ def one_by_one(samples: Any) -> Any:
     return collate(samples)
 
 
-def read(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> Fetched | FetchTrouble:
+def read(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> Batch | FetchFailure:
     return Samples({Source.TRAINING: dataset}, how, seed=0)[Request(Source.TRAINING, 0, indices)]
 
 
 def batch(dataset: Any, how: Any, indices: tuple[int, ...] = WANTED) -> list[torch.Tensor]:
     answer = read(dataset, how, indices)
-    assert isinstance(answer, Fetched), answer
-    tensors: list[torch.Tensor] = answer.batch
+    assert isinstance(answer, Batch), answer
+    tensors: list[torch.Tensor] = answer.content
     return tensors
 
 
@@ -102,8 +102,8 @@ def test_a_part_and_a_part_of_a_part(indices: Any) -> None:
 def test_indices_that_are_no_whole_numbers_fail_as_they_do_one_by_one(indices: Any) -> None:
     part = Subset(TensorDataset(torch.randn(ROWS, 2)), indices)
     at_once, stacked = read(part, collate, (0, 1)), read(part, one_by_one, (0, 1))
-    assert isinstance(at_once, FetchTrouble)
-    assert isinstance(stacked, FetchTrouble)
+    assert isinstance(at_once, FetchFailure)
+    assert isinstance(stacked, FetchFailure)
 
 
 def test_a_batch_has_memory_of_its_own() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from command import Workplace
 from data.shards.corruption import Harm, blocks_of, corrupt
-from quorate.data.ranges import numbers_in
-from quorate.data.shards.index_file import load_index
+from quorate.data.indices import numbers_in
+from quorate.data.shards.index import load_index
 from schemas import validate
 from streamed_job import ENDINGS, SIZES, SOURCE, assert_whole, keys_of, write_set
 from streamed_task import Streamed

@@ -20,10 +20,10 @@ import quorate.data.loader as loader_module
 from quorate.core.errors import HelperLost, JobError, OutOfMemory, UserCodeError
 from quorate.core.processes import children_of
 from quorate.data.collate import collate
-from quorate.data.feed import Feed, batch_of
+from quorate.data.feed import Feed
 from quorate.data.loader import Loader
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, Samples
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, Samples, batch_of
 
 REQUESTS = [Request(Source.TRAINING, epoch, indices) for epoch in (0, 1) for indices in ((3, 1), (0,), (2, 4, 5))]
 
@@ -248,7 +248,7 @@ def test_a_loader_that_cannot_be_started_leaves_none_behind(failing: str, monkey
 
     monkeypatch.setattr(os, failing, once)
     with pytest.raises(HelperLost, match="could not be started: Resource temporarily unavailable"):
-        Loader(Samples({Source.TRAINING: Noisy()}, collate, 5), iter(REQUESTS), 2, 1)
+        Loader(Samples({Source.TRAINING: Noisy()}, collate, 5), ((request, None) for request in REQUESTS), 2, 1)
     assert children_of(os.getpid()) == before
 
 
@@ -275,14 +275,15 @@ def test_neither_side_waits_for_the_other_to_read() -> None:
 
 def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
     class Failing:
-        def __getitem__(self, asked: Any) -> Any:
-            raise MemoryError if asked else OSError(5, "broken")
+        def __getitem__(self, request: Request) -> Any:
+            raise MemoryError if request == REQUESTS[1] else OSError(5, "broken")
 
     for asked, kind, words in (
-        (1, OutOfMemory, r"its loader process \d+ ran out of memory"),
-        (0, JobError, "A loader process failed: OSError"),
+        (REQUESTS[1], OutOfMemory, r"its loader process \d+ ran out of memory"),
+        (REQUESTS[0], JobError, "A loader process failed: OSError"),
     ):
-        loader = Loader(Failing(), iter([asked]), 1, 2)
+        failing: Any = Failing()
+        loader = Loader(failing, iter([(asked, None)]), 1, 2)
         with pytest.raises(kind, match=words):
             loader.take(REQUESTS[0], lambda: None)
         Loader.end([loader])
@@ -455,10 +456,10 @@ def test_a_slow_answer_is_waited_for_and_comes_in_its_order() -> None:
 
 
 def test_a_batch_tells_those_of_its_samples_that_are_not_bad() -> None:
-    batch = batch_of(Fetched(Request(Source.TRAINING, 0, range(1000)), None, tuple(range(1, 1000, 2))))
+    batch = batch_of(Batch(Request(Source.TRAINING, 0, range(1000)), None, tuple(range(1, 1000, 2))))
     assert batch.samples.tolist() == list(range(0, 1000, 2))
     assert not batch.is_empty
-    assert batch_of(Fetched(Request(Source.TRAINING, 0, (4, 2)), None, (4, 2))).is_empty
+    assert batch_of(Batch(Request(Source.TRAINING, 0, (4, 2)), None, (4, 2))).is_empty
 
 
 def test_loader_processes_die_with_a_worker_that_is_killed() -> None:

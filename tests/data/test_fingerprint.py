@@ -14,7 +14,7 @@ from quorate.core.errors import HelperLost, JobError, TaskError
 from quorate.data.bad_sample import BadSample
 from quorate.data.collate import collate
 from quorate.data.fingerprint import Fingerprint, fingerprint, fingerprint_in_child
-from quorate.data.reading import Source
+from quorate.data.sampler import Source
 from quorate.data.samples import Samples
 from quorate.data.shards.fetching import Unreachable
 

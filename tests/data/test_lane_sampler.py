@@ -128,7 +128,7 @@ class TestOrderOfOnesOwn:
         given = sampler(5, lambda epoch, generator: [4, 4, epoch, 0], **self.keys)
         assert given.steps_per_epoch == 2
         assert [given.batch(step).tolist() for step in (1, 2, 5, 6)] == [[4, 4], [0, 0], [4, 4], [2, 0]]
-        assert given.order(2).tolist() == [4, 4, 2, 0]
+        assert given._epoch(2).tolist() == [4, 4, 2, 0]
 
     def test_each_epoch_is_known_to_be_its_own_or_shuffled(self) -> None:
         given = sampler(5, lambda epoch, generator: [4, 4, 1, 0, 2] if epoch % 2 else None, **self.keys)

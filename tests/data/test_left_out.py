@@ -11,12 +11,11 @@ from torch.utils.data import TensorDataset
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
 from quorate.data.collate import collate
-from quorate.data.columns import Columns
-from quorate.data.feed import batch_of
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.datasets import Columns
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.data.shards.reader import LIMIT
 
@@ -33,13 +32,13 @@ class Torn:
         return torch.tensor(index)
 
 
-def fetched(dataset: Any, indices: range) -> Fetched | FetchTrouble:
+def fetched(dataset: Any, indices: range) -> Batch | FetchFailure:
     return Samples({Source.TRAINING: dataset}, collate, 1, skips=True)[Request(Source.TRAINING, 0, tuple(indices))]
 
 
 def test_the_first_bad_samples_of_a_batch_say_what_is_wrong() -> None:
     answer = fetched(Torn(), range(50))
-    assert isinstance(answer, Fetched)
+    assert isinstance(answer, Batch)
     batch = batch_of(answer)
     assert batch.samples.tolist() == list(range(0, 50, 2))
     assert batch.bad == tuple(range(1, 50, 2))
@@ -90,9 +89,9 @@ def shards_of(folder: Path, lines: list[str]) -> Path:
     return folder / "a.jsonl"
 
 
-def trouble(folder: Path, index: int) -> FetchTrouble:
+def trouble(folder: Path, index: int) -> FetchFailure:
     answer = Samples({Source.TRAINING: Shards(folder)}, collate, 1)[Request(Source.TRAINING, 0, (index,))]
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     return answer
 
 
@@ -111,7 +110,7 @@ def test_bytes_that_have_changed_are_restored_or_listed_anew(tmp_path: Path) -> 
     assert hint.startswith("Restore the file")
     assert f"`quorate data index {tmp_path} --force`" in hint
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, Fetched)
+    assert isinstance(answer, Batch)
     assert answer.bad == (0, 1)
     (why,) = answer.why
     assert why.endswith("; and with it the 1 other record of this block")
@@ -120,7 +119,7 @@ def test_bytes_that_have_changed_are_restored_or_listed_anew(tmp_path: Path) -> 
 def test_samples_of_shards_that_are_not_alike_are_named_with_their_files(tmp_path: Path) -> None:
     shards_of(tmp_path, ['{"id": [1]}', '{"id": [1, 2]}'])
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     assert "samples 0 (record 0 of a.jsonl) and 1 (record 1 of a.jsonl) of the training set differ" in answer.message
     assert "(at ['id'])" in answer.message
     assert "decode=" in answer.hint
@@ -132,7 +131,7 @@ def test_a_column_of_times_is_named_with_the_remedy(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "when": when}), tmp_path / "a.parquet")
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     answer = fetched(Shards(tmp_path), range(2))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     assert answer.message.startswith("sample 0 (record 0 of a.parquet) of the training set holds a datetime64")
     assert "cannot be stacked (at ['when'])" in answer.message
     assert "columns=" in answer.hint
@@ -146,7 +145,7 @@ def test_trouble_in_columns_names_the_set(error: Exception, monkeypatch: pytest.
 
     monkeypatch.setattr(Columns, "batch", refuse)
     answer = fetched(TensorDataset(torch.arange(9)), range(3))
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     with pytest.raises(JobError, match=rf"the training set cannot be read: {type(error).__name__}: "):
         batch_of(answer)
 
@@ -170,18 +169,18 @@ def test_one_set_for_training_and_validation_expects_the_blocks_of_both(
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'id': index})}\n" for index in range(20)))
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     expected: list[tuple[Shards, list[int]]] = []
-    monkeypatch.setattr(Shards, "expect", lambda self, blocks: expected.append((self, list(blocks))))
+    monkeypatch.setattr(Shards, "prefetch", lambda self, blocks: expected.append((self, list(blocks))))
     both, other = Shards(tmp_path, decode=identity), Shards(tmp_path, decode=identity)
     ahead = {Source.TRAINING: [7, 2, 5], Source.VALIDATION: [0, 2]}
 
     samples = Samples({Source.TRAINING: both, Source.VALIDATION: both}, collate, 1)
-    samples.expect(ahead)
+    samples.prefetch(ahead)
     assert expected == [(both, [7, 2, 5, 0])]
     samples.divide_memory(2)
     assert both.limit == LIMIT // 2
 
     apart = Samples({Source.TRAINING: both, Source.VALIDATION: other}, collate, 1)
-    apart.expect(ahead)
+    apart.prefetch(ahead)
     assert expected[1:] == [(both, [7, 2, 5]), (other, [0, 2])]
     apart.divide_memory(1)
     assert both.limit + other.limit == LIMIT

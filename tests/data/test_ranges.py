@@ -1,7 +1,7 @@
 import numpy
 import pytest
 
-from quorate.data.ranges import Ranges, count_in, numbers_in, ranges_of, union
+from quorate.data.indices import Ranges, count_in, numbers_in, ranges_of, union
 
 
 @pytest.mark.parametrize(

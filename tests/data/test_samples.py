@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
-from quorate.data.dataset_check import check_dataset
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.datasets import check_dataset
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.streams import seed_generators
 
 Draw = tuple[float, float, float]
@@ -42,8 +42,8 @@ def fetch_from(
     dataset: Any, indices: tuple[int, ...], *, seed: int = 1, epoch: int = 0, source: Source = Source.TRAINING
 ) -> Any:
     answer = Samples({source: dataset}, as_list, seed)[Request(source, epoch, indices)]
-    assert isinstance(answer, Fetched)
-    return answer.batch
+    assert isinstance(answer, Batch)
+    return answer.content
 
 
 def fetch(indices: tuple[int, ...], **keys: Any) -> list[Draw]:
@@ -95,8 +95,8 @@ def test_samples_that_draw_are_the_same_whatever_was_read_before_them(orders: li
         for start in range(0, 20, batch_size):
             indices = tuple(order[start : start + batch_size])
             answer = samples[Request(Source.TRAINING, 0, indices)]
-            assert isinstance(answer, Fetched)
-            assert answer.batch == [alone[index] for index in indices]
+            assert isinstance(answer, Batch)
+            assert answer.content == [alone[index] for index in indices]
 
 
 @given(st.integers(0, 2**63 - 1))
@@ -121,9 +121,9 @@ class Failing:
         return index
 
 
-def trouble(dataset: Any, collate: Any, *indices: int) -> FetchTrouble:
+def trouble(dataset: Any, collate: Any, *indices: int) -> FetchFailure:
     answer = Samples({Source.TRAINING: dataset}, collate, 0)[Request(Source.TRAINING, 0, indices)]
-    assert isinstance(answer, FetchTrouble)
+    assert isinstance(answer, FetchFailure)
     return answer
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from data.block_cases import Case, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
-from quorate.data.sharding import Standing, shard_out
-from quorate.data.stream_sampler import StreamSampler
+from quorate.data.block_sampler import BlockSampler
+from quorate.data.sharding import ReadCounts, sharding_at
 
 
-def standing_of(parts: list[set[int]], begun: set[int], left: set[int]) -> Standing:
+def standing_of(parts: list[set[int]], begun: set[int], left: set[int]) -> ReadCounts:
     """Of things that hold these samples each, when `begun` may have been read and `left` must not."""
     counts = {"done": 0, "in_progress": 0, "untouched": 0, "left_out": 0}
     for samples in parts:
@@ -23,7 +23,7 @@ def standing_of(parts: list[set[int]], begun: set[int], left: set[int]) -> Stand
             counts["done"] += 1
         else:
             counts["in_progress" if samples & begun else "untouched"] += 1
-    return Standing(**counts)
+    return ReadCounts(**counts)
 
 
 @given(cases(), st.data())
@@ -36,7 +36,7 @@ def test_what_is_done_in_progress_and_untouched(case: Case, data: st.DataObject)
         numpy.array([data.draw(st.integers(0, shards - 1)) for _ in records], dtype=numpy.int64)
     )
     step = data.draw(st.integers(0, order.total_steps))
-    found = shard_out(order, shard_of_block, shards, step, {0: 7})
+    found = sharding_at(order, shard_of_block, shards, step, {0: 7})
     epoch = max(0, order.epoch_of(step))
     assert (found.step, found.epoch) == (step, epoch)
     begun, left = set[int](), set[int]()
@@ -64,10 +64,10 @@ def test_what_is_done_in_progress_and_untouched(case: Case, data: st.DataObject)
 def test_a_window_opens_the_blocks_that_it_lies_in() -> None:
     order = stream([4] * 12, 16, lanes=1, batch_size=4, epochs=1)
     shard_of_block = numpy.arange(12) // 3
-    opened = [shard_out(order, shard_of_block, 4, step, {0: 0}) for step in range(13)]
+    opened = [sharding_at(order, shard_of_block, 4, step, {0: 0}) for step in range(13)]
     assert [each.lanes[0].open_blocks for each in opened] == [0, 4, 4, 4, 0, 4, 4, 4, 0, 4, 4, 4, 0]
     assert [each.blocks.done for each in opened] == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12]
-    assert opened[4].lanes[0].block == order.blocks_of(0, 0)[4], "what is read next"
+    assert opened[4].lanes[0].block == order.position(0, 0).blocks[4], "what is read next"
     assert opened[12].lanes[0].block is None
 
 
@@ -75,12 +75,12 @@ def test_a_hundred_thousand_shards_take_memory_of_their_blocks_only() -> None:
     """Three blocks each: an array of all three hundred million samples would take 2.4 GB."""
     blocks = 300_000
     spec: Any = job(lanes=16, batch_size=4096, epochs=3)
-    order = StreamSampler(spec, numpy.full(blocks, 1000), 8192)
+    order = BlockSampler(spec, numpy.full(blocks, 1000), 8192)
     shard_of_block = numpy.arange(blocks) // 3
     step = order.steps_per_epoch + order.steps_per_epoch // 2
     tracemalloc.start()
     try:
-        found = shard_out(order, shard_of_block, 100_000, step, {lane: lane // 4 for lane in range(16)})
+        found = sharding_at(order, shard_of_block, 100_000, step, {lane: lane // 4 for lane in range(16)})
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from command import Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, SeaweedStore, s3, seaweed
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.storage.objects import ObjectStore
 from streamed_job import EPOCHS, SOURCE, STEPS_AN_EPOCH, assert_whole, keys_of, write_data

@@ -11,9 +11,9 @@ import torch
 from data.jobs import sampler
 from history.run_builder import JOB, Story, build_run
 from quorate.core.errors import RunError
+from quorate.data.indices import ranges_of
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
-from quorate.data.ranges import ranges_of
 from quorate.history.ledger import EpochStatus, Ledger, read_ledger
 from quorate.storage.run_folder import RunFolder
 
@@ -39,7 +39,7 @@ def tell(story: Story, steps: Sequence[int], plan: LaneSampler = PLAN, **fields:
         if plan.ends_epoch(step):
             told["dropped"] = sorted(plan.dropped(epoch).tolist())
             if plan.is_own(epoch):
-                told["planned"] = str(Tally.of(epoch, plan.order(epoch)))
+                told["planned"] = str(plan.planned(epoch))
         story.tell("step", step, **told | fields)
     return story
 

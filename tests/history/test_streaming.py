@@ -16,9 +16,9 @@ from quorate.cli.app import app
 from quorate.cli.data_view import print_data
 from quorate.cli.page import Page
 from quorate.core.errors import RunError
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.ledger import Tally
-from quorate.data.shards.index_file import NAME
-from quorate.data.stream_sampler import StreamSampler
+from quorate.data.shards.index import NAME
 from quorate.history.ledger import EpochStatus, read_ledger
 from quorate.history.streaming import read_data_progress
 from quorate.spec.job import JobSpec
@@ -47,7 +47,7 @@ class Streamed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = write_index(folder, SHARDS)
-        self.order = StreamSampler(JobSpec.model_validate(JOB | KEYS), self.index.records, WINDOW)
+        self.order = BlockSampler(JobSpec.model_validate(JOB | KEYS), self.index.records, WINDOW)
         self.data = {"blocks": 6, "window": WINDOW, "index": str(folder / NAME), "digest": self.index.digest}
         self.story = Story().tell("generation", generation="1.1", lanes=4, members=MEMBERS)
         self.begin()
@@ -137,7 +137,7 @@ class TestData:
         assert found.blocks.total == 6
         assert found.shards.total == 3
         for lane in found.lanes:
-            assert lane.block in streamed.order.blocks_of(1, lane.lane)
+            assert lane.block in streamed.order.position(streamed.order.steps_per_epoch + 1, lane.lane).blocks
             assert lane.block is not None
             assert lane.shard == streamed.index.shard_of_block[lane.block]
 

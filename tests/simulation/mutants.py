@@ -15,8 +15,8 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Ended, Recalling, State, Training
 from quorate.core.errors import ReplicasDiffer
-from quorate.core.exit_codes import DIVERGED
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.worker_status import DIVERGED
 from simulation.simulated_coordinator import Decide
 from simulation.simulated_membership import Habits
 

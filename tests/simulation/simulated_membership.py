@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from quorate.coordinator.actions import Action, GrantLease, Recall, Refuse, Welcome
 from quorate.coordinator.events import Completed, FailureReported, HeartbeatReceived, MembershipEvent, Place, Registered
 from quorate.core.errors import GenerationOver, LeaseExpired, LinkError, ReplicasDiffer
-from quorate.core.exit_codes import DIVERGED
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
-from quorate.core.position import Position
 from quorate.core.timing import Timing
+from quorate.core.worker_status import DIVERGED, Position
 from quorate.observe.event import Event
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.lease import Lease

@@ -4,8 +4,7 @@ import pytest
 
 from quorate.core.errors import RunError
 from quorate.spec.load import load_recorded, resolve_mapping
-from quorate.spec.recorded import glance_at_recorded
-from quorate.spec.resolved import dump_job
+from quorate.spec.resolved import dump_job, glance_at_recorded
 
 
 def test_a_glance_sees_what_a_careful_reading_does(tmp_path: Path) -> None:

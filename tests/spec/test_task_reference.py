@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.spec.task_reference import TaskReference
+from quorate.spec.job import TaskReference
 
 
 def test_a_file() -> None:

@@ -5,8 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.spec.yaml_dialect import write_value
-from quorate.spec.yaml_document import read_yaml
+from quorate.spec.yaml_document import read_yaml, write_value
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import gang
 from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.bad_sample import BadSample
-from quorate.data.ranges import numbers_in
+from quorate.data.indices import numbers_in
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge

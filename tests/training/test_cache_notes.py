@@ -9,7 +9,7 @@ import torch
 
 from bits.bit_tasks import Points, Regression
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from training.recorded import Run, run
 
@@ -29,7 +29,8 @@ class Cached(Regression):
     decode = staticmethod(plain)
 
     def datasets(self) -> Any:
-        return Shards(FOLDERS["data"], decode=self.decode, cache={"folder": FOLDERS["cache"], "gb": 0.1}), Points(21)
+        cache = {"folder": FOLDERS["cache"], "gb": 0.1}
+        return Shards(FOLDERS["data"], decode=self.decode, cache=cache, cache_key="v1"), Points(21)
 
 
 class Drawing(Cached):

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from bits.bit_tasks import Points, Regression
 from gang import job
 from quorate.core.errors import TaskError
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.lane_sampler import LaneSampler
-from quorate.data.stream_sampler import StreamSampler
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
@@ -27,8 +27,7 @@ class InBlocks(Points):
 
     blocks = BLOCKS
     window = 5
-    index_path = "/nowhere/index.quorate"
-    index_digest = "ab" * 16
+    facts: ClassVar[dict[str, str]] = {"index": "/nowhere/index.quorate", "digest": "ab" * 16}
 
 
 class Streamed(Regression):
@@ -110,7 +109,7 @@ def test_blocks_are_read_in_another_order_than_a_set_as_a_whole(undisturbed: Run
 
 def test_an_order_of_the_tasks_own_goes_before_that_of_blocks() -> None:
     spec = job(OwnOrder, **KEYS)
-    assert isinstance(sampler_of(spec, Streamed(), InBlocks()), StreamSampler)
+    assert isinstance(sampler_of(spec, Streamed(), InBlocks()), BlockSampler)
     order = sampler_of(spec, OwnOrder(), InBlocks())
     assert isinstance(order, LaneSampler)
     assert order.is_own(0)

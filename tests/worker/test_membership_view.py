@@ -8,7 +8,7 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.core.position import Position
+from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_position, encode_failure, encode_generation, encode_id, encode_position
 from quorate.worker.membership_view import Dismissed, JobEnded, MembershipView

@@ -1,5 +1,4 @@
-from quorate.core.pace import Pace
-from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE, Pace
 from quorate.training.activity import Activity
 from quorate.wire.proto.codec import decode_pace, encode_pace
 from quorate.worker.pace import PaceMeter

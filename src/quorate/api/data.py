@@ -15,10 +15,8 @@ from quorate.data.shards.errors import ShardError
 from quorate.data.shards.fetching import StoreAway, Unreachable
 from quorate.data.shards.files import shard_place
 from quorate.data.shards.formats.format import Records
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME, load_index, save_index
-from quorate.data.shards.indexing import Progress, build_index
-from quorate.data.shards.verification import Flaw, verify_shards
+from quorate.data.shards.index import NAME, ShardIndex, load_index, save_index
+from quorate.data.shards.indexing import Flaw, Progress, build_index, verify_shards
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_unknown_store
 
 LARGE_BLOCK = 128_000_000

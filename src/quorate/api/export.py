@@ -12,7 +12,7 @@ from typing import Any
 
 from quorate.api.result import model_of
 from quorate.core.errors import JobError, RunError
-from quorate.core.given import given
+from quorate.core.user_code import given
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.run_folder import RunFolder
 

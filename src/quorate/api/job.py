@@ -11,9 +11,8 @@ from quorate.api.job_keys import JobKeys
 from quorate.core.errors import TaskError
 from quorate.core.user_code import is_installed
 from quorate.spec.job import JobSpec
-from quorate.spec.layers import Layers
 from quorate.spec.load import load_job, resolve_mapping
-from quorate.spec.override import Override
+from quorate.spec.override import Layers, Override
 from quorate.spec.resolved import ResolvedJob
 
 REPLACED = "Job.replace"

@@ -17,8 +17,7 @@ from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
-from quorate.spec.job import JobSpec
-from quorate.spec.task_reference import TaskReference
+from quorate.spec.job import JobSpec, TaskReference
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
 

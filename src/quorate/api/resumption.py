@@ -13,7 +13,7 @@ from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import CheckpointSpec, JobSpec
-from quorate.spec.layers import DEFAULT
+from quorate.spec.override import DEFAULT
 from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import OWN_PLACE

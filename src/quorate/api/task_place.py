@@ -15,8 +15,8 @@ from quorate.core.errors import RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
 from quorate.engines.fork_server_process import Prepared
 from quorate.engines.messages import SOURCE
+from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.task_reference import TaskReference
 from quorate.storage.kept_source import KeptSource, keep_source, read_source
 from quorate.storage.project_files import files_of, is_own, locate
 from quorate.storage.run_folder import RunFolder

@@ -13,7 +13,7 @@ from quorate.api.job import Job, overrides_from
 from quorate.api.result import Result
 from quorate.api.show import NotebookStage, watch_here
 from quorate.core.errors import QuorateError, RequestError
-from quorate.core.given import given
+from quorate.core.user_code import given
 from quorate.storage.runs_folder import runs_folder
 
 

@@ -12,7 +12,7 @@ from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
-from quorate.core.given import given
+from quorate.core.user_code import given
 
 _HEAD = '{{"digest": "{digest}",\n'
 # No folder and no odd character: a manifest must not reach outside its checkpoint.

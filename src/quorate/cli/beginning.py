@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quorate.core.errors import JobFileError, RequestError
 from quorate.spec.load import resolve_mapping
-from quorate.spec.yaml_dialect import write_value
+from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, write_atomically, write_new_file
 
 SKELETON = Path(__file__).parent / "skeleton"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from quorate.cli.page import Page
 from quorate.cli.shards_value import shown_file
-from quorate.data.sharding import LaneReading, Standing
+from quorate.data.sharding import LaneReading, ReadCounts
 from quorate.history.streaming import DataProgress
 
 NONE = "-"
@@ -71,7 +71,7 @@ def _block(lane: LaneReading) -> str:
     return f"{lane.block:,}" + (f" and {lane.open_blocks - 1:,} more" if lane.open_blocks > 1 else "")
 
 
-def _standing(standing: Standing) -> str:
+def _standing(standing: ReadCounts) -> str:
     left_out = f", {standing.left_out:,} left out of this epoch" if standing.left_out else ""
     parts = f"{standing.done:,} done, {standing.in_progress:,} in progress, {standing.untouched:,} untouched"
     return f"{parts}{left_out}; {standing.total:,} in all"

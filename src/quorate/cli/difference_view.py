@@ -10,8 +10,8 @@ from quorate.api.replay import Replay, TensorDifference
 from quorate.history.difference import Pair, Parting, RunPair, RunSide
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
-from quorate.spec.absent import Absent
-from quorate.spec.yaml_dialect import write_value
+from quorate.spec.override import Absent
+from quorate.spec.yaml_document import write_value
 
 TENSORS_SHOWN = 12
 DIGEST_SHOWN = 12

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.page import Page
-from quorate.data.ranges import Ranges, count_in
+from quorate.data.indices import Ranges, count_in
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
 
 EPOCHS_SHOWN = 20

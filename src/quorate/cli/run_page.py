@@ -29,7 +29,7 @@ from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.yaml_dialect import write_value
+from quorate.spec.yaml_document import write_value
 
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.

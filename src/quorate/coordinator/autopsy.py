@@ -3,9 +3,9 @@
 from quorate.coordinator.events import ExitReported, Place
 from quorate.coordinator.states import Enrolled
 from quorate.coordinator.terms import Terms
-from quorate.core.exit_codes import GAVE_UP
 from quorate.core.failure import Failure
 from quorate.core.processes import describe_departure, likely_cause
+from quorate.core.worker_status import GAVE_UP
 
 WORKER_LOST = "WorkerLost"
 LAUNCHER_GONE = "LauncherGone"

@@ -7,8 +7,7 @@ from typing import Any
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
-from quorate.core.pace import Pace
-from quorate.core.position import Position
+from quorate.core.worker_status import Pace, Position
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from quorate.coordinator.poison import with_victim
 from quorate.coordinator.states import Active, Crew, Enrolled, Recalling, Training
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
-from quorate.core.exit_codes import DIVERGED, GAVE_UP, LEFT
 from quorate.core.failure import Failure
-from quorate.core.phases import APPLY
+from quorate.core.worker_status import APPLY, DIVERGED, GAVE_UP, LEFT
 
 
 def report(state: Active, event: FailureReported, now: float) -> Decision:

@@ -6,10 +6,8 @@ from quorate.coordinator.autopsy import name_enrolled, what_happened
 from quorate.coordinator.events import ExitReported, Reading
 from quorate.coordinator.states import Enrolled, Victim
 from quorate.core.cursor import Cursor
-from quorate.core.exit_codes import GAVE_UP
-from quorate.core.failure import POISON_BATCH, Failure
-from quorate.core.phases import COMPUTE, DATA
-from quorate.core.sample_names import name_samples
+from quorate.core.failure import POISON_BATCH, Failure, name_samples
+from quorate.core.worker_status import COMPUTE, DATA, GAVE_UP
 
 FATAL = 3
 """So many workers may die in the same lane of the same step."""

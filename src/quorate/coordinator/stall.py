@@ -13,7 +13,7 @@ from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled
 from quorate.coordinator.events import Place
 from quorate.coordinator.states import Active, Crew, Enrolled, Forming, Hangs, Training
 from quorate.core.failure import Failure
-from quorate.core.phases import (
+from quorate.core.worker_status import (
     APPLY,
     CHECKPOINT,
     COMPUTE,

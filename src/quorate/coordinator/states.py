@@ -18,7 +18,7 @@ from quorate.coordinator.terms import Terms
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.core.pace import Pace
+from quorate.core.worker_status import Pace
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.states import Crew, Enrolled, Measured
-from quorate.core.pace import Pace
-from quorate.core.phases import COMPUTE, DATA
+from quorate.core.worker_status import COMPUTE, DATA, Pace
 
 FAR_BEHIND = 2.0
 """So many times the others' median makes a straggler,"""

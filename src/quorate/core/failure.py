@@ -1,5 +1,6 @@
 """Why a job ended, as a value that crosses processes and is kept in the run folder."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from quorate.core.errors import (
     UnsupportedModelError,
     UserCodeError,
 )
+
+_NAMED = 8
 
 POISON_BATCH = "PoisonBatch"
 """The kind of a job's end by a step that kills every worker that takes it."""
@@ -130,3 +133,14 @@ class JobFailed(JobError):  # noqa: N818
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.failure, self.remains)
+
+
+def name_samples(samples: Sequence[int], count: int | None = None) -> str:
+    """The first few and how many there are: "samples 17, 530, 12 … (64 in all)"; `count` where not all are known."""
+    in_all = len(samples) if count is None else count
+    if in_all == 1 and samples:
+        return f"sample {samples[0]}"
+    if not samples:
+        return f"{in_all} samples"
+    more = f" … ({in_all} in all)" if in_all > _NAMED or in_all > len(samples) else ""
+    return f"samples {', '.join(map(str, samples[:_NAMED]))}{more}"

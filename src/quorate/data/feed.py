@@ -2,43 +2,18 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Any
 
-import numpy
 import torch
 
-from quorate.core.errors import HelperLost, JobError, UserCodeError
-from quorate.core.sample_names import name_samples
-from quorate.core.user_code import with_hint
-from quorate.data.assembler import Assembler, Assembly
-from quorate.data.dealer import Dealer
-from quorate.data.indices import Indices
-from quorate.data.loader import Loader
-from quorate.data.lookahead import Expected, Lookahead
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
-from quorate.data.shards.waits import hearing
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch, the samples that are in it, and the bad ones that were left out, of the first of which `why` tells what
-    is wrong; without samples it has no content. `notes` are what its reading met with and was not told before; `draws`:
-    random numbers are drawn for samples of this set."""
-
-    content: Any
-    samples: Indices
-    bad: tuple[int, ...] = ()
-    why: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    draws: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all of its samples are bad."""
-        return not len(self.samples)
+from quorate.core.errors import HelperLost
+from quorate.core.failure import name_samples
+from quorate.data.loader import Asked, Loader
+from quorate.data.prefetch import BatchThread, BlockPrefetch, LoaderAssignment, Pending
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
+from quorate.data.shards.threads import interruptible
 
 
 class Feed:
@@ -68,10 +43,10 @@ class Feed:
         self._in_memory = {} if self._loader_workers or samples.shards else samples.in_memory
         self._prefetch = prefetch
         self._check = check
-        self._dealer: Dealer | None = None
+        self._assignment: LoaderAssignment | None = None
         self._loaders: list[Loader] = []
-        self._looking: Iterator[tuple[Request, Expected | None]] | None = None
-        self._planned: deque[tuple[Request, Assembly | None]] = deque()
+        self._ahead: Iterator[Asked] | None = None
+        self._planned: deque[tuple[Request, Pending | None]] = deque()
         try:
             self._begin(requests, lanes)
         except BaseException:
@@ -84,62 +59,62 @@ class Feed:
         shards = self._samples.shards
         if not shards:
             if self._loader_workers:
-                self._loaders.append(Loader(self._samples, requests, self._loader_workers, self._prefetch))
+                plan = ((request, None) for request in requests)
+                self._loaders.append(Loader(self._samples, plan, self._loader_workers, self._prefetch))
             return
         if not self._loader_workers:
             self._samples.divide_memory(1)
-            self._looking = iter(Lookahead(requests, shards, behind=self._prefetch))
-            self._assembler = Assembler(self._samples)
+            self._ahead = iter(BlockPrefetch(requests, shards, behind=self._prefetch))
+            self._batch_thread = BatchThread(self._samples)
             return
         # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
         most = lanes if self._samples.is_columns(Source.TRAINING) else self._loader_workers
-        dealer = Dealer(requests, min(self._loader_workers, most), lanes, self._prefetch)
-        self._dealer = dealer
-        self._samples.divide_memory(dealer.loaders)
-        for loader in range(dealer.loaders):
-            plan = iter(Lookahead(dealer.requests(loader), shards))
-            self._loaders.append(Loader(_Told(self._samples), plan, 1, self._prefetch))
+        assignment = self._assignment = LoaderAssignment(
+            requests, min(self._loader_workers, most), lanes, self._prefetch
+        )
+        self._samples.divide_memory(assignment.loaders)
+        for loader in range(assignment.loaders):
+            asked = iter(BlockPrefetch(assignment.requests(loader), shards))
+            self._loaders.append(Loader(self._samples, asked, 1, self._prefetch))
 
     def next(self, expected: Request) -> Batch:
         """The batch that answers `expected`, which must be the next request of the plan."""
         if (columns := self._in_memory.get(expected.source)) is not None:
-            return Batch(columns.batch(expected.numbers), expected.numbers)
-        answer = self._read(expected) if not self._loader_workers else self._take(expected)
+            return Batch(expected, columns.batch(expected.numbers))
+        answer = self._take(expected) if self._loader_workers else self._read(expected)
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
         batch = batch_of(answer)
-        return replace(batch, notes=self._samples.news(batch.notes)) if batch.notes else batch
+        return replace(batch, notes=self._samples.new_notes(batch.notes)) if batch.notes else batch
 
-    def _read(self, request: Request) -> Fetched | FetchTrouble:
-        if self._looking is None:
-            return self._fetch(request)
-        planned, assembly = self._next_planned(self._looking)
-        if assembly is not None:
-            return self._assembler.take(assembly, self._check)
-        with hearing(self._check):
-            return self._fetch(planned)
-
-    def _fetch(self, request: Request) -> Fetched | FetchTrouble:
-        if self._threads is None:
-            return self._samples[request]
-        torch.set_num_threads(1)
+    def _read(self, request: Request) -> Batch | FetchFailure:
+        if self._ahead is not None:
+            request, pending = self._next_planned()
+            if pending is not None:
+                return self._batch_thread.take(pending, self._check)
+        if self._threads is not None:
+            torch.set_num_threads(1)
         try:
-            return self._samples[request]
+            with interruptible(self._check):
+                return self._samples[request]
         finally:
-            torch.set_num_threads(self._threads)
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
 
-    def _next_planned(self, looking: Iterator[tuple[Request, Expected | None]]) -> tuple[Request, Assembly | None]:
-        """The next request, and its batch if that is put together ahead; the plan itself is never run by a thread."""
-        for request, blocks in islice(looking, 1 + self._prefetch - len(self._planned)):
+    def _next_planned(self) -> tuple[Request, Pending | None]:
+        """The next request, and its batch if that is made ahead; the plan itself is never run by a thread."""
+        assert self._ahead is not None
+        for request, blocks in islice(self._ahead, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
-                self._samples.expect(blocks)
+                self._samples.prefetch(blocks)
             ahead = request.source in self._samples.shards and self._samples.is_columns(request.source)
-            self._planned.append((request, self._assembler.begin(request) if ahead else None))
+            self._planned.append((request, self._batch_thread.begin(request) if ahead else None))
         return self._planned.popleft()
 
-    def _take(self, request: Request) -> Fetched | FetchTrouble:
+    def _take(self, request: Request) -> Batch | FetchFailure:
         try:
-            return self._loaders[0 if self._dealer is None else self._dealer.next_loader()].take(request, self._check)
+            loader = 0 if self._assignment is None else self._assignment.next_loader()
+            return self._loaders[loader].take(request, self._check)
         except HelperLost as error:
             samples = f"{name_samples(request.indices)} of the {request.source.value} set"
             raise HelperLost(f"{error.message} It was to read {samples}.") from None
@@ -148,34 +123,6 @@ class Feed:
         """End the loader processes, and read nothing ahead any more; what is still being read is not waited for."""
         Loader.end(self._loaders)
         self._loaders = []
-        if self._looking is not None:
-            self._assembler.close()
-            self._samples.expect({})
-
-
-class _Told:
-    """What a loader of shards reads from: it is told of the blocks to come along with a request."""
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-
-    def __getitem__(self, told: tuple[Request, Expected | None]) -> Fetched | FetchTrouble:
-        request, blocks = told
-        if blocks is not None:
-            self._samples.expect(blocks)
-        return self._samples[request]
-
-
-def batch_of(answer: Fetched | FetchTrouble) -> Batch:
-    """The batch; what was in the way of it is raised here."""
-    if isinstance(answer, Fetched):
-        samples = answer.request.numbers
-        if answer.bad:
-            samples = samples[~numpy.isin(samples, answer.bad)]
-        return Batch(answer.batch, samples, answer.bad, answer.why, answer.notes, answer.draws)
-    source = answer.request.source.value
-    where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
-    if answer.kind == "access" or (answer.kind == "sample" and not answer.traceback):
-        where = f"the {source} set" if answer.index is None else where
-        raise JobError(with_hint(f"{where} cannot be read: {answer.message}", answer.hint))
-    raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
+        if self._ahead is not None:
+            self._batch_thread.close()
+            self._samples.prefetch({})

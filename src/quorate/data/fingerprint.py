@@ -13,10 +13,9 @@ import xxhash
 
 from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
-from quorate.data.blocked import Blocked, records_of
-from quorate.data.feed import batch_of
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.block_sampler import Blocked, records_of
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -92,19 +91,33 @@ def fingerprint(samples: Samples) -> Fingerprint:
         for part in _arrangement(samples, source, length):
             layout.update(part)
         for index in _looked_at(samples, source, length):
-            answer = samples[Request(source, 0, (index,))]
-            if _content(answer) != _content(samples[Request(source, 0, (index,))]):
+            answer = _read_anew(samples, source, index)
+            if _content(answer) != _content(_read_anew(samples, source, index)):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
                     "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
                     "change what the dataset holds."
                 )
-            if isinstance(answer, FetchTrouble) or answer.bad:
+            key = samples.shards[source].cache_key if source in samples.shards else None
+            if key is not None and _content(answer) != _content(samples[Request(source, 0, (index,))]):
+                raise TaskError(
+                    f"Sample {index} of the {source.value} set is another one in the cache than decode makes now. "
+                    f"cache_key= ({key!r}) says what decode makes: give another one whenever decode, or anything that "
+                    "it depends on, has changed."
+                )
+            if isinstance(answer, FetchFailure) or answer.bad:
                 unread.append(f"sample {index} of the {source.value} set")
             content.update(_content(answer))
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
     words = "; ".join(_in_words(samples, source) for source in samples.datasets)
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
+
+
+def _read_anew(samples: Samples, source: Source, index: int) -> Batch | FetchFailure:
+    """Not from a cache of decoded samples, which may be of an earlier decode."""
+    shards = samples.shards.get(source)
+    with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
+        return samples[Request(source, 0, (index,))]
 
 
 def _in_words(samples: Samples, source: Source) -> str:
@@ -147,10 +160,10 @@ def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]
     return (0,) if shards.has_decode else ()
 
 
-def _content(answer: Fetched | FetchTrouble) -> bytes:
-    if isinstance(answer, FetchTrouble) and answer.kind == "access":
+def _content(answer: Batch | FetchFailure) -> bytes:
+    if isinstance(answer, FetchFailure) and answer.kind == "access":
         batch_of(answer)
-    return b"".join(_parts(answer.batch if isinstance(answer, Fetched) else answer.message))
+    return b"".join(_parts(answer.content if isinstance(answer, Batch) else answer.message))
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
-"""Numbers of samples or blocks, many at a time."""
+"""Numbers of samples or blocks, many at a time: as arrays, and as ranges, which are short where many lie together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy
 
@@ -19,3 +19,51 @@ def joined(parts: Sequence[Indices]) -> Indices:
     if len(parts) == 1:
         return parts[0]
     return numpy.concatenate(parts) if parts else NO_INDICES
+
+
+Ranges = tuple[tuple[int, int], ...]
+"""The first and the last number of each, in order. What occurs twice is in two of them."""
+
+
+def ranges_of(numbers: Sequence[int] | Indices) -> Ranges:
+    """As few as hold them all, each as often as it occurs."""
+    ordered = numpy.sort(indices_of(numbers))
+    if not len(ordered):
+        return ()
+    breaks = numpy.flatnonzero(numpy.diff(ordered) != 1)
+    firsts = ordered[numpy.concatenate(([0], breaks + 1))]
+    lasts = ordered[numpy.concatenate((breaks, [len(ordered) - 1]))]
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def numbers_in(ranges: Ranges) -> Indices:
+    """One by one, in order."""
+    if not ranges:
+        return NO_INDICES
+    firsts, lasts = indices_of([first for first, _ in ranges]), indices_of([last for _, last in ranges])
+    lengths = lasts - firsts + 1
+    begins = numpy.cumsum(lengths) - lengths
+    return indices_of(numpy.repeat(firsts - begins, lengths) + numpy.arange(lengths.sum()))
+
+
+def count_in(ranges: Ranges) -> int:
+    """How many numbers they hold."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All of their numbers, each once. They may overlap, and are never written out: a range may be of any length."""
+    return tuple(_united(sorted(ranges)))
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    whole: tuple[int, int] | None = None
+    for first, last in ranges:
+        if whole is None or first > whole[1] + 1:
+            if whole is not None:
+                yield whole
+            whole = first, last
+        else:
+            whole = whole[0], max(whole[1], last)
+    if whole is not None:
+        yield whole

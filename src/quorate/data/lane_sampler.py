@@ -11,7 +11,7 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.indices import Indices
 from quorate.data.ledger import Tally
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import Sampler
 from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -19,7 +19,7 @@ from quorate.spec.job import JobSpec
 Order = Callable[[int, torch.Generator], Sequence[int] | None]
 
 
-class LaneSampler(SampleOrder):
+class LaneSampler(Sampler):
     """The order of samples that are read one by one: all shuffled in every epoch, or in an order of the task's own.
 
     `order(epoch, generator)` may return None for an ordinary shuffle.
@@ -42,10 +42,6 @@ class LaneSampler(SampleOrder):
         if epoch not in self._own:
             self._epoch(epoch)
         return self._own[epoch]
-
-    def order(self, epoch: int) -> Indices:
-        """Indices of a whole epoch, in order, also of those that no step reads."""
-        return self._epoch(epoch)
 
     def planned(self, epoch: int) -> Tally:
         """The tally of a whole epoch, also of those that no step reads."""

@@ -12,17 +12,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
 from quorate.core.processes import describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.parcel import Parcel, pack, receive, send, unpack
-from quorate.data.reading import Request
-from quorate.data.samples import Fetched, FetchTrouble
-from quorate.data.shards.waits import LOOK
+from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
+from quorate.data.sampler import Request
+from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
+from quorate.data.shards.threads import CHECK_EVERY
 from quorate.wire.descriptors import close_in_children
 
 _GRACE = 1.0
@@ -33,10 +33,8 @@ _UNREADABLE = (
 )
 
 
-class Fetching(Protocol):
-    """What is asked in a loader's processes."""
-
-    def __getitem__(self, asked: Any, /) -> Fetched | FetchTrouble: ...
+Asked = tuple[Request, UpcomingBlocks | None]
+"""A request, and the blocks that are read from now on, unless they are as before."""
 
 
 class Loader:
@@ -46,7 +44,7 @@ class Loader:
     which was to read what is asked for now, and not of one that died of something else further on.
     """
 
-    def __init__(self, samples: Fetching, plan: Iterator[Any], processes: int, prefetch: int) -> None:
+    def __init__(self, samples: Samples, plan: Iterator[Asked], processes: int, prefetch: int) -> None:
         self._plan = plan
         self._taken = 0
         self._processes: list[_Process] = []
@@ -62,7 +60,7 @@ class Loader:
                 raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
             raise
 
-    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
+    def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
         """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
         process = self._processes[self._taken % len(self._processes)]
         self._taken += 1
@@ -89,7 +87,7 @@ class Loader:
 class _Process:
     """One process, and the socket by which it is asked and answers."""
 
-    def __init__(self, samples: Fetching) -> None:
+    def __init__(self, samples: Samples) -> None:
         self._socket, theirs = socket.socketpair()
         close_in_children(self._socket)
         self._unsent = bytearray()
@@ -110,27 +108,27 @@ class _Process:
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
 
-    def ask(self, asked: Any) -> None:
+    def ask(self, asked: Asked) -> None:
         """Have something fetched. It never waits: a process that has not read what it was asked before may be waiting
         until its answers are read."""
         content = pickle.dumps(asked, protocol=5)
         self._unsent += _LENGTH.pack(len(content)) + content
         self._send()
 
-    def take(self, request: Request, check: Callable[[], None]) -> Fetched | FetchTrouble:
+    def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
         """The answer to what was asked first of what is not answered."""
         try:
-            parcel = receive(self._socket, lambda: self._wait(check))
+            message = receive(self._socket, lambda: self._wait(check))
         except (EOFError, ConnectionError):
             raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
         except OSError as error:
             raise JobError(f"A batch could not be taken from a loader process: {error.strerror}.") from error
         try:
-            answer = unpack(parcel)
+            answer = unpack(message)
         except MemoryError:
             raise
         except Exception as error:  # of a class of the task, in __setstate__ or the like: no fault of the transport
-            return FetchTrouble(request, None, describe(error), user_traceback(error), _UNREADABLE)
+            return FetchFailure(request, None, describe(error), user_traceback(error), _UNREADABLE)
         if isinstance(answer, JobError):
             raise answer
         return answer  # type: ignore[no-any-return]
@@ -140,7 +138,7 @@ class _Process:
         self._send()
         outgoing = select.POLLOUT if self._unsent else 0
         self._poll.register(self._socket, select.POLLIN | outgoing)
-        ready = dict(self._poll.poll(LOOK * 1000))
+        ready = dict(self._poll.poll(CHECK_EVERY * 1000))
         if not ready:
             check()
         elif self._socket.fileno() not in ready:
@@ -185,7 +183,7 @@ class _Process:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _serve(samples: Fetching, sock: socket.socket, worker: int) -> NoReturn:
+def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
     """What a loader process does with its life."""
     code = 1
     try:
@@ -221,15 +219,18 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def _answer(samples: Fetching, asked: Any) -> Parcel:
+def _answer(samples: Samples, asked: Asked) -> BatchMessage:
+    request, blocks = asked
     try:
-        answer = samples[asked]
+        if blocks is not None:
+            samples.prefetch(blocks)
+        answer = samples[request]
         try:
             return pack(answer)
         except MemoryError:  # of the machine, not of the batch
             raise
         except Exception as error:
-            return pack(FetchTrouble(answer.request, None, describe(error), user_traceback(error), _UNSENDABLE))
+            return pack(FetchFailure(request, None, describe(error), user_traceback(error), _UNSENDABLE))
     except MemoryError as error:
         return pack(OutOfMemory(f"its loader process {os.getpid()} ran out of memory: {describe(error)}."))
     except Exception as error:

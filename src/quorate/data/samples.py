@@ -8,20 +8,22 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
+import numpy
+
 from quorate.core.addresses import shown_place
+from quorate.core.errors import JobError, UserCodeError
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.user_code import describe, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
-from quorate.data.columns import Columns, columns_of
-from quorate.data.dataset_check import Dataset
-from quorate.data.indices import indices_of
-from quorate.data.reading import Request, Source
+from quorate.data.datasets import Columns, Dataset, columns_of
+from quorate.data.indices import Indices, indices_of
+from quorate.data.sampler import Request, Source
 from quorate.data.shards.arguments import COLUMNAR
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index_file import NAME
+from quorate.data.shards.index import NAME
 from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
@@ -41,21 +43,35 @@ _ALIKE_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A collated batch and the request that it answers; None for a batch if all of its samples are bad. `why` says what
-    is wrong with the first of these. `notes` are what whoever reads has met with and may have told before; `draws`:
-    random numbers are drawn for samples of this set."""
+class Batch:
+    """A collated batch and the request that it answers; without content if all of its samples are bad.
+
+    `why` says what is wrong with the first of the `bad` ones, which are left out. `notes` are what was met with in
+    reading, and was not told before once a feed gives the batch; `draws`: random numbers are drawn for samples of this
+    set.
+    """
 
     request: Request
-    batch: Any
+    content: Any
     bad: tuple[int, ...] = ()
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     draws: bool = field(default=False, compare=False)
 
+    @property
+    def samples(self) -> Indices:
+        """Those that are in it."""
+        numbers = self.request.numbers
+        return numbers[~numpy.isin(numbers, self.bad)] if self.bad else numbers
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of its samples are bad."""
+        return not len(self.samples)
+
 
 @dataclass(frozen=True)
-class FetchTrouble:
+class FetchFailure:
     """What kept a batch from being fetched. A value, because exceptions lose their traceback between processes.
 
     `kind`: user code raised it, a sample is bad, or the data cannot be reached.
@@ -67,6 +83,22 @@ class FetchTrouble:
     traceback: str
     hint: str = ""
     kind: Literal["code", "sample", "access"] = "code"
+
+
+def batch_of(answer: Batch | FetchFailure) -> Batch:
+    """The batch; what was in the way of it is raised here."""
+    if isinstance(answer, Batch):
+        return answer
+    source = answer.request.source.value
+    where = "collate()" if answer.index is None else f"sample {answer.index} of the {source} set"
+    if answer.kind == "access" or (answer.kind == "sample" and not answer.traceback):
+        where = f"the {source} set" if answer.index is None else where
+        raise JobError(with_hint(f"{where} cannot be read: {answer.message}", answer.hint))
+    raise UserCodeError(with_hint(f"{answer.message} (in {where})", answer.hint), answer.traceback)
+
+
+UpcomingBlocks = Mapping[Source, Sequence[int]]
+"""The blocks of each set in shards that are read next, in order."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +118,23 @@ class Samples:
     # What was noted of reading, and told.
     noted: set[str] = field(default_factory=set, compare=False)
 
-    def __getitem__(self, request: Request) -> Fetched | FetchTrouble:
+    def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
         answer = self._answer(request)
         # Few, and with every batch: only who takes them all knows which are new.
         notes = tuple(note for shards in self.shards.values() for note in shards.notes if note not in self.noted)
         draws = request.source in self.drawing and request.source in self.shards
-        if isinstance(answer, Fetched) and (notes or draws):
+        if isinstance(answer, Batch) and (notes or draws):
             return replace(answer, notes=notes, draws=draws)
         return answer
 
-    def news(self, notes: Sequence[str]) -> tuple[str, ...]:
+    def new_notes(self, notes: Sequence[str]) -> tuple[str, ...]:
         """Those that were not told before; from now on they were."""
         new = tuple(note for note in dict.fromkeys(notes) if note not in self.noted)
         self.noted.update(new)
         return new
 
-    def _answer(self, request: Request) -> Fetched | FetchTrouble:
+    def _answer(self, request: Request) -> Batch | FetchFailure:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -148,11 +180,11 @@ class Samples:
             own = sum(parts[source] for source in sources)
             self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
-    def expect(self, blocks: Mapping[Source, Sequence[int]]) -> None:
+    def prefetch(self, blocks: UpcomingBlocks) -> None:
         """Tell the sets in shards which of their blocks are read next."""
         for sources in self._sources_by_set:
             wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
-            self.shards[sources[0]].expect(list(wanted))
+            self.shards[sources[0]].prefetch(list(wanted))
 
     @cached_property
     def _sources_by_set(self) -> list[list[Source]]:
@@ -173,11 +205,11 @@ class Samples:
         }
         return {source: columns for source, columns in found.items() if columns is not None}
 
-    def _read_columns(self, request: Request, columns: Columns | Shards) -> Fetched | FetchTrouble:
+    def _read_columns(self, request: Request, columns: Columns | Shards) -> Batch | FetchFailure:
         left_out = LeftOut()
         try:
             with suppress(BadSample):
-                return Fetched(request, columns.batch(request.numbers))
+                return Batch(request, columns.batch(request.numbers))
             # One by one, to find out which of them it is.
             for index in request.indices:
                 try:
@@ -188,18 +220,18 @@ class Samples:
                     left_out.add(index, error, self._others(request.source, index, error))
             good = left_out.others(request.indices)
             batch = columns.batch(indices_of(good)) if good else None
-            return Fetched(request, batch, left_out.indices, left_out.why)
+            return Batch(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
-            return FetchTrouble(request, None, error.message, "", kind="access")
+            return FetchFailure(request, None, error.message, "", kind="access")
         except MemoryError:  # of the machine, not of the data
             raise
         except Exception as error:
             hint = _COLUMNS if isinstance(columns, Shards) else ""
-            return FetchTrouble(request, None, describe(error), "", hint, "access")
+            return FetchFailure(request, None, describe(error), "", hint, "access")
 
-    def _read(self, request: Request, seeded: bool) -> Fetched | FetchTrouble:
+    def _read(self, request: Request, seeded: bool) -> Batch | FetchFailure:
         index: int | None = None
         left_out = LeftOut()
         try:
@@ -216,19 +248,19 @@ class Samples:
                     left_out.add(index, error, self._others(request.source, index, error))
             index = None
             batch = self.collate(fetched) if fetched else None
-            return Fetched(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
+            return Batch(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchTrouble(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
         except Unreachable as error:
-            return FetchTrouble(request, index, error.message, "", kind="access")
+            return FetchFailure(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
-            return FetchTrouble(request, index, describe(error), user_traceback(error))
+            return FetchFailure(request, index, describe(error), user_traceback(error))
 
     # --- what is wrong
 
-    def _bad(self, request: Request, index: int, error: BadSample) -> FetchTrouble:
+    def _bad(self, request: Request, index: int, error: BadSample) -> FetchFailure:
         hint = _DECODE if error.traceback else self._remedy(request.source, error)
-        return FetchTrouble(request, index, error.message, error.traceback, hint, "sample")
+        return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
 
     def _remedy(self, source: Source, error: BadSample) -> str:
         shards = self.shards.get(source)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy
 
+from quorate.data.block_sampler import BlockSampler, LanePosition
 from quorate.data.indices import Indices
-from quorate.data.stream_sampler import LanePosition, StreamSampler
 
 Counts = numpy.ndarray[tuple[int], numpy.dtype[numpy.intp]]
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReadCounts:
     """How many shards, or blocks, stand how in an epoch. `left_out` are those of which it reads nothing: what they
     hold is dropped, or they are empty."""
 
@@ -50,8 +50,8 @@ class Sharding:
     step: int
     epoch: int
     lanes: tuple[LaneReading, ...]
-    blocks: Standing
-    shards: Standing
+    blocks: ReadCounts
+    shards: ReadCounts
 
     @property
     def samples_done(self) -> int:
@@ -64,8 +64,8 @@ class Sharding:
         return sum(lane.samples_left for lane in self.lanes)
 
 
-def shard_out(
-    order: StreamSampler, shard_of_block: Indices, shards: int, step: int, hosts: Mapping[int, int]
+def sharding_at(
+    order: BlockSampler, shard_of_block: Indices, shards: int, step: int, hosts: Mapping[int, int]
 ) -> Sharding:
     """What `hosts`, the worker of each lane, read after a step; in time and memory of the number of blocks."""
     positions = [order.position(step, lane) for lane in range(order.spec.lanes)]
@@ -78,8 +78,8 @@ def shard_out(
         lanes=tuple(
             _reading(lane, hosts.get(lane), position, shard_of_block) for lane, position in enumerate(positions)
         ),
-        blocks=_standing(*(state.astype(numpy.intp) for state in block_states)),
-        shards=_standing(*shard_states),
+        blocks=_counts(*(state.astype(numpy.intp) for state in block_states)),
+        shards=_counts(*shard_states),
     )
 
 
@@ -93,11 +93,11 @@ def _parts(positions: list[LanePosition], blocks: int) -> tuple[Counts, Counts, 
     return read, begun, finished
 
 
-def _standing(read: Counts, begun: Counts, done: Counts) -> Standing:
+def _counts(read: Counts, begun: Counts, done: Counts) -> ReadCounts:
     """Of things of which so much is read in the epoch, begun and done."""
     is_read, is_done, is_begun = read > 0, (read > 0) & (done == read), begun > 0
     counts = (is_done, is_begun & ~is_done, is_read & ~is_begun, ~is_read)
-    return Standing(*(int(numpy.count_nonzero(which)) for which in counts))
+    return ReadCounts(*(int(numpy.count_nonzero(which)) for which in counts))
 
 
 def _reading(lane: int, worker: int | None, position: LanePosition, shard_of_block: Indices) -> LaneReading:

@@ -8,8 +8,8 @@ from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
+from quorate.data.indices import Ranges, count_in, union
 from quorate.data.ledger import Tally
-from quorate.data.ranges import Ranges, count_in, union
 from quorate.history.streaming import Streaming
 from quorate.observe.event import Event
 

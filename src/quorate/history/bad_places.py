@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from quorate.data.ranges import Ranges
+from quorate.data.indices import Ranges
 from quorate.data.shards.index import ShardIndex
 
 

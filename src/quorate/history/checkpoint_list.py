@@ -13,7 +13,7 @@ from quorate.core.errors import QuorateError
 from quorate.history.checkpoint_record import CheckpointRecord, read_checkpoints
 from quorate.history.run_record import RunRecord
 from quorate.spec.job import CheckpointSpec
-from quorate.spec.recorded import glance_at_recorded
+from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.run_folder import RunFolder
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quorate.spec.job import key_marks
-from quorate.spec.layers import DEFAULT
 from quorate.spec.marks import Mark
+from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
 
 

@@ -7,11 +7,10 @@ from importlib.metadata import version
 from itertools import chain, islice
 
 from quorate.core.errors import QuorateError, RunError
-from quorate.core.sample_names import name_samples
-from quorate.data.indices import joined
+from quorate.core.failure import name_samples
+from quorate.data.indices import Ranges, count_in, joined, numbers_in, ranges_of, union
 from quorate.data.ledger import Tally, total
-from quorate.data.ranges import Ranges, count_in, numbers_in, ranges_of, union
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import Sampler
 from quorate.history.account import Account, Course
 from quorate.history.bad_places import BadPlace, bad_places
 from quorate.history.streaming import Streaming
@@ -34,7 +33,7 @@ class Plan:
     dropped: Callable[[int], Tally]
 
     @classmethod
-    def of(cls, order: SampleOrder) -> "Plan":
+    def of(cls, order: Sampler) -> "Plan":
         """By the order itself."""
         return cls(
             lambda step: Tally.of(order.epoch_of(step), order.batch(step)),

@@ -12,7 +12,7 @@ from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.history.status import Status, decide_status
 from quorate.history.timeline import Timeline
-from quorate.spec.recorded import glance_at_recorded
+from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 

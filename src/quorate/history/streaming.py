@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.core.errors import QuorateError, RunError
-from quorate.data.sharding import Sharding, shard_out
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import load_index
-from quorate.data.stream_sampler import StreamSampler
+from quorate.data.block_sampler import BlockSampler
+from quorate.data.sharding import Sharding, sharding_at
+from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
@@ -52,9 +51,9 @@ class Streaming:
             )
         return index
 
-    def sampler(self, spec: JobSpec, index: ShardIndex) -> StreamSampler:
+    def sampler(self, spec: JobSpec, index: ShardIndex) -> BlockSampler:
         """The order in which a job reads what the index lists."""
-        return StreamSampler(spec, index.records, self.window)
+        return BlockSampler(spec, index.records, self.window)
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     spec = load_recorded(run.job_file, {}, []).spec
     order = streaming.sampler(spec, index)
     hosts = _hosts(timeline.of_kind("generation"))
-    sharding = shard_out(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
+    sharding = sharding_at(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)
 
 

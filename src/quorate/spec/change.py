@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.spec.absent import Absent
 from quorate.spec.job import JobSpec, key_marks
 from quorate.spec.marks import Mark
-from quorate.spec.yaml_dialect import write_value
+from quorate.spec.override import Absent
+from quorate.spec.yaml_document import write_value
 
 
 @dataclass(frozen=True)

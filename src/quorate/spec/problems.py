@@ -1,7 +1,9 @@
 """How mistakes are worded: what was given, where, what is allowed, and what was probably meant."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from itertools import groupby
+from types import NoneType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +14,9 @@ from quorate.spec.keys import Key, beside_names, keys_of, nearest, one_of, sugge
 from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
 
 Origin = Callable[[str], str]
+
+# Values that a job file can hold, with lists and mappings of them.
+_SCALARS = (NoneType, bool, int, float, str)
 
 
 def nowhere(path: str) -> str:  # noqa: ARG001 (an Origin)
@@ -139,3 +144,21 @@ def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
 def in_brackets(origin: str) -> str:
     """An origin behind a text, if there is one."""
     return f" ({origin})" if origin else ""
+
+
+def plain_problems(value: Any, path: str, origin: Origin) -> Iterator[Problem]:
+    """Everything inside a value that could not be written into the run folder and read back equal."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from plain_problems(inner, f"{path}.{key}" if path else str(key), origin)
+            if not isinstance(key, str):
+                yield Problem(path or "job", f"the key {key!r} is not text{in_brackets(origin(path))}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from plain_problems(inner, f"{path}[{index}]", lambda _: origin(path))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(path, f"{describe(value)} is not a finite number{in_brackets(origin(path))}")
+    # The exact type: a NumPy number passes for a float and cannot be written down as one.
+    elif type(value) not in _SCALARS:
+        text = f"{describe(value)} is no value that a job file can hold{in_brackets(origin(path))}"
+        yield Problem(path, text, "Use plain numbers, text, lists and mappings.")

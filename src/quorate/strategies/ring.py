@@ -8,9 +8,9 @@ import torch
 
 from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import LinkError, LossError
+from quorate.core.failure import name_samples
 from quorate.core.generation import Generation
-from quorate.core.phases import OTHERS
-from quorate.core.sample_names import name_samples
+from quorate.core.worker_status import OTHERS
 from quorate.data.ledger import total
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.buffer_exchange import BufferExchange

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
-from quorate.core.phases import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.data.indices import Indices
 
 

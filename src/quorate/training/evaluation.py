@@ -11,7 +11,7 @@ from quorate.core.errors import JobError
 from quorate.core.seeds import derive_seed
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
-from quorate.data.reading import EvaluationPlan
+from quorate.data.sampler import EvaluationPlan
 from quorate.data.streams import seed_generators
 from quorate.training.lane import LossSum
 from quorate.training.measurement import Measured, measured

@@ -6,7 +6,7 @@ import xxhash
 
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, without_numbers
-from quorate.data.reading import Source
+from quorate.data.sampler import Source
 
 Why = tuple[int, str]
 """A sample, and what is wrong with it."""

@@ -7,14 +7,13 @@ from time import perf_counter
 from typing import Any
 
 from quorate.core.cursor import Phase
-from quorate.core.phases import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
+from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
-from quorate.data.feed import Batch, Feed
-from quorate.data.indices import joined
+from quorate.data.feed import Feed
+from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
-from quorate.data.ranges import ranges_of
-from quorate.data.reading import EvaluationPlan, Request, Source
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
+from quorate.data.samples import Batch
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
@@ -49,7 +48,7 @@ class Loop:
     """Everything that a worker trains with; `run` reads as the list of what it does."""
 
     spec: JobSpec
-    sampler: SampleOrder
+    sampler: Sampler
     evaluation: EvaluationPlan
     replica: Replica
     feed: Feed

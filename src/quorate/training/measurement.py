@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from quorate.core.errors import MetricError
-from quorate.core.given import given, likely_slip
-from quorate.core.user_code import user_code
+from quorate.core.user_code import given, likely_slip, user_code
 from quorate.training.hints import hint_for
 from quorate.training.task import Task
 

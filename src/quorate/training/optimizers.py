@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.core.errors import RunError, TaskError
-from quorate.core.given import given, likely_slip
-from quorate.core.user_code import building_code, user_code
+from quorate.core.user_code import building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.schedule import rate_factor
 from quorate.training.settings import rate_taken_up, taken_up

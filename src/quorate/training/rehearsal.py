@@ -10,9 +10,8 @@ from quorate.core.child import ask_child
 from quorate.core.errors import MetricError, QuorateError, RequestError, TaskError, UserCodeError
 from quorate.core.failure import Failure
 from quorate.core.seeds import derive_seed
-from quorate.data.feed import batch_of
-from quorate.data.reading import EvaluationPlan
-from quorate.data.samples import Samples
+from quorate.data.sampler import EvaluationPlan
+from quorate.data.samples import Samples, batch_of
 from quorate.data.streams import seed_generators
 from quorate.training.evaluation import evaluation_mode
 from quorate.training.measurement import Measured, measured

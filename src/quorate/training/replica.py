@@ -8,9 +8,8 @@ from torch.nn.parameter import is_lazy
 
 from quorate.core.digests import weights_digest
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError
-from quorate.core.given import given, likely_slip
 from quorate.core.seeds import derive_seed
-from quorate.core.user_code import building_code
+from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.average import Average, split_averages

@@ -15,7 +15,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.tree import Encoded, encode
 from quorate.core.errors import CheckpointError, ReplicasDiffer
-from quorate.core.phases import DISK
+from quorate.core.worker_status import DISK
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity

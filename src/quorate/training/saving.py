@@ -21,8 +21,8 @@ from quorate.checkpoint.verification import MANIFEST
 from quorate.core.digests import weights_digest
 from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
-from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
+from quorate.core.worker_status import DISK, OTHERS
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
 from quorate.training.divergence import divergence

@@ -10,10 +10,9 @@ from types import ModuleType
 from typing import Any
 
 from quorate.core.errors import TaskError, UserCodeError
-from quorate.core.given import given
 from quorate.core.seeds import derive_seed
 from quorate.core.task_source import TaskSource
-from quorate.core.user_code import building_code
+from quorate.core.user_code import building_code, given
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
 from quorate.storage.project_files import files_of, import_root, loaded_below

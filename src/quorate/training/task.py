@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from quorate.core.given import given
+from quorate.core.user_code import given
 from quorate.data.collate import collate
 
 Loss = torch.Tensor | tuple[torch.Tensor, Any]

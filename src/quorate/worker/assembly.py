@@ -14,15 +14,13 @@ from quorate.core.errors import TaskError
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
-from quorate.data.blocked import Blocked
+from quorate.data.block_sampler import Blocked, BlockSampler
 from quorate.data.collate import collate
-from quorate.data.dataset_check import Dataset, check_dataset
+from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
 from quorate.data.lane_sampler import LaneSampler
-from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
-from quorate.data.sample_order import SampleOrder
+from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source, planned_requests
 from quorate.data.samples import Samples
-from quorate.data.stream_sampler import StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.lanes.buckets import Bucket
 from quorate.observe.event import Event
@@ -65,7 +63,7 @@ class Ground:
     folder: CheckpointFolder
 
     @cached_property
-    def sampler(self) -> SampleOrder:
+    def sampler(self) -> Sampler:
         """The order of the training samples: to make it anew in every generation would keep a recovery waiting."""
         return sampler_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
 
@@ -140,11 +138,11 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
     return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every)
 
 
-def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> SampleOrder:
+def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
     """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
     has_own_order = getattr(task.order, "__func__", None) is not Task.order
     if isinstance(training, Blocked) and not has_own_order:
-        return StreamSampler.of(spec, training, len(training))
+        return BlockSampler.of(spec, training, len(training))
     with building_code("order()"):
         return LaneSampler(spec, len(training), task.order)
 
@@ -218,7 +216,7 @@ def _feed(
     check: Callable[[], None],
 ) -> Feed:
     spec, sampler = ground.spec, ground.sampler
-    requests: Iterator[Request] = reading_plan(sampler, evaluation, hosted, progress.cursor)
+    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor)
     if mode.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     # Lanes that read at all: the batches of a very small set leave some without a sample.

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from quorate.core.errors import OutOfMemory
 from quorate.core.fault import BETWEEN_STEPS, PHASES, Act, Fault, Whom
-from quorate.core.phases import WAITING
 from quorate.core.processes import children_of
+from quorate.core.worker_status import WAITING
 from quorate.storage.atomic import sync_folder, write_new_file
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.core.pace import Pace
 from quorate.core.timing import Timing
+from quorate.core.worker_status import Pace
 from quorate.observe.event import Event
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failure, encode_id, encode_pace

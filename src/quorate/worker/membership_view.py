@@ -7,7 +7,7 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.core.position import Position
+from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id
 

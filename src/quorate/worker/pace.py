@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Mapping
 
-from quorate.core.pace import Pace
-from quorate.core.phases import APPLY, COMPUTE, DATA
+from quorate.core.worker_status import APPLY, COMPUTE, DATA, Pace
 
 _OWN = (DATA, COMPUTE, APPLY)
 

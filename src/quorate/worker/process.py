@@ -23,12 +23,11 @@ from quorate.core.errors import (
     ReplicasDiffer,
     WorkerUnfit,
 )
-from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.memory import is_shortage
-from quorate.core.phases import WAITING
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners

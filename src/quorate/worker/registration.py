@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quorate.core.cursor import Cursor
-from quorate.core.position import Position
+from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor, encode_position
 

@@ -10,9 +10,9 @@ from typing import Any
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
-from quorate.core.phases import COPY, JOIN, REGROUP
 from quorate.core.timing import Timing
-from quorate.data.reading import Source
+from quorate.core.worker_status import COPY, JOIN, REGROUP
+from quorate.data.sampler import Source
 from quorate.observe.event import Event
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.reduce.memory import GradientMemory

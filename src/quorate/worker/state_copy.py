@@ -14,7 +14,7 @@ from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import Generation
-from quorate.core.phases import OTHERS
+from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas

@@ -27,10 +27,11 @@ class Harm:
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
     """Index in blocks of so many bytes, so that small files have several."""
-    from quorate.data.shards.formats import hdf5, lines, scanner, tar
+    from quorate.data.shards.formats import format as ranges
+    from quorate.data.shards.formats import hdf5, lines, tar
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hdf5, lines, scanner, tar):
+        for module in (hdf5, lines, ranges, tar):
             patch.setattr(module, "BLOCK", size)
         yield
 

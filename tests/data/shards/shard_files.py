@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from quorate.data.shards.formats import hdf5, lines, scanner, tar
+from quorate.data.shards.formats import format as ranges
+from quorate.data.shards.formats import hdf5, lines, tar
 
 KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5"}
 SMALL_BLOCK = 2000
@@ -23,7 +24,7 @@ SMALL_BLOCK = 2000
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few records, so that small files have several."""
-    for module in (hdf5, lines, scanner, tar):
+    for module in (hdf5, lines, ranges, tar):
         monkeypatch.setattr(module, "BLOCK", SMALL_BLOCK)
 
 

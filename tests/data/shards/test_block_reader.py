@@ -13,7 +13,7 @@ from command import await_condition
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.reader import BlockReader
-from quorate.data.shards.waits import hearing
+from quorate.data.shards.threads import interruptible
 
 SIZE = 100
 
@@ -86,7 +86,7 @@ def test_a_block_is_read_once_however_often_it_is_asked_for(made: Make) -> None:
 
 def test_wanted_blocks_are_read_by_threads_in_their_order(made: Make) -> None:
     reader, blocks = made()
-    reader.want([4, 2, 7])
+    reader.prefetch([4, 2, 7])
     await_condition("the reader", lambda: reader.nbytes == 3 * SIZE)
     assert blocks.order[0] == 4
     assert {name for _, name in blocks.read_by} == {"shard-reader"}
@@ -97,7 +97,7 @@ def test_wanted_blocks_are_read_by_threads_in_their_order(made: Make) -> None:
 def test_a_block_that_is_on_its_way_is_waited_for_and_not_read_twice(made: Make) -> None:
     reader, blocks = made()
     blocks.held_up[1] = threading.Event()
-    reader.want([1])
+    reader.prefetch([1])
     await_condition("the reader", lambda: blocks.order == [1])
     threading.Timer(0.1, blocks.held_up[1].set).start()
     assert reader.get(1).block == 1
@@ -106,10 +106,10 @@ def test_a_block_that_is_on_its_way_is_waited_for_and_not_read_twice(made: Make)
 
 def test_reading_ahead_stops_where_the_memory_ends_and_goes_on_when_blocks_are_done(made: Make) -> None:
     reader, blocks = made(limit=3 * SIZE)
-    reader.want(range(10))
+    reader.prefetch(range(10))
     await_condition("the reader", lambda: reader.nbytes == 3 * SIZE)
     assert sorted(blocks.order) == [0, 1, 2]
-    reader.want(range(2, 10))
+    reader.prefetch(range(2, 10))
     await_condition("the reader", lambda: len(blocks.order) == 5)
     assert sorted(blocks.order) == [0, 1, 2, 3, 4]
     assert reader.nbytes == 3 * SIZE
@@ -119,7 +119,7 @@ def test_what_a_block_takes_is_learnt_from_those_before(made: Make) -> None:
     """Compressed blocks swell; ten of them would not fit where ten of their bytes do."""
     reader, blocks = made(limit=12 * SIZE, swells=5)
     reader.get(0)
-    reader.want(range(10))
+    reader.prefetch(range(10))
     await_condition("the reader", lambda: reader.nbytes == 10 * SIZE)
     reader.get(0)
     assert sorted(blocks.order) == [0, 1]
@@ -129,14 +129,14 @@ def test_what_is_read_at_the_same_time_is_kept_also_where_it_is_too_much(
     made: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, blocks = made(limit=2 * SIZE)
-    reader.want([])
+    reader.prefetch([])
     for _ in range(3):
         for block in range(4):
-            reader.want(range(4))
+            reader.prefetch(range(4))
             assert reader.get(block).block == block
     assert sorted(blocks.order) == [0, 1, 2, 3]
     assert "smaller window" in caplog.text
-    reader.want([9])
+    reader.prefetch([9])
     reader.get(9)
     assert reader.nbytes <= 2 * SIZE, "and forgotten when it is not"
 
@@ -151,7 +151,7 @@ def test_without_a_plan_the_blocks_that_were_used_last_are_kept(made: Make) -> N
 def test_a_damaged_block_is_read_once_and_tells_it_to_all_its_samples(made: Make) -> None:
     reader, blocks = made()
     blocks.damaged.add(2)
-    reader.want([2])
+    reader.prefetch([2])
     for _ in range(3):
         with pytest.raises(DamagedBlock, match=r"a\.tar, byte 2"):
             reader.get(2)
@@ -161,7 +161,7 @@ def test_a_damaged_block_is_read_once_and_tells_it_to_all_its_samples(made: Make
 def test_what_is_out_of_reach_ahead_is_tried_again_by_whoever_needs_it(made: Make) -> None:
     reader, blocks = made()
     blocks.away.add(2)
-    reader.want([2, 3])
+    reader.prefetch([2, 3])
     await_condition("the reader", lambda: 3 in blocks.order and reader.nbytes == SIZE)
     assert blocks.order.count(2) == 1, "ahead it is not tried for ever"
     with pytest.raises(Unreachable):
@@ -173,7 +173,7 @@ def test_what_is_out_of_reach_ahead_is_tried_again_by_whoever_needs_it(made: Mak
 def test_closing_ends_the_threads_also_one_that_waits(made: Make) -> None:
     reader, blocks = made()
     blocks.held_up[1] = threading.Event()
-    reader.want([1])
+    reader.prefetch([1])
     await_condition("the reader", lambda: blocks.order == [1])
     before = threading.active_count()
     reader.close()
@@ -186,7 +186,7 @@ def test_closing_ends_the_threads_also_one_that_waits(made: Make) -> None:
 def test_a_reader_that_is_forgotten_ends_its_threads(made: Make) -> None:
     blocks = FakeBlocks()
     readers = [BlockReader(lambda: blocks)]
-    readers[0].want([1])
+    readers[0].prefetch([1])
     await_condition("the block", lambda: readers[0].nbytes == SIZE)
     names = [thread.name for thread in threading.enumerate()].count("shard-reader")
     readers.clear()
@@ -196,7 +196,7 @@ def test_a_reader_that_is_forgotten_ends_its_threads(made: Make) -> None:
 def test_a_forked_child_begins_with_nothing_and_waits_for_no_thread_of_its_parent(made: Make) -> None:
     reader, blocks = made()
     blocks.held_up[1] = threading.Event()
-    reader.want([1, 2])
+    reader.prefetch([1, 2])
     await_condition("the reader", lambda: reader.nbytes == SIZE and 1 in blocks.order)
     pid = os.fork()
     if pid == 0:
@@ -207,7 +207,7 @@ def test_a_forked_child_begins_with_nothing_and_waits_for_no_thread_of_its_paren
             signal.alarm(10)
             empty = reader.nbytes == 0 and reader.threads == 0
             got = reader.get(1).block == 1 and reader.get(2).block == 2
-            reader.want([5])
+            reader.prefetch([5])
             over = time.monotonic() + 5
             while reader.nbytes < 3 * SIZE and time.monotonic() < over:
                 time.sleep(0.005)
@@ -220,7 +220,7 @@ def test_a_forked_child_begins_with_nothing_and_waits_for_no_thread_of_its_paren
 def test_signals_go_to_the_main_thread(made: Make) -> None:
     reader, blocks = made()
     blocks.held_up[1] = threading.Event()
-    reader.want([1])
+    reader.prefetch([1])
     await_condition("the reader", lambda: reader.threads == 1 and blocks.order == [1])
     thread = next(each for each in threading.enumerate() if each.name == "shard-reader")
     with open(f"/proc/self/task/{thread.native_id}/status") as status:  # noqa: PTH123
@@ -233,7 +233,7 @@ def test_whoever_waits_for_a_block_hears_that_nobody_wants_it_any_more(made: Mak
     """Also where the code of a task catches what its data raise; the block itself comes later."""
     reader, blocks = made()
     blocks.held_up[1] = threading.Event()
-    reader.want([1])
+    reader.prefetch([1])
     await_condition("the reader", lambda: blocks.order == [1])
 
     def check() -> None:
@@ -245,7 +245,7 @@ def test_whoever_waits_for_a_block_hears_that_nobody_wants_it_any_more(made: Mak
         except Exception:
             return "something else instead"
 
-    with pytest.raises(RuntimeError, match="the generation is over"), hearing(check):
+    with pytest.raises(RuntimeError, match="the generation is over"), interruptible(check):
         get()
     blocks.held_up[1].set()
     assert get().block == 1

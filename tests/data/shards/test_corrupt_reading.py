@@ -19,12 +19,11 @@ from data.shards.corruption import WAYS, Harm, blocks_of, corrupt
 from data.shards.shard_files import KINDS, SMALL_BLOCK, write_shards
 from quorate.core.errors import JobError
 from quorate.data.collate import collate
-from quorate.data.feed import Batch, Feed
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, Samples
+from quorate.data.feed import Feed
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, Samples
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, ShardIndex, save_index
 from quorate.data.shards.indexing import build_index
 
 SIZES = (30, 12, 12, 25)
@@ -107,8 +106,8 @@ def assert_right(batches: list[Batch], plan: list[Request], bad: frozenset[int],
             assert batch.content is None
             continue
         expected = undamaged[Request(request.source, request.epoch, good)]
-        assert isinstance(expected, Fetched)
-        assert same(batch.content, expected.batch)
+        assert isinstance(expected, Batch)
+        assert same(batch.content, expected.content)
 
 
 def hold(sound: Sound, folder: Path, how: str, chance: random.Random) -> Harm:

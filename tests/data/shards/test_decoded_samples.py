@@ -1,37 +1,31 @@
 """Decoded samples on the disk are exactly what would be decoded, take no more room than they may, and end no job."""
 
-import functools
-import io
-import linecache
-import logging
 import os
 import resource
 import signal
-import sys
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
-import PIL.Image
 import pytest
 import torch
+import xxhash
 
 from data.shards.shard_files import small_blocks, write_shards
+from quorate.core.errors import TaskError
 from quorate.data.collate import collate
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
-from quorate.data.shards.caching import decoded
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.caching.code_identity import identity
-from quorate.data.shards.caching.decoded import DecodedCache
-from quorate.data.shards.caching.sample_file import SampleFile, Spool
+from quorate.data.fingerprint import fingerprint
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.decoded_cache import DecodedCache
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.waits import Unwanted
+from quorate.data.shards.sample_file import SampleFile, Spool
+from quorate.data.shards.threads import Interrupted
 
 __all__ = ["small_blocks"]
 
@@ -60,14 +54,6 @@ def refuses_third(record: str) -> int:
     return len(record)
 
 
-before: dict[str, int] = {}
-
-
-def remembers(record: str) -> int:
-    before[record] = len(before)
-    return before[record]
-
-
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     write_shards("text", tmp_path / "data", sizes=(8, 5))
@@ -77,7 +63,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
-    """The rows that were decoded. Not counted by decode() itself: then it would depend on what it counts."""
+    """The rows that were decoded."""
     found: deque[int] = deque()
     plain = Shards._sample
 
@@ -91,14 +77,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[deque[int]]:
 
 def epoch(texts: Path, decode_with: Any, collate_with: Any = list, number: int = 0, **options: Any) -> list[Any]:
     cache = {"folder": texts.parent / "cache", "gb": options.pop("gb", 0.1)}
-    shards = Shards(texts, decode=decode_with, cache=cache)
+    shards = Shards(texts, decode=decode_with, cache=cache, cache_key=options.pop("cache_key", "v1"))
     samples = Samples({Source.TRAINING: shards}, collate_with, 1, **options)
     batches: list[Any] = []
     for first in range(0, 13, 2):
         indices = tuple(range(12 - first, max(-1, 10 - first), -1))
         answer = samples[Request(Source.TRAINING, number, indices)]
-        assert isinstance(answer, Fetched), answer
-        batches += answer.batch or []
+        assert isinstance(answer, Batch), answer
+        batches += answer.content or []
     shards.close()
     return batches
 
@@ -157,30 +143,22 @@ def test_what_cannot_be_written_down_is_not_cached(texts: Path, caplog: pytest.L
     assert not files(texts)
 
 
-def test_a_decode_that_changes_what_it_depends_on_is_found_out(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before.clear()
-    assert sorted(epoch(texts, remembers)) == list(range(13))
-    assert "the variable before, which changes as it runs" in caplog.text
-    assert not files(texts)
-    assert not files(texts, "*.partial")
-
-
 def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards(texts, decode=draws, cache={"folder": texts.parent / "cache"})
+    shards = Shards(texts, decode=draws, cache={"folder": texts.parent / "cache"}, cache_key="v1")
     samples = Samples({Source.TRAINING: shards}, list, 1)
     plain = Shards._record
     read: list[int] = []
 
     def raises(shards: Shards, block: int, row: int) -> Any:
         if len(read) == 12:
-            raise Unwanted(RuntimeError("the generation ended"))
+            raise Interrupted(RuntimeError("the generation ended"))
         read.append(row)
         return plain(shards, block, row)
 
     monkeypatch.setattr(Shards, "_record", raises)
-    with pytest.raises(Unwanted):
+    with pytest.raises(Interrupted):
         samples[Request(Source.TRAINING, 0, tuple(range(13)))]
     assert len(read) == 12, "so many were drawn"
     shards.settle(drew=False)  # as a batch does that finds all of its samples in the cache
@@ -189,142 +167,11 @@ def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
 
 
 def test_what_is_read_outside_of_a_batch_is_not_gathered(texts: Path) -> None:
-    shards = Shards(texts, decode=to_sample, cache={"folder": texts.parent / "cache"})
+    shards = Shards(texts, decode=to_sample, cache={"folder": texts.parent / "cache"}, cache_key="v1")
     assert len([shards[index] for index in range(13)]) == 13
     shards.settle(drew=False)
     shards.close()
     assert not files(texts)
-
-
-class Clock:
-    """Stands still, but for looking at what decode() depends on, which takes a second."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.looks = 100.0, 0
-        monkeypatch.setattr(decoded, "monotonic", lambda: self.now)
-        monkeypatch.setattr(decoded, "identity", self.look)
-
-    def look(self, function: Any) -> Any:
-        self.now += 1.0
-        self.looks += 1
-        return identity(function)
-
-
-def test_what_decode_depends_on_is_looked_at_once_for_many_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    found = DecodedCache.of(DiskCache(tmp_path, 1_000_000), "data", to_sample, numpy.full(100, 1))
-    assert found is not None
-    for block in range(50):
-        keep(found, (block, 0, "a"))
-    assert clock.looks == 2, "at the beginning, and for the first block"
-    assert [block for block in range(50) if found.has(block)] == [0]
-    clock.now += 30
-    keep(found, (3, 0, "a"))
-    assert clock.looks == 3
-    assert all(found.has(block) for block in range(50))
-    keep(found, (60, 0, "a"))
-    found.close()
-    assert found.has(60), "nothing is lost in the end"
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_what_is_finished_waits_until_decode_is_known_to_be_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    before.clear()
-    Clock(monkeypatch)
-    found = DecodedCache.of(DiskCache(tmp_path, 1_000_000), "data", remembers, numpy.full(100, 1))
-    assert found is not None
-    for block in range(5):
-        keep(found, (block, 0, "a"))
-    before["a"] = 1
-    keep(found, (5, 0, "b"))
-    found.place_finished()
-    before.clear()
-    assert "the variable before, which changes as it runs" in caplog.text
-    assert [block for block in range(6) if found.has(block)] == [0]
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-# --- what decode() reads beside its record
-
-SIDE: dict[str, str] = {}
-
-
-def reads_numpy(record: str) -> Any:
-    return numpy.load(f"{record.split()[1]}.npy") if len(record) > 1e6 else numpy.load(SIDE["npy"])
-
-
-def reads_torch(_: str) -> Any:
-    return torch.load(SIDE["pt"])
-
-
-def reads_picture(_: str) -> Any:
-    return numpy.asarray(PIL.Image.open(SIDE["png"]))
-
-
-def decodes_in_memory(record: str) -> Any:
-    import colorsys
-
-    file = io.BytesIO()
-    PIL.Image.new("L", (4, len(record) % 7 + 1)).save(file, "png")
-    warnings.warn(f"shows this line, with {colorsys.__name__}", stacklevel=1)
-    return numpy.asarray(PIL.Image.open(file))
-
-
-@pytest.mark.parametrize("decode", [reads_numpy, reads_torch, reads_picture], ids=lambda decode: decode.__name__)
-def test_samples_of_files_beside_the_record_are_not_cached(
-    decode: Any, texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    SIDE.update({ending: str(tmp_path / f"side.{ending}") for ending in ("npy", "pt", "png")})
-    numpy.save(SIDE["npy"], numpy.zeros(2))
-    torch.save(torch.zeros(2), SIDE["pt"])
-    PIL.Image.new("L", (4, 4)).save(SIDE["png"])
-    assert len(epoch(texts, decode)) == 13
-    assert f"decode() opens {tmp_path}/side." in caplog.text
-    assert caplog.text.count("Make the sample of its record alone") == 1
-    assert not files(texts)
-    assert not files(texts, "*.partial")
-
-
-def test_a_child_of_one_that_has_read_a_file_does_not_cache_either(texts: Path, tmp_path: Path) -> None:
-    SIDE["npy"] = str(tmp_path / "side.npy")
-    numpy.save(SIDE["npy"], numpy.zeros(2))
-    shards = Shards(texts, decode=loads_once, cache={"folder": texts.parent / "cache"})
-    samples = Samples({Source.TRAINING: shards}, list, 1)
-    loaded.cache_clear()
-    assert isinstance(samples[Request(Source.TRAINING, 0, (0,))], Fetched)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            samples[Request(Source.TRAINING, 0, tuple(range(13)))]
-            shards.close()
-        finally:
-            os._exit(0 if loaded.cache_info().misses == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not files(texts)
-
-
-@functools.lru_cache
-def loaded(path: str) -> Any:
-    return numpy.load(path)
-
-
-def loads_once(_: str) -> Any:
-    return loaded(SIDE["npy"])
-
-
-@pytest.mark.filterwarnings("ignore:shows this line")
-def test_modules_and_lines_of_code_are_no_files_beside_the_record(texts: Path, calls: deque[int]) -> None:
-    sys.modules.pop("colorsys", None)
-    linecache.clearcache()
-    epoch(texts, decodes_in_memory)
-    assert "colorsys" in sys.modules
-    assert len(files(texts)) > 1
-    epoch(texts, decodes_in_memory)
-    assert len(calls) == 13
 
 
 def test_a_collate_that_changes_samples_does_not_change_what_is_cached(texts: Path, calls: deque[int]) -> None:
@@ -340,17 +187,61 @@ def test_a_collate_that_changes_samples_does_not_change_what_is_cached(texts: Pa
 
 def test_batches_of_cached_samples_are_collated_alike(texts: Path) -> None:
     plain = Samples({Source.TRAINING: Shards(texts, decode=to_large_sample)}, collate, 1)
-    shards = Shards(texts, decode=to_large_sample, cache={"folder": texts.parent / "cache"})
+    shards = Shards(texts, decode=to_large_sample, cache={"folder": texts.parent / "cache"}, cache_key="v1")
     cached = Samples({Source.TRAINING: shards}, collate, 1)
     for _ in range(2):
         for index in range(13):
             request = Request(Source.TRAINING, 0, (index,))
             one, other = plain[request], cached[request]
-            assert isinstance(one, Fetched)
-            assert isinstance(other, Fetched)
-            assert torch.equal(one.batch, other.batch)
+            assert isinstance(one, Batch)
+            assert isinstance(other, Batch)
+            assert torch.equal(one.content, other.content)
     assert shards._decoded is not None
     assert shards._decoded.has(0)
+
+
+# --- by which key
+
+
+def to_length(record: str) -> int:
+    return len(record)
+
+
+def to_length_and_one(record: str) -> int:
+    return len(record) + 1
+
+
+def test_samples_are_used_again_under_the_same_key_only(texts: Path, calls: deque[int]) -> None:
+    first = epoch(texts, to_length, cache_key="lengths")
+    assert epoch(texts, to_length_and_one, cache_key="lengths-and-one") == [length + 1 for length in first]
+    assert len(calls) == 26
+    assert epoch(texts, to_length, cache_key="lengths") == first
+    assert len(calls) == 26
+
+
+def test_what_an_earlier_version_has_kept_is_not_used(tmp_path: Path) -> None:
+    found = DecodedCache(DiskCache(tmp_path, 1_000_000), "data", "v1", numpy.full(1, 1))
+    keep(found, (0, 0, "a"))
+    (placed,) = tmp_path.rglob("samples-0*")
+    earlier = xxhash.xxh3_128_hexdigest(b"data v1"), xxhash.xxh3_128_hexdigest(b"data ")
+    assert placed.parent.name not in earlier, "these were named by the data and a digest of the code"
+
+
+@pytest.mark.parametrize(("key", "text"), [(None, "needs cache_key= with it"), ("", "not empty"), (3, "the int 3")])
+def test_a_cache_of_decoded_samples_without_a_key_is_refused(key: Any, text: str, texts: Path) -> None:
+    with pytest.raises(TaskError, match=text):
+        Shards(texts, decode=to_sample, cache={"folder": texts.parent / "cache"}, cache_key=key)
+    Shards(texts, cache={"folder": texts.parent / "cache"})  # of bytes alone, which have a digest
+
+
+def test_a_decode_that_has_changed_under_its_key_is_found_out_by_its_first_sample(texts: Path) -> None:
+    cache = {"folder": texts.parent / "cache"}
+    epoch(texts, to_length)
+    same = Samples({Source.TRAINING: Shards(texts, decode=to_length, cache=cache, cache_key="v1")}, list, 1)
+    assert fingerprint(same) == fingerprint(same)
+    shards = Shards(texts, decode=to_length_and_one, cache=cache, cache_key="v1")
+    with pytest.raises(TaskError, match=r"Sample 0 of the training set is another one in the cache.*\('v1'\)"):
+        fingerprint(Samples({Source.TRAINING: shards}, list, 1))
 
 
 # --- bad samples
@@ -364,9 +255,9 @@ def test_a_bad_sample_is_bad_again_and_the_others_of_its_block_are_cached(texts:
     assert epoch(texts, refuses_third, skips=True) == first
     assert list(calls) == [3]
     cache = {"folder": texts.parent / "cache", "gb": 0.1}
-    strict = Samples({Source.TRAINING: Shards(texts, decode=refuses_third, cache=cache)}, list, 1)
+    strict = Samples({Source.TRAINING: Shards(texts, decode=refuses_third, cache=cache, cache_key="v1")}, list, 1)
     told = strict[Request(Source.TRAINING, 0, (2, 3))]
-    assert isinstance(told, FetchTrouble)
+    assert isinstance(told, FetchFailure)
     assert told.message == "ValueError: no such word (in decode() of record 3 of shard-000.txt)"
 
 
@@ -387,8 +278,7 @@ def test_what_is_bad_no_longer_is_cached(texts: Path, calls: deque[int], monkeyp
 
 def test_files_that_are_not_finished_take_a_share_and_the_oldest_goes(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 80_000)
-    found = DecodedCache.of(cache, "data", to_sample, numpy.full(10, 3))
-    assert found is not None
+    found = DecodedCache(cache, "data", "v1", numpy.full(10, 3))
     sample = bytes(2500)
     for block in range(6):
         keep(found, (block, 0, sample))
@@ -406,8 +296,7 @@ def test_files_that_are_not_finished_take_a_share_and_the_oldest_goes(tmp_path: 
 
 def test_a_file_that_was_swept_is_not_begun_in_its_middle(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 1_000_000)
-    found = DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2))
-    assert found is not None
+    found = DecodedCache(cache, "data", "v1", numpy.full(2, 2))
     for _ in range(2):
         for row in range(2):
             keep(found, (0, row, row))
@@ -494,9 +383,7 @@ def test_two_jobs_and_their_loaders_share_a_folder(texts: Path) -> None:
 
 def test_what_another_process_has_made_meanwhile_is_not_made_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 1_000_000)
-    one, other = (DecodedCache.of(cache, "data", to_sample, numpy.full(2, 2)) for _ in range(2))
-    assert one is not None
-    assert other is not None
+    one, other = (DecodedCache(cache, "data", "v1", numpy.full(2, 2)) for _ in range(2))
     assert not other.has(0), "it has looked"
     keep(one, (0, 0, "a"), (0, 1, "b"))
     keep(other, (0, 0, "a"))
@@ -515,14 +402,3 @@ def test_a_file_of_other_samples_is_none(tmp_path: Path) -> None:
     assert found.is_bad(1)
     assert SampleFile.at(tmp_path / "a", 3) is None
     found.close()
-
-
-def test_functions_that_cannot_be_identified_are_told_with_the_remedy(
-    texts: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    handle: Any = object.__new__(type("Handle", (), {"__reduce_ex__": None}))
-    with caplog.at_level(logging.WARNING):
-        epoch(texts, lambda record: (handle, len(record))[1])
-    assert "decoded samples are not cached: decode() depends on the variable handle (a Handle)" in caplog.text
-    assert "Hand over plain values instead" in caplog.text
-    assert not files(texts)

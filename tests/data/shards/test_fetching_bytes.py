@@ -10,7 +10,7 @@ import pytest
 
 from quorate.data.shards import fetching
 from quorate.data.shards.fetching import TRIES, Fetcher, StoreAway, Unreachable
-from quorate.data.shards.waits import hearing
+from quorate.data.shards.threads import interruptible
 from quorate.storage.objects import ObjectMissing, StoreError
 
 
@@ -246,7 +246,7 @@ def test_whoever_waits_hears_that_nobody_wants_it_any_more(
     fetcher = Fetcher(remote)
     uneven.held_up.add(1)
     read = uneven.read if remote else Store(OSError(errno.EIO, "i/o")).read
-    with pytest.raises(Over), hearing(check):
+    with pytest.raises(Over), interruptible(check):
         fetcher.fetch("a.tar", read)
     assert not uneven.let_go.is_set()
     fetcher.close()

@@ -437,12 +437,6 @@ def test_footers_are_read_once_and_kept_below_a_limit(tmp_path: Path, monkeypatc
     assert asked == [0, 2, 0]
 
 
-def test_an_unknown_column_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    write_shards("parquet", tmp_path)
-    with pytest.raises(RequestError, match="no column nme in the shards; there are id, weight, vector, name"):
-        read_block(build_index(str(tmp_path)), 0, ["nme"])
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [(b"", "no parquet file"), (b"PAR1 and no more", "cut off"), (b"PAR1\xff\xff\xff\x00PAR1", "longer than the file")],

@@ -15,11 +15,11 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import RequestError
+from quorate.data.shards import disk_cache as cache_module
 from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.caching import cache as cache_module
-from quorate.data.shards.caching.cache import DiskCache
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
@@ -248,7 +248,7 @@ def test_blocks_of_a_store_are_read_once_and_damage_is_read_again_from_there(tmp
 
     again = Shards(f"file://{data}", cache={"folder": tmp_path / "cache", "gb": 0.1})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShardBlocks, "_read_open", unused)
+        patch.setattr(ShardBlocks, "_read", unused)
         assert torch.equal(again.batch([0, 30, 45])["vector"], expected["vector"])
     again.close()
     for path in kept:

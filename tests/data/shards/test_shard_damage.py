@@ -13,10 +13,8 @@ from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.errors import ShardError
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.formats.kinds import format_of
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import decode, encode
-from quorate.data.shards.indexing import build_index
-from quorate.data.shards.verification import Flaw, verify_shards
+from quorate.data.shards.index import ShardIndex, decode, encode
+from quorate.data.shards.indexing import Flaw, build_index, verify_shards
 
 __all__ = ["small_blocks"]
 

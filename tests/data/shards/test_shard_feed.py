@@ -15,17 +15,17 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.collate import collate
-from quorate.data.feed import Batch, Feed
-from quorate.data.lookahead import MOST_REQUESTS, Lookahead
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Samples
+from quorate.data.feed import Feed
+from quorate.data.prefetch import MOST_REQUESTS, BlockPrefetch
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, Samples
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.stream_sampler import StreamSampler
 from quorate.spec.job import JobSpec
 
 __all__ = ["small_blocks"]
@@ -166,7 +166,7 @@ def test_blocks_are_read_ahead_in_the_worker_and_no_more_after_the_feed_is_close
         shards = feed._samples.shards[Source.TRAINING]
         assert shards._reader.threads > 0
         feed.close()
-        assert not shards._reader._shelf._wanted
+        assert not shards._reader._cache._wanted
 
 
 # --- looking ahead, without anything being read
@@ -187,7 +187,7 @@ class FewBlocks:
 
 def looking(requests: Iterator[Request], limit: int = 1000) -> Iterator[tuple[Request, Any]]:
     shards: Any = {Source.TRAINING: FewBlocks(limit)}
-    return iter(Lookahead(requests, shards))
+    return iter(BlockPrefetch(requests, shards))
 
 
 def lane_requests(count: int, lane: int = 0, start: int = 0) -> list[Request]:
@@ -215,7 +215,7 @@ def test_two_sources_of_one_set_share_its_memory() -> None:
     shards: Any = FewBlocks(limit=1000)
     sources = (Source.TRAINING, Source.VALIDATION)
     requests = [Request(sources[number % 2], 0, (10 * number,), 0) for number in range(100)]
-    _, blocks = next(iter(Lookahead(iter(requests), dict.fromkeys(sources, shards))))
+    _, blocks = next(iter(BlockPrefetch(iter(requests), dict.fromkeys(sources, shards))))
     assert blocks is not None
     assert [len(blocks[source]) for source in sources] == [5, 5]
 
@@ -276,8 +276,8 @@ def test_looking_at_two_turns_of_every_lane_draws_no_more_than_these() -> None:
 
 def test_a_run_tells_what_waiting_for_its_shards_depends_on(folder: Path) -> None:
     spec = JobSpec(task="a:A", batch_size=8, lanes=2, steps=1)
-    shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")})
-    reading = StreamSampler.of(spec, shards, len(shards)).describe()["data"]["reading"]
+    shards = Shards(folder, decode=len, window=12, cache={"folder": str(folder / "cache")}, cache_key="v1")
+    reading = BlockSampler.of(spec, shards, len(shards)).describe()["data"]["reading"]
     flags = {name: reading[name] for name in ("remote", "decode", "columns", "cache")}
     assert flags == {"remote": False, "decode": True, "columns": False, "cache": True}
     assert reading["window_bytes"] == int(shards.index.sizes.sum()) * 12 // len(shards)

@@ -15,12 +15,10 @@ from safetensors import safe_open
 from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
 from quorate.api.data import index_data
 from quorate.core.errors import RequestError
-from quorate.data.shards import fetching, verification
+from quorate.data.shards import fetching, indexing
 from quorate.data.shards.fetching import StoreAway, Unreachable
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME, encode, load_index, save_index
-from quorate.data.shards.indexing import build_index
-from quorate.data.shards.verification import Flaw, verify_shards
+from quorate.data.shards.index import NAME, ShardIndex, encode, load_index, save_index
+from quorate.data.shards.indexing import Flaw, build_index, verify_shards
 from quorate.storage.objects import ObjectStore, StoreError
 
 __all__ = ["small_blocks"]
@@ -333,7 +331,7 @@ class TestPassingTrouble:
 
         monkeypatch.setattr(ObjectStore, "read", fail)
         monkeypatch.setattr(fetching, "GIVE_UP", 0.3)
-        monkeypatch.setattr(verification, "REMOTE_THREADS", 2)
+        monkeypatch.setattr(indexing, "REMOTE_THREADS", 2)
         with pytest.raises(StoreAway, match=r"^shard-00\d.jsonl cannot be read \(tried \d+ times .* be reached"):
             verify_shards(sound)
         assert len(asked) < len(sound.shards), "of the rest there is nothing to learn"

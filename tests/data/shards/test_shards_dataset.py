@@ -19,16 +19,15 @@ from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
 from quorate.core.errors import RequestError, TaskError
 from quorate.data.bad_sample import BadSample
 from quorate.data.collate import UnlikeSamples, collate
-from quorate.data.dataset_check import check_dataset
+from quorate.data.datasets import check_dataset
 from quorate.data.fingerprint import fingerprint
-from quorate.data.reading import Request, Source
-from quorate.data.samples import Fetched, FetchTrouble, Samples
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.shards.arguments import MOST_SAMPLES
-from quorate.data.shards.dataset import Shards, _index_path
+from quorate.data.shards.dataset import Shards, _index_path, merged
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index_file import NAME, save_index
+from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.merging import merged
 
 __all__ = ["small_blocks"]
 
@@ -60,15 +59,15 @@ def samples_of(dataset: Any, **options: Any) -> Samples:
     return Samples({Source.TRAINING: dataset}, options.pop("collate_with", collate), 1, **options)
 
 
-def fetched(samples: Samples, *indices: int) -> Fetched:
+def fetched(samples: Samples, *indices: int) -> Batch:
     answer = samples[Request(Source.TRAINING, 0, indices)]
-    assert isinstance(answer, Fetched), answer
+    assert isinstance(answer, Batch), answer
     return answer
 
 
-def trouble(samples: Samples, *indices: int) -> FetchTrouble:
+def trouble(samples: Samples, *indices: int) -> FetchFailure:
     answer = samples[Request(Source.TRAINING, 0, indices)]
-    assert isinstance(answer, FetchTrouble), answer
+    assert isinstance(answer, FetchFailure), answer
     return answer
 
 
@@ -101,7 +100,7 @@ def test_columns_at_once_are_what_collating_gives(kind: str, tmp_path: Path) -> 
     wanted = [40, 3, 4, 47, 0, 31]
     at_once = shards.batch(wanted)
     assert same(at_once, collate([shards[index] for index in wanted]))
-    assert same(fetched(samples_of(shards), *wanted).batch, at_once)
+    assert same(fetched(samples_of(shards), *wanted).content, at_once)
     assert any(isinstance(column, torch.Tensor) for column in at_once.values())
     one = shards.batch([7])
     next(column for column in one.values() if isinstance(column, torch.Tensor)).zero_()
@@ -118,7 +117,7 @@ def test_columns_of_every_kind_make_batches(kind: str, tmp_path: Path) -> None:
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     shards = Shards(tmp_path)
     for wanted in ([3], [39, 0, 3]):
-        batch = fetched(samples_of(shards), *wanted).batch
+        batch = fetched(samples_of(shards), *wanted).content
         if kind == "S5":
             assert batch["x"] == values[wanted].tolist()
             assert batch == collate([shards[index] for index in wanted])
@@ -148,14 +147,14 @@ def test_some_columns_in_the_order_in_which_they_are_asked_for(tmp_path: Path) -
 def test_a_decode_of_ones_own_makes_the_samples(tmp_path: Path) -> None:
     written = indexed("tar", tmp_path)
     shards = Shards(tmp_path, decode=lambda record: (len(record["bin"]), record["__key__"]))
-    batch = fetched(samples_of(shards), 5, 2).batch
+    batch = fetched(samples_of(shards), 5, 2).content
     assert batch[0].tolist() == [len(written.records[index]["bin"]) for index in (5, 2)]
 
 
 def test_random_numbers_in_decode_are_those_of_the_sample(tmp_path: Path) -> None:
     indexed("text", tmp_path)
     shards = Shards(tmp_path, decode=lambda _: torch.rand(2))
-    both, alone = fetched(samples_of(shards), 3, 4).batch, fetched(samples_of(shards), 4).batch
+    both, alone = fetched(samples_of(shards), 3, 4).content, fetched(samples_of(shards), 4).content
     assert torch.equal(both[1], alone[0])
     assert not torch.equal(both[0], both[1])
 
@@ -181,7 +180,7 @@ def test_a_decode_that_gives_something_else_each_time_is_refused(tmp_path: Path)
 def test_it_can_be_pickled_and_reads_in_a_forked_child(tmp_path: Path) -> None:
     written = indexed("jsonl", tmp_path)
     shards = Shards(tmp_path, decode=identity)
-    shards.expect([0, 1, 2])
+    shards.prefetch([0, 1, 2])
     assert shards[0] == written.records[0]
     again = pickle.loads(pickle.dumps(shards))
     assert again[40] == written.records[40]
@@ -282,12 +281,12 @@ def test_a_cache_that_cannot_be_there_is_refused_with_the_remedy(tmp_path: Path)
 def test_batches_of_records_without_decode_are_what_the_class_says(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "a", "l": [1, 2]}\n{"n": 2, "t": "b", "l": [3, 4]}\n')
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
-    batch = fetched(samples_of(Shards(tmp_path)), 0, 1).batch
+    batch = fetched(samples_of(Shards(tmp_path)), 0, 1).content
     assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ["a", "b"])
     assert [each.tolist() for each in batch["l"]] == [[1, 3], [2, 4]]
     for kind in ("tar", "text"):
         records = indexed(kind, tmp_path / kind).records
-        batch = fetched(samples_of(Shards(tmp_path / kind)), 3, 1).batch
+        batch = fetched(samples_of(Shards(tmp_path / kind)), 3, 1).content
         one, other = records[3], records[1]
         assert batch == ([one, other] if kind == "text" else {name: [one[name], other[name]] for name in one})
 
@@ -336,15 +335,15 @@ def test_a_damaged_block_is_named_and_only_its_samples_are_bad(kind: str, tmp_pa
     assert "changed since it was indexed" in told.message, "it was written to later"
     answer = fetched(lenient, bad[0], first)
     assert answer.bad == (bad[0],)
-    assert len(answer.batch) == 1
-    assert fetched(lenient, *bad[:2]).batch is None
+    assert len(answer.content) == 1
+    assert fetched(lenient, *bad[:2]).content is None
 
 
 @pytest.mark.parametrize("kind", COLUMNAR)
 def test_bad_samples_are_left_out_of_columns(kind: str, tmp_path: Path) -> None:
     written = indexed(kind, tmp_path)
     sound = samples_of(Shards(tmp_path), skips=True)
-    expected = fetched(sound, 0, 31, 40).batch
+    expected = fetched(sound, 0, 31, 40).content
     name = sorted(written.files)[1]
     is_picture = kind == "hdf5"
     start = name.read_bytes().index(written.records[30]["group/picture"].tobytes()) if is_picture else 8
@@ -352,8 +351,8 @@ def test_bad_samples_are_left_out_of_columns(kind: str, tmp_path: Path) -> None:
     spoilt = samples_of(Shards(tmp_path), skips=True)
     answer = fetched(spoilt, 0, 30, 31, 40)
     assert answer.bad == (30,), "the only record of the second file"
-    assert same(answer.batch, expected)
-    assert fetched(spoilt, 30).batch is None
+    assert same(answer.content, expected)
+    assert fetched(spoilt, 30).content is None
 
 
 def test_a_file_that_was_cut_off_is_told_as_changed_with_both_sizes(tmp_path: Path) -> None:
@@ -396,7 +395,7 @@ def test_a_record_that_decode_raises_for_is_bad(tmp_path: Path) -> None:
     assert 'raise ValueError("no such word")' in told.traceback
     answer = fetched(samples_of(shards, skips=True), 2, 3, 4)
     assert answer.bad == (3,)
-    assert len(answer.batch) == 2
+    assert len(answer.content) == 2
 
 
 class SlowDown(Exception):
@@ -506,7 +505,7 @@ def test_missing_numbers_are_bad_samples_of_their_rows(tmp_path: Path) -> None:
     save_index(build_index(str(tmp_path)), tmp_path / NAME)
     answer = fetched(samples_of(Shards(tmp_path), skips=True), 0, 1, 2)
     assert answer.bad == (1,)
-    assert answer.batch["x"].tolist() == [1.5, 2.5]
+    assert answer.content["x"].tolist() == [1.5, 2.5]
 
 
 def test_bad_samples_and_errors_survive_pickling() -> None:

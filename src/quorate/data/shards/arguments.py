@@ -10,11 +10,9 @@ from typing import Any
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError, TaskError
-from quorate.core.given import given
-from quorate.core.user_code import PACKAGE
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.index_file import NAME
+from quorate.core.user_code import PACKAGE, given
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.index import NAME, ShardIndex
 
 MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
 """What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
@@ -83,6 +81,19 @@ def checked_window(window: int | None, index: ShardIndex) -> int:
     if type(window) is not int or window < 1:
         raise TaskError(f"window= takes a whole number of samples of at least 1, not {given(window)}.")
     return window
+
+
+def checked_cache_key(key: str | None, needed: bool) -> str | None:
+    """What the user calls what `decode` makes; a cache of decoded samples needs it."""
+    if key is None and needed:
+        raise TaskError(
+            'cache= keeps the samples that decode= makes, and needs cache_key= with it: a text such as "v1" that says '
+            "what decode makes. Samples are used again under the same key only; give another one whenever decode, or "
+            "anything that it depends on, has changed."
+        )
+    if key is not None and (not isinstance(key, str) or not key):
+        raise TaskError(f'cache_key= takes a text that is not empty, such as "v1", not {given(key)}.')
+    return key
 
 
 def checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:

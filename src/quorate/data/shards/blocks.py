@@ -1,12 +1,13 @@
 """The blocks of an index as a reader takes them: fetched, compared with the index, and opened."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quorate.core.addresses import is_url, shown
-from quorate.data.shards.caching.cache import DiskCache
+from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Fetcher
 from quorate.data.shards.files import shard_place
@@ -61,90 +62,63 @@ class ShardBlocks:
     # --- bytes
 
     def _checked(self, block: int) -> bytes:
-        key = f"{self._index.digest}/{block}"
-        if (content := self._cached(key)) is not None and self._is_sound(block, content):
-            return content
-        shard = int(self._index.shard_of_block[block])
-        content = self._bytes(shard, block)
-        if not self._is_sound(block, content):
-            content = self._bytes(shard, block)
-            try:
-                self._index.check(block, content)
-            except DamagedBlock as error:
-                raise self._explained(error, shard, block) from None
-        self._keep(key, content)
-        return content
+        found, shard = self._index.block(block), int(self._index.shard_of_block[block])
 
-    def _is_sound(self, block: int, content: bytes) -> bool:
+        def fetch() -> bytes:
+            return self._fetch(shard, lambda file: self._format.read(file, found), self.size(block))
+
         try:
-            self._index.check(block, content)
-        except DamagedBlock:
-            return False
-        return True
+            return self._sound(str(block), lambda content: self._index.check(block, content), fetch)
+        except DamagedBlock as error:
+            places = f"{self._format.unit}s {found.start} to {found.start + found.length}"
+            raise self._explained(error, shard, places) from None
 
     def _tail(self, shard: int) -> bytes:
-        key = f"{self._index.digest}/tail-{shard}"
-        start = int(self._index.tails[shard])
-        length = int(self._index.sizes[shard]) - start
-        for content in (self._cached(key), None, None):
-            given = self._fetched(shard, start, length) if content is None else content
-            try:
-                self._index.check_tail(shard, given)
-            except DamagedBlock as error:
-                wrong = error
-                continue
-            self._keep(key, given)
-            return given
-        raise self._explained(wrong, shard, None)
+        start, size = int(self._index.tails[shard]), int(self._index.sizes[shard])
 
-    def _bytes(self, shard: int, block: int) -> bytes:
-        found = self._index.block(block)
-        return self._fetcher.fetch(
-            self._named(shard),
-            lambda: self._read(shard, lambda file: self._format.read(file, found)),
-            self.size(block),
-        )
+        def fetch() -> bytes:
+            return self._fetch(shard, lambda file: file.read(start, size - start), size - start)
 
-    def _fetched(self, shard: int, start: int, length: int) -> bytes:
-        return self._fetcher.fetch(
-            self._named(shard), lambda: self._read(shard, lambda file: file.read(start, length)), length
-        )
+        try:
+            return self._sound(f"tail-{shard}", lambda content: self._index.check_tail(shard, content), fetch)
+        except DamagedBlock as error:
+            raise self._explained(error, shard, f"bytes {start} to {size}") from None
+
+    def _sound(self, name: str, check: Callable[[bytes], None], fetch: Callable[[], bytes]) -> bytes:
+        """From the cache, or fetched: twice where it differs from the index, since bytes may be lost on the way."""
+        key = f"{self._index.digest}/{name}"
+        cached = None if self._cache is None else self._cache.get(key)
+        if cached is not None:
+            with contextlib.suppress(DamagedBlock):
+                check(cached)
+                return cached
+        content = fetch()
+        try:
+            check(content)
+        except DamagedBlock:
+            content = fetch()
+            check(content)
+        if self._cache is not None:
+            self._cache.put(key, content)
+        return content
+
+    def _fetch(self, shard: int, read: _Read, length: int) -> bytes:
+        name = f"{shown(self._index.place)}/{self._index.shards[shard]}"
+        return self._fetcher.fetch(name, lambda: self._read(shard, read), length)
 
     def _read(self, shard: int, read: _Read) -> bytes:
-        if self._is_open:
-            return self._read_open(shard, read)
+        name, size = self._index.shards[shard], int(self._index.sizes[shard])
         # The first speaks alone: a store is opened when it is first used.
-        with self._opening:
-            content = self._read_open(shard, read)
+        with contextlib.nullcontext() if self._is_open else self._opening, self._place.open(name, size) as file:
+            content = read(file)
             self._is_open = True
             return content
 
-    def _read_open(self, shard: int, read: _Read) -> bytes:
-        with self._place.open(self._index.shards[shard], int(self._index.sizes[shard])) as file:
-            return read(file)
-
-    def _named(self, shard: int) -> str:
-        return f"{shown(self._index.place)}/{self._index.shards[shard]}"
-
-    # --- the cache
-
-    def _cached(self, key: str) -> bytes | None:
-        return None if self._cache is None else self._cache.get(key)
-
-    def _keep(self, key: str, content: bytes) -> None:
-        if self._cache is not None:
-            self._cache.put(key, content)
-
     # --- what is wrong
 
-    def _explained(self, error: DamagedBlock, shard: int, block: int | None) -> DamagedBlock:
-        if block is None:
-            start, end, unit = int(self._index.tails[shard]), int(self._index.sizes[shard]), "bytes"
-        else:
-            found = self._index.block(block)
-            start, end, unit = found.start, found.start + found.length, f"{self._format.unit}s"
+    def _explained(self, error: DamagedBlock, shard: int, places: str) -> DamagedBlock:
         why = f"digest {error.found}, and the index has {error.expected}; {self._change(shard)}"
-        return DamagedBlock(error.file, f"{unit} {start} to {end}", error.expected, error.found, why)
+        return DamagedBlock(error.file, places, error.expected, error.found, why)
 
     def _change(self, shard: int) -> str:
         expected = int(self._index.sizes[shard])

@@ -2,34 +2,34 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.bad_sample import BadSample
-from quorate.data.collate import UnlikeSamples
+from quorate.data.bad_sample import BadSample, is_machine_error
+from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
 from quorate.data.shards.arguments import (
     COLUMNAR,
     checked_cache,
+    checked_cache_key,
     checked_columns,
     checked_decode,
     checked_window,
     placed,
 )
 from quorate.data.shards.blocks import ShardBlocks, block_bytes
-from quorate.data.shards.caching.decoded import DecodedCache
+from quorate.data.shards.decoded_cache import DecodedCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index_file import NAME, load_index
-from quorate.data.shards.machine_trouble import is_machines
-from quorate.data.shards.merging import merged, rows
+from quorate.data.shards.index import NAME, load_index
 from quorate.data.shards.reader import LIMIT, BlockReader
 
 
@@ -52,7 +52,9 @@ class Shards:
 
     `columns` chooses some of the columns. `window` samples are shuffled at a time; more are mixed better and need more
     memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store, and what `decode` has made
-    as long as it draws no random numbers; it holds 10 GB where "gb" is not given.
+    as long as it draws no random numbers; it holds 10 GB where "gb" is not given. With `decode` it needs `cache_key`, a
+    text such as "v1" that says what `decode` makes: samples are used again under the same key only, so give another one
+    whenever `decode`, or anything that it depends on, has changed.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Shards:
         columns: Sequence[str] | None = None,
         window: int | None = None,
         cache: Mapping[str, Any] | None = None,
+        cache_key: str | None = None,
     ) -> None:
         place = placed(path)
         self.index = load_index(place)
@@ -71,6 +74,7 @@ class Shards:
         self._columns = checked_columns(columns, self.index)
         self.window = checked_window(window, self.index)
         self._cache = checked_cache(cache)
+        self.cache_key = checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
         self._starts: list[int] = self.index.first[:-1].tolist()
         self._limit = LIMIT
         self._reader = BlockReader(self._blocks, LIMIT)
@@ -91,11 +95,6 @@ class Shards:
         return self.index.records
 
     @property
-    def index_digest(self) -> str:
-        """The digest of all that the index lists."""
-        return self.index.digest
-
-    @property
     def fingerprint(self) -> str:
         """What the data are: the index has a digest of every byte."""
         return f"{self.index.digest} {','.join(self._columns or ['*'])}"
@@ -106,10 +105,10 @@ class Shards:
         return self._decode is not None
 
     @property
-    def reading_facts(self) -> dict[str, Any]:
-        """What waiting for its samples depends on."""
+    def facts(self) -> dict[str, Any]:
+        """Where it is listed, and what waiting for its samples depends on."""
         size = int(self.index.sizes.sum())
-        return {
+        reading = {
             "remote": is_url(self.index.place),
             "decode": self.has_decode,
             "columns": self.is_columns,
@@ -117,6 +116,7 @@ class Shards:
             "window_bytes": size * min(self.window, len(self)) // max(1, len(self)),
             "memory_bytes": LIMIT,
         }
+        return {"reading": reading, "index": self.index_path, "digest": self.index.digest}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -177,10 +177,9 @@ class Shards:
     def _sample(self, record: Any, block: int, row: int) -> Any:
         assert self._decode is not None
         try:
-            with nullcontext() if self._decoded is None else self._decoded.listening():
-                return self._decode(record)
+            return self._decode(record)
         except Exception as error:
-            if is_machines(error):
+            if is_machine_error(error):
                 raise
             told = self.index.block(block)
             where = f"record {told.row + row} of {told.file}"
@@ -208,11 +207,9 @@ class Shards:
         """Bytes of a block, about."""
         return block_bytes(self.index, block)
 
-    def expect(self, blocks: Sequence[int]) -> None:
+    def prefetch(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
-        self._reader.want(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
-        if self._decoded is not None and not blocks:
-            self._decoded.place_finished()
+        self._reader.prefetch(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
 
     def keeping(self) -> AbstractContextManager[None]:
         """Samples that are read in it may be cached once they are settled; what is not by its end never is."""
@@ -222,6 +219,15 @@ class Shards:
         """Whether the samples since it began drew random numbers; those that did not may be cached."""
         if self._decoded is not None:
             self._decoded.settle(drew)
+
+    @contextmanager
+    def without_cached_samples(self) -> Iterator[None]:
+        """Within it every sample is made anew."""
+        cached, self._decoded = self._decoded, None
+        try:
+            yield
+        finally:
+            self._decoded = cached
 
     def close(self) -> None:
         """End the threads that read ahead, and let go of files; it may be read from again."""
@@ -244,7 +250,8 @@ class Shards:
     def _decoded_cache(self) -> DecodedCache | None:
         if self._cache is None or self._decode is None:
             return None
-        return DecodedCache.of(self._cache, self.fingerprint, self._decode, self.index.records)
+        assert self.cache_key is not None
+        return DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
@@ -267,3 +274,38 @@ def _index_path(place: str) -> str:
     if is_url(place):
         return place if place.endswith(Path(NAME).suffix) else f"{place}/{NAME}"
     return str(Path(place, NAME) if Path(place).is_dir() else place)
+
+
+Array = numpy.ndarray[Any, Any]
+
+
+def merged(parts: list[tuple[Indices, Array]], length: int) -> Any:
+    """The rows of several blocks, each at its positions, as one tensor, or as a list of what has no shape."""
+    first = parts[0][1]
+    kind = _torchs(first.dtype)
+    if kind is None or any(column.dtype != first.dtype for _, column in parts):
+        values: list[Any] = [None] * length
+        for positions, column in parts:
+            for position, value in zip(positions.tolist(), rows(column), strict=True):
+                values[position] = value
+        return collate(values)
+    # In memory of torch's own, which always begins at a round address: what is summed may depend on where it begins.
+    whole = torch.empty((length, *first.shape[1:]), dtype=kind)
+    array = whole.numpy()
+    for positions, column in parts:
+        array[positions if len(parts) > 1 else ...] = column
+    return whole
+
+
+def rows(column: Array) -> Any:
+    """The values of a column one by one, as they can be collated: texts and records are values of Python."""
+    return column.tolist() if column.dtype.kind in "SUV" else column
+
+
+@cache
+def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
+    """The type of torch that is the same; None if it has none."""
+    try:
+        return torch.from_numpy(numpy.empty(0, kind)).dtype
+    except (TypeError, ValueError):
+        return None

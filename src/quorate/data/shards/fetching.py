@@ -14,8 +14,7 @@ from time import monotonic
 
 from quorate.core.errors import JobError
 from quorate.core.user_code import describe
-from quorate.data.shards.threads import start_helper
-from quorate.data.shards.waits import LOOK, look
+from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
 from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
 log = logging.getLogger(__name__)
@@ -109,9 +108,9 @@ class Fetcher:
     def _ends_within(self, pause: float) -> bool:
         until = monotonic() + pause
         while (left := until - monotonic()) > 0:
-            if self._over.wait(min(LOOK, left)):
+            if self._over.wait(min(CHECK_EVERY, left)):
                 return True
-            look()
+            check_interrupted()
         return self._over.is_set()
 
     def _ask(self, read: Callable[[], bytes], patience: float) -> bytes:
@@ -124,11 +123,11 @@ class Fetcher:
         limit = min(patience, self._hedge_after())
         while True:
             try:
-                content, error = answers.get(timeout=min(LOOK, max(0.0, began + limit - monotonic())))
+                content, error = answers.get(timeout=min(CHECK_EVERY, max(0.0, began + limit - monotonic())))
             except queue.Empty:
                 if self._over.is_set():
                     raise _Over from None
-                look()
+                check_interrupted()
                 if monotonic() < began + limit:
                     continue
                 if limit >= patience:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from types import TracebackType
 from typing import Protocol, Self
 
 from quorate.core.addresses import is_url
@@ -24,9 +23,7 @@ class OpenShard(ShardFile, Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class ShardPlace(Protocol):
@@ -132,9 +129,7 @@ class LocalShard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
 
@@ -191,7 +186,5 @@ class StoredShard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return

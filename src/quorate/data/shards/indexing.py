@@ -1,13 +1,14 @@
-"""Making the index of a dataset in shards: every byte is read once, several shards at a time."""
+"""Shards that are read through: to make their index, and to find what is no longer as it was indexed."""
 
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy
 import xxhash
@@ -15,13 +16,11 @@ import xxhash
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.fetching import Fetcher
-from quorate.data.shards.files import ShardPlace, shard_place
+from quorate.data.shards.fetching import Fetcher, StoreAway, Unreachable
+from quorate.data.shards.files import OpenShard, ShardPlace, shard_place
 from quorate.data.shards.formats.format import BLOCK, Block, Format, ShardFile
 from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
-from quorate.data.shards.index import DIGEST, ShardIndex
-from quorate.data.shards.index_file import NAME
-from quorate.data.shards.patient import opened
+from quorate.data.shards.index import DIGEST, NAME, ShardIndex
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
@@ -29,6 +28,7 @@ REMOTE_THREADS = 16
 _UNPACKERS = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd --rm"}
 
 Progress = Callable[[int, int], None]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,12 @@ def build_index(place: str, root: str = "", progress: Progress | None = None) ->
     sizes = _whole(place, files.list())
     kind, names = shards_among(place, sizes)
     format = format_of(kind)
-    indexed: list[IndexedShard] = []
-    for done, each in enumerate(_each(place, files, format, names, sizes), 1):
-        indexed.append(each)
-        if progress is not None:
-            progress(done, len(names))
+
+    def index_shard(name: str, fetcher: Fetcher) -> IndexedShard:
+        with _explaining(name), files.open(name, sizes[name]) as file:
+            return _index_shard(format, RetryingShard(file, fetcher))
+
+    indexed = list(_each(place, names, index_shard, progress))
     index = _assembled(format, names, indexed, place, root)
     if not len(index):
         raise RequestError(f"{shown(place)}: the {len(names):,} {kind} shards there have no record at all.")
@@ -109,18 +110,19 @@ def _unpacking(place: str, name: str) -> str:
 
 
 def _each(
-    place: str, files: ShardPlace, format: Format, names: tuple[str, ...], sizes: Mapping[str, int]
-) -> Iterator[IndexedShard]:
-    """Every shard in order; the first that cannot be read ends it all."""
+    place: str, names: Sequence[str], work: Callable[[str, Fetcher], Found], progress: Progress | None
+) -> Iterator[Found]:
+    """What is found of every shard, in order, by several threads; the first that raises ends it all."""
     threads = REMOTE_THREADS if is_url(place) else LOCAL_THREADS
-
-    def indexed(name: str) -> IndexedShard:
-        with _explaining(name), opened(files, name, sizes[name], fetcher) as file:
-            return _index_shard(format, file)
-
-    with closing(Fetcher(is_url(place))) as fetcher, ThreadPoolExecutor(min(threads, len(names)), "index") as pool:
+    with (
+        closing(Fetcher(is_url(place))) as fetcher,
+        ThreadPoolExecutor(max(1, min(threads, len(names))), "shards") as pool,
+    ):
         try:
-            yield from pool.map(indexed, names)
+            for done, found in enumerate(pool.map(lambda name: work(name, fetcher), names), 1):
+                yield found
+                if progress is not None:
+                    progress(done, len(names))
         except BaseException:
             # Whoever waits for another try must not be waited for.
             fetcher.close()
@@ -141,15 +143,15 @@ def _explaining(name: str) -> Iterator[None]:
 
 def _index_shard(format: Format, file: ShardFile) -> IndexedShard:
     """Read one shard through."""
-    scan = format.scan(file)
+    fields: dict[str, str] = {}
     blocks: list[Block] = []
     digests: list[bytes] = []
-    for found in scan.blocks():
+    for found in format.scan(file, fields):
         blocks.append(found.block)
         digests.append(xxhash.xxh3_128_digest(found.content))
     is_bytes = format.unit == "byte"
     tail = blocks[-1].start + blocks[-1].length if blocks and is_bytes else 0
-    return IndexedShard(file.size, dict(scan.fields), tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
+    return IndexedShard(file.size, fields, tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
 
 
 def digest_of(file: ShardFile, start: int) -> bytes:
@@ -206,3 +208,117 @@ def _schema(format: Format, names: tuple[str, ...], indexed: list[IndexedShard])
             )
         schema = {**shard.fields, **schema} if not format.alike else schema
     return schema if format.alike else dict(sorted(schema.items()))
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something that is not as it was indexed: a file, or a part of it that begins at byte or row `start`.
+
+    `records` is how many it takes away. `is_new`: nothing is wrong with what was indexed, this came later.
+    """
+
+    file: str
+    problem: str
+    unit: str = "byte"
+    start: int | None = None
+    length: int | None = None
+    records: int = 0
+    is_new: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where in the file; empty if it is about all of it."""
+        if self.start is None or self.length is None:
+            return ""
+        return f"{self.unit}s {self.start} to {self.start + self.length}"
+
+
+def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[Flaw, ...]:
+    """Read every shard of an index through; shards that are not in it are flaws too.
+
+    `StoreAway` if the store that they are in does not answer any more.
+    """
+    files = shard_place(index.place)
+    sizes = files.list()
+    format = format_of(index.kind)
+    numbers = {name: shard for shard, name in enumerate(index.shards)}
+
+    def examine(name: str, fetcher: Fetcher) -> list[Flaw]:
+        return _examined(index, numbers[name], format, files, sizes, fetcher)
+
+    flaws = [flaw for found in _each(index.place, index.shards, examine, progress) for flaw in found]
+    extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in numbers]
+    return (*flaws, *(Flaw(name, "is not in the index", is_new=True) for name in extra))
+
+
+def _examined(
+    index: ShardIndex,
+    shard: int,
+    format: Format,
+    files: ShardPlace,
+    sizes: Mapping[str, int | None],
+    fetcher: Fetcher,
+) -> list[Flaw]:
+    name = index.shards[shard]
+    first, behind = (int(index.first[index.first_block[each]]) for each in (shard, shard + 1))
+    size = sizes.get(name)
+    if size is None:
+        problem = "is a link that leads nowhere" if name in sizes else "is missing"
+    else:
+        try:
+            with files.open(name, size) as file:
+                return list(_flaws(index, shard, format, RetryingShard(file, fetcher)))
+        except FileNotFoundError:
+            problem = "is missing"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        except StoreAway:
+            raise  # which says nothing about this shard, and of the next ones there is no more to learn
+        except Unreachable as error:
+            problem = error.message.removeprefix(f"{name} ").rstrip(".")
+    return [Flaw(name, problem, records=behind - first)]
+
+
+def _flaws(index: ShardIndex, shard: int, format: Format, file: ShardFile) -> Iterator[Flaw]:
+    expected = int(index.sizes[shard])
+    if file.size != expected:
+        yield Flaw(file.name, f"has {file.size:,} bytes, and had {expected:,} when it was indexed")
+    tail = int(index.tails[shard])
+    is_same_tail = file.size == expected and digest_of(file, tail) == index.tail_digests[shard].tobytes()
+    if format.unit == "row" and is_same_tail:
+        return  # every byte is what it was, and so is every row
+    blocks = range(int(index.first_block[shard]), int(index.first_block[shard + 1]))
+    flaws = [flaw for number in blocks for flaw in _flaws_of_block(index, number, format, file)]
+    yield from flaws
+    # Of a file of another size, or of rows, the rest is told of only where nothing else is wrong.
+    if not is_same_tail and file.size == expected and not (format.unit == "row" and flaws):
+        yield Flaw(file.name, "has changed outside of the records", "byte", tail, expected - tail)
+
+
+def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: ShardFile) -> Iterator[Flaw]:
+    block = index.block(number)
+    content = format.read(file, block)
+    found, expected = xxhash.xxh3_128_digest(content), index.digests[number].tobytes()
+    if found == expected:
+        return
+    if format.unit == "byte" and len(content) < block.length:
+        problem = f"is cut off after {len(content):,} of {block.length:,} bytes"
+    elif not content:
+        problem = "cannot be read any more"
+    else:
+        problem = f"has changed: its digest is {found.hex()}, and was {expected.hex()}"
+    yield Flaw(file.name, problem, format.unit, block.start, block.length, block.records)
+
+
+class RetryingShard:
+    """An open shard, of which every read is tried again where that may help; `Unreachable` where it does not."""
+
+    def __init__(self, file: OpenShard, fetcher: Fetcher) -> None:
+        self.name = file.name
+        self.size = file.size
+        self._file = file
+        self._fetcher = fetcher
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes from there, fewer only where the file ends."""
+        return self._fetcher.fetch(self.name, lambda: self._file.read(start, length), length)

@@ -13,8 +13,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from quorate.data.shards.errors import ShardError
-from quorate.data.shards.threads import start_helper
-from quorate.data.shards.waits import LOOK, look
+from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
 
 log = logging.getLogger(__name__)
 
@@ -56,31 +55,31 @@ class BlockReader:
         self._source = source
         self._limit = limit
         self._process: int | None = None
-        self._shelf: _Shelf
+        self._cache: _BlockCache
 
     def get(self, block: int) -> Any:
         """A block's content: at once if it is kept, otherwise as soon as it is read."""
         return self._here().get(block)
 
-    def want(self, blocks: Iterable[int]) -> None:
+    def prefetch(self, blocks: Iterable[int]) -> None:
         """Which blocks come next, in order, with those that are in use; what was wanted before is so no longer."""
-        self._here().want(blocks)
+        self._here().prefetch(blocks)
 
     def limit(self, limit: int) -> None:
         """Keep so many bytes from now on."""
         self._limit = limit
         if self._process == os.getpid():
-            self._shelf.limit = limit
+            self._cache.limit = limit
 
     @property
     def threads(self) -> int:
         """How many threads read ahead in this process."""
-        return len(self._shelf.threads) if self._process == os.getpid() else 0
+        return len(self._cache.threads) if self._process == os.getpid() else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of what this process keeps."""
-        return self._shelf.nbytes if self._process == os.getpid() else 0
+        return self._cache.nbytes if self._process == os.getpid() else 0
 
     def close(self) -> None:
         """End the threads and forget what was read; a later `get` begins anew."""
@@ -88,14 +87,14 @@ class BlockReader:
             self._ended()
         self._process = None
 
-    def _here(self) -> "_Shelf":
+    def _here(self) -> "_BlockCache":
         process = os.getpid()
         if self._process != process:
-            self._shelf = _Shelf(self._source(), self._limit)
+            self._cache = _BlockCache(self._source(), self._limit)
             self._process = process
             # Also when the dataset is simply forgotten, and before the interpreter ends below a thread.
-            self._ended = weakref.finalize(self, self._shelf.close, process)
-        return self._shelf
+            self._ended = weakref.finalize(self, self._cache.close, process)
+        return self._cache
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Reading:
     """A block that is being read, and by whom."""
 
     thread: threading.Thread
@@ -121,7 +120,7 @@ class _Flight:
     error: BaseException | None = None
 
 
-class _Shelf:
+class _BlockCache:
     """The blocks that one process keeps or is reading."""
 
     def __init__(self, blocks: Blocks, limit: int) -> None:
@@ -129,7 +128,7 @@ class _Shelf:
         self.threads: list[threading.Thread] = []
         self._blocks = blocks
         self._kept: dict[int, _Kept] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._readings: dict[int, _Reading] = {}
         self._wanted: dict[int, None] = {}
         self._failed: set[int] = set()
         self._changed = threading.Condition()
@@ -144,7 +143,7 @@ class _Shelf:
         kept.used = next(self._uses)
         return kept.given()
 
-    def want(self, blocks: Iterable[int]) -> None:
+    def prefetch(self, blocks: Iterable[int]) -> None:
         wanted = dict.fromkeys(blocks)
         with self._changed:
             self._wanted = wanted
@@ -176,37 +175,37 @@ class _Shelf:
             while True:
                 if (kept := self._kept.get(block)) is not None:
                     return kept
-                flight = self._flights.get(block)
-                if flight is None or not flight.thread.is_alive():
-                    flight = self._begun(block)
+                reading = self._readings.get(block)
+                if reading is None or not reading.thread.is_alive():
+                    reading = self._begun(block)
                     break
-                self._changed.wait(LOOK)
-                if flight.error is not None:
-                    raise flight.error
-                look()
-        return self._read(block, flight)
+                self._changed.wait(CHECK_EVERY)
+                if reading.error is not None:
+                    raise reading.error
+                check_interrupted()
+        return self._read(block, reading)
 
     # --- reading
 
-    def _begun(self, block: int) -> _Flight:
-        flight = self._flights[block] = _Flight(threading.current_thread(), self._expected(block))
-        return flight
+    def _begun(self, block: int) -> _Reading:
+        reading = self._readings[block] = _Reading(threading.current_thread(), self._expected(block))
+        return reading
 
     def _expected(self, block: int) -> int:
         """What a block takes when it is open: as much more than its bytes as those before."""
         size = self._blocks.size(block)
         return size if not self._raw else int(size * self._opened / self._raw)
 
-    def _read(self, block: int, flight: _Flight) -> _Kept:
+    def _read(self, block: int, reading: _Reading) -> _Kept:
         kept: _Kept | None = None
         try:
             kept = self._tried(block)
         except BaseException as error:
-            flight.error = error
+            reading.error = error
             raise
         finally:
             with self._changed:
-                self._flights.pop(block, None)
+                self._readings.pop(block, None)
                 if kept is not None and not self._over:
                     kept.used = next(self._uses)
                     self._kept[block] = kept
@@ -232,7 +231,7 @@ class _Shelf:
 
     def _make_room(self, needed: int, but: int | None = None) -> bool:
         """Forget what nobody wants, the longest unused first; whether there is room then for so much more."""
-        excess = self.nbytes + sum(flight.bytes for flight in self._flights.values()) + needed - self.limit
+        excess = self.nbytes + sum(reading.bytes for reading in self._readings.values()) + needed - self.limit
         if excess <= 0:
             return True
         unwanted = [block for block in self._kept if block not in self._wanted and block != but]
@@ -259,14 +258,14 @@ class _Shelf:
                     self._changed.wait()  # for what is wanted to change, for room, or for the end
                 if block is None or self._over:
                     return
-                flight = self._begun(block)
+                reading = self._begun(block)
             # Whoever needs the block reads it again, and learns what is wrong.
             with contextlib.suppress(Exception):
-                self._read(block, flight)
+                self._read(block, reading)
 
     def _next(self) -> int | None:
         """The first block that is wanted and not here, if there is room for it."""
         for block in self._wanted:
-            if block not in self._kept and block not in self._flights and block not in self._failed:
+            if block not in self._kept and block not in self._readings and block not in self._failed:
                 return block if self._make_room(self._expected(block)) else None
         return None

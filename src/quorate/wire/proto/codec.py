@@ -6,8 +6,7 @@ from dataclasses import asdict
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.core.pace import Pace
-from quorate.core.position import Position
+from quorate.core.worker_status import Pace, Position
 from quorate.wire.proto import coordinator_pb2 as pb
 
 

@@ -1,5 +1,7 @@
 """What every kind of shard can do: find its blocks, read one, and open it as records."""
 
+import io
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -77,19 +79,6 @@ class ColumnRecords(Protocol):
         ...
 
 
-class Scan(Protocol):
-    """One shard while it is indexed."""
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """What its records consist of, with types; complete when all blocks were taken."""
-        ...
-
-    def blocks(self) -> Iterator[Scanned]:
-        """Its blocks in order. A shard that cannot be read raises `BadRecord`."""
-        ...
-
-
 class Format(Protocol):
     """A kind of shard. Its methods may be called from several threads."""
 
@@ -99,8 +88,11 @@ class Format(Protocol):
     alike: bool
     """Whether all shards must have the same fields."""
 
-    def scan(self, file: ShardFile) -> Scan:
-        """Find the blocks of a shard, for the index."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """The blocks of a shard in order, for the index; a shard that cannot be read raises `BadRecord`.
+
+        `fields` gets what its records consist of, with types, and is complete when all blocks were taken.
+        """
         ...
 
     def read(self, file: ShardFile, block: Block) -> bytes:
@@ -114,6 +106,7 @@ class Format(Protocol):
         fields: Mapping[str, str],
         tail: Callable[[], bytes],
         columns: Sequence[str] | None = None,
+        /,
     ) -> Records:
         """Decode a block whose bytes were checked, all its columns or some.
 
@@ -133,31 +126,110 @@ class ByteRanges:
         return file.read(block.start, block.length)
 
 
-class OpenRanges(ByteRanges):
-    """Blocks that say themselves what is in them: their bytes are enough to open them."""
+class ByteFile(io.RawIOBase):
+    """Bytes that lie anywhere, as a file of Python of so many bytes; `content` gives those from a position on."""
 
-    alike = False
+    def __init__(self, size: int, content: Callable[[int, int], Content]) -> None:
+        super().__init__()
+        self._size, self._content = size, content
+        self._position = 0
+        # What `content` has raised: libraries that read by this file make another error of it.
+        self.error: Exception | None = None
 
-    def open(
-        self,
-        content: Content,
-        block: Block,
-        fields: Mapping[str, str],  # noqa: ARG002
-        tail: Callable[[], bytes],  # noqa: ARG002
-        columns: Sequence[str] | None = None,  # noqa: ARG002 (refused by whoever was asked for them)
-    ) -> Records:
-        """The records of a block."""
-        return self.records(content, block)
+    def readable(self) -> bool:
+        """It is."""
+        return True
 
-    def records(self, content: Content, block: Block) -> Records:
-        """The records in some bytes."""
-        raise NotImplementedError
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """Where it is."""
+        return self._position
+
+    def read(self, size: int = -1) -> Any:
+        """So many bytes, or all the rest."""
+        try:
+            content = self._content(self._position, self._size - self._position if size < 0 else size)
+        except Exception as error:
+            self.error = error
+            raise
+        self._position += len(content)
+        return content
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill as much of the buffer as there is."""
+        view = memoryview(buffer).cast("B")
+        content = self.read(len(view))
+        view[: len(content)] = content
+        return len(content)
 
 
-def check_columns(columns: Sequence[str] | None, fields: Mapping[str, str]) -> None:
-    """Refuse columns that the shards do not have, or that are asked for twice."""
-    for position, name in enumerate(columns or ()):
-        if name not in fields:
-            raise RequestError(f"there is no column {name} in the shards; there are {', '.join(fields)}.")
-        if columns is not None and name in columns[:position]:
-            raise RequestError(f"column {name} is asked for twice: name each column once.")
+# No text and no tar file begins like this; of bzip2 more is compared than its first letters, which a text may have.
+_COMPRESSED = {
+    ".gz": re.compile(rb"\x1f\x8b\x08"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zip": re.compile(rb"PK\x03\x04"),
+}
+
+
+class Scanner:
+    """The bytes of a file from the beginning of the present block on, as far as they were needed."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self._file = file
+        self._position = 0
+        self.start = 0
+        self.buffer = bytearray()
+
+    def has(self, count: int) -> bool:
+        """Read on until so many bytes of the block are there; whether the file has them."""
+        while len(self.buffer) < count and self.read_on():
+            pass
+        return len(self.buffer) >= count
+
+    def read_on(self) -> bool:
+        """Read one piece more; whether there was one."""
+        more = self._file.read(self._position, BLOCK)
+        if not self._position:
+            self._refuse_compressed(more)
+        self._position += len(more)
+        self.buffer += more
+        return bool(more)
+
+    def rest(self) -> int:
+        """How many bytes the file has from the beginning of the block on."""
+        return self._file.size - self.start
+
+    def first_byte(self, begin: int) -> int | None:
+        """The first from there, counted from the beginning of the block, that is not zero; nothing is kept of it."""
+        piece = bytes(memoryview(self.buffer)[begin:])
+        while not (behind := piece.lstrip(b"\0")):
+            begin += len(piece)
+            if not (piece := self._file.read(self.start + begin, BLOCK)):
+                return None
+        return begin + len(piece) - len(behind)
+
+    def cut(self, count: int) -> bytes:
+        """End the block after so many bytes, and begin the next."""
+        content = bytes(memoryview(self.buffer)[:count])
+        del self.buffer[:count]
+        self.start += count
+        return content
+
+    def _refuse_compressed(self, content: bytes) -> None:
+        name = self._file.name
+        ending = next((ending for ending, begin in _COMPRESSED.items() if begin.match(content)), None)
+        if ending is not None:
+            raise RequestError(
+                f"{name} is compressed as a whole, though its name does not say so, and no block of it can be read by "
+                f"itself. Rename it to {name}{ending}, and unpack it."
+            )

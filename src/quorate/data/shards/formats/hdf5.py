@@ -5,9 +5,8 @@ little-endian: they do not depend on how the file is laid out or compressed.
 """
 
 import contextlib
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Scanned, ShardFile, check_columns
+from quorate.data.shards.formats.format import BLOCK, Block, ByteFile, Content, Scanned, ShardFile
 
 _PLAIN = "biufcS"
 _MOST = 1_000_000_000
@@ -50,38 +49,6 @@ class Column:
         dtype, _, shape = text.partition(" ")
         sizes = [int(each) for each in shape.strip("[]").split(",") if each.strip()]
         return cls(numpy.dtype(dtype).newbyteorder("<"), tuple(sizes))
-
-
-@dataclass
-class Hdf5Scan:
-    """One HDF5 file while it is indexed."""
-
-    file: ShardFile
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def blocks(self) -> Iterator[Scanned]:
-        """Ranges of rows, of about as many bytes as other blocks, and of whole chunks where those are not too large."""
-        with _opened(self.file, "byte 0") as datasets:
-            yield from self._blocks(datasets)
-
-    def _blocks(self, datasets: dict[str, Any]) -> Iterator[Scanned]:
-        name = self.file.name
-        columns = {each: _column(name, each, dataset) for each, dataset in datasets.items()}
-        rows = {each: int(dataset.shape[0]) for each, dataset in datasets.items()}
-        if not rows:
-            raise BadRecord(name, "byte 0", "there is no dataset with rows in it")
-        (first, total), *others = rows.items()
-        for each, count in others:
-            if count != total:
-                why = f"the dataset {each} has {count:,} rows, and {first} has {total:,}: a record is a row of all"
-                raise BadRecord(name, f"row {min(count, total)}", why)
-        self.fields |= {each: str(column) for each, column in columns.items()}
-        largest = max(columns, key=lambda each: columns[each].nbytes)
-        chunks = datasets[largest].chunks
-        step = rows_in_block(sum(column.nbytes for column in columns.values()), chunks[0] if chunks else 1)
-        for start in range(0, total, step):
-            count = min(step, total - start)
-            yield Scanned(Block(name, start, count, count, start), _content(datasets, columns, start, count))
 
 
 def rows_in_block(row_bytes: int, chunk: int) -> int:
@@ -143,9 +110,25 @@ class Hdf5:
     unit = "row"
     alike = True
 
-    def scan(self, file: ShardFile) -> Hdf5Scan:
-        """Find the blocks of a file."""
-        return Hdf5Scan(file)
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """Ranges of rows, of about as many bytes as other blocks, and of whole chunks where those are not too large."""
+        with _opened(file, "byte 0") as datasets:
+            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+            rows = {each: int(dataset.shape[0]) for each, dataset in datasets.items()}
+            if not rows:
+                raise BadRecord(file.name, "byte 0", "there is no dataset with rows in it")
+            (first, total), *others = rows.items()
+            for each, count in others:
+                if count != total:
+                    why = f"the dataset {each} has {count:,} rows, and {first} has {total:,}: a record is a row of all"
+                    raise BadRecord(file.name, f"row {min(count, total)}", why)
+            fields |= {each: str(column) for each, column in columns.items()}
+            largest = max(columns, key=lambda each: columns[each].nbytes)
+            chunks = datasets[largest].chunks
+            step = rows_in_block(sum(column.nbytes for column in columns.values()), chunks[0] if chunks else 1)
+            for start in range(0, total, step):
+                count = min(step, total - start)
+                yield Scanned(Block(file.name, start, count, count, start), _content(datasets, columns, start, count))
 
     def read(self, file: ShardFile, block: Block) -> bytes:
         """The bytes of some rows."""
@@ -168,7 +151,6 @@ class Hdf5:
         columns: Sequence[str] | None = None,
     ) -> Hdf5Records:
         """The rows of a block."""
-        check_columns(columns, fields)
         return Hdf5Records(content, block, fields, columns)
 
 
@@ -185,7 +167,7 @@ def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
         if isinstance(each, h5py.Dataset) and each.shape:
             found[name] = each
 
-    bytes_of_file = _ReadOnly(file)
+    bytes_of_file = ByteFile(file.size, file.read)
     try:
         with h5py.File(bytes_of_file, "r") as opened:
             opened.visititems(note)
@@ -198,9 +180,9 @@ def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
         # It may be the machine's, where another could read the same rows.
         raise
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        if bytes_of_file.trouble is not None:
-            # The disk or the store, and not the data.
-            raise bytes_of_file.trouble from None
+        if bytes_of_file.error is not None:
+            # Of the disk or the store, and not of the data.
+            raise bytes_of_file.error from None
         text = " ".join(str(error).split())[:200].rstrip(".")
         raise BadRecord(file.name, place, f"it cannot be read as HDF5: {text or type(error).__name__}") from None
 
@@ -234,38 +216,3 @@ def _content(datasets: dict[str, Any], columns: dict[str, Column], start: int, c
         rows = dataset[start : start + count]
         pieces.append(numpy.ascontiguousarray(rows, dtype=columns[name].dtype).tobytes())
     return b"".join(pieces)
-
-
-class _ReadOnly(io.RawIOBase):
-    """A shard as a file of Python, by which HDF5 reads wherever it lies."""
-
-    def __init__(self, file: ShardFile) -> None:
-        super().__init__()
-        self._file = file
-        self._position = 0
-        self.trouble: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        self._position = begin + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        try:
-            content = self._file.read(self._position, len(view))
-        except Exception as error:
-            self.trouble = error
-            raise
-        view[: len(content)] = content
-        self._position += len(content)
-        return len(content)

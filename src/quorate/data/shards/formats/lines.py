@@ -6,8 +6,7 @@ Lines end with LF or CRLF, the last one also with the file. Of JSON, empty lines
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy
 import orjson
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
-from quorate.data.shards.formats.scanner import Scanner
+from quorate.data.shards.formats.format import BLOCK, Block, ByteRanges, Content, Scanned, Scanner, ShardFile
 
 _MARK = b"\xef\xbb\xbf"
 _LINE = 50
@@ -24,67 +22,17 @@ _LINE = 50
 _BLANK = b" \t\r"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}
 
-_LONG = 19
+_LONG = 19 * b"0"
 """So many digits in a row may be an integer of more than 64 bits: with a minus, and one more without."""
 _INTEGER = re.compile(rb"(?:(?<=-)\d{19}|\d{20})\d*(?![\d.eE])")
-_ZERO = 48
-_NO_INTEGER = numpy.isin(numpy.arange(256), list(b'0123456789."'))
-"""What stands before digits that are no integer, or not the whole of one."""
-# Digits are looked for four at a time first: these bits of a word say so, of hardly anything else, and many in a row
-# have as many words.
-_WORDS = 4
-_HALVES, _DIGITS = (numpy.frombuffer(_WORDS * byte, numpy.uint32)[0] for byte in (b"\xf0", b"0"))
-_PIECE = 1 << 18
-_NOWHERE = numpy.empty(0, numpy.int64)
-
-Array = numpy.ndarray[Any, Any]
-Decode = Callable[[bytes], Any]
-
-
-@dataclass
-class LineScan:
-    """One text file while it is indexed."""
-
-    file: ShardFile
-    format: "_Lines"
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def blocks(self) -> Iterator[Scanned]:
-        """Blocks of whole lines."""
-        scanner = Scanner(self.file)
-        fields: dict[str, str] | None = None
-        row, is_more = 0, True
-        while is_more:
-            is_more = scanner.read_on()
-            if is_more and len(scanner.buffer) < BLOCK:
-                continue
-            cut = scanner.buffer.rfind(b"\n") + 1 if is_more else len(scanner.buffer)
-            records = sum(map(self.format.is_record, _split(scanner.buffer[:cut])))
-            if not records:
-                # A line that is longer than a block, or empty ones: those go before the next block or behind the last.
-                continue
-            block = Block(self.file.name, scanner.start, cut, records, row)
-            content = scanner.cut(cut)
-            if not is_more:
-                self._check_end(content, block)
-            if fields is None:
-                fields = self.format.fields(LineRecords(content, block, self.format))
-                self.fields |= fields or {}
-            yield Scanned(block, content)
-            row += records
-
-    def _check_end(self, content: bytes, block: Block) -> None:
-        """Refuse a last line without a newline that is no whole one."""
-        begin = content.rfind(b"\n") + 1
-        if not self.format.is_whole(content[begin:]):
-            why = "the file ends in the middle of a line: it was cut off"
-            raise BadRecord(self.file.name, f"byte {block.start + begin}", why)
+_AS_ZEROS = bytes(48 if code in b"0123456789" else code if code in b'."' else 32 for code in range(256))
+"""Digits as zeros, and all else as blanks, but for what stands before digits that are no integer or not all of one."""
 
 
 class LineRecords:
     """The lines of a block."""
 
-    def __init__(self, content: Content, block: Block, format: "_Lines") -> None:
+    def __init__(self, content: Content, block: Block, format: "TextLines") -> None:
         self._block = block
         self._format = format
         self._decode = format.decode
@@ -95,13 +43,13 @@ class LineRecords:
         self._exact: frozenset[int] = frozenset()
         is_marked = not block.start and content[: len(_MARK)] == _MARK
         long = format.long_numbers(content)
-        if is_marked or len(long) or len(self._lines) != block.records:
+        if is_marked or long or len(self._lines) != block.records:
             self._look_closer(is_marked, long)
         if len(self._lines) != block.records:
             why = f"there are {len(self._lines)} records, and the index says {block.records}"
             raise BadRecord(block.file, f"byte {block.start}", why)
 
-    def _look_closer(self, is_marked: bool, long: Array) -> None:
+    def _look_closer(self, is_marked: bool, long: list[int]) -> None:
         """Leave out lines that are no records and the mark of UTF-8, and find those with long numbers."""
         begins = accumulate((len(line) + 1 for line in self._lines), initial=0)
         kept = {begin: line for begin, line in zip(begins, self._lines, strict=False) if self._format.is_record(line)}
@@ -140,76 +88,73 @@ class LineRecords:
         return self._block.start + behind
 
 
-class _Lines(OpenRanges):
-    """What both kinds of text files have in common."""
-
-    kind: str
-    decode: Decode
-
-    def scan(self, file: ShardFile) -> LineScan:
-        """Find the blocks of a text file."""
-        return LineScan(file, self)
-
-    def records(self, content: Content, block: Block) -> LineRecords:
-        """The lines of a block."""
-        return LineRecords(content, block, self)
-
-    def is_record(self, line: bytes) -> bool:
-        """Whether a line is one."""
-        raise NotImplementedError
-
-    def is_whole(self, line: bytes) -> bool:
-        """Whether a line that ends with the file may be all of it."""
-        raise NotImplementedError
-
-    def decode_exactly(self, line: bytes) -> Any:
-        """What a line says where `decode` does not know it; that may take long."""
-        raise NotImplementedError
-
-    def long_numbers(self, content: Content) -> Array:
-        """Where digits are that `decode` may not take for what they are."""
-        raise NotImplementedError
-
-    def fields(self, records: LineRecords) -> dict[str, str] | None:
-        """What the records consist of, as far as the first that can be decoded tells; None if there is none."""
-        raise NotImplementedError
-
-
-class TextLines(_Lines):
+class TextLines(ByteRanges):
     """Plain text: every line is a record, also an empty one."""
 
     kind = "text"
+    alike = False
+
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """Blocks of whole lines."""
+        scanner = Scanner(file)
+        found: dict[str, str] | None = None
+        row, is_more = 0, True
+        while is_more:
+            is_more = scanner.read_on()
+            if is_more and len(scanner.buffer) < BLOCK:
+                continue
+            cut = scanner.buffer.rfind(b"\n") + 1 if is_more else len(scanner.buffer)
+            records = sum(map(self.is_record, _split(scanner.buffer[:cut])))
+            if not records:
+                # A line that is longer than a block, or empty ones: those go before the next block or behind the last.
+                continue
+            block = Block(file.name, scanner.start, cut, records, row)
+            content = scanner.cut(cut)
+            last = content.rfind(b"\n") + 1
+            if not is_more and not self.is_whole(content[last:]):
+                why = "the file ends in the middle of a line: it was cut off"
+                raise BadRecord(file.name, f"byte {block.start + last}", why)
+            if found is None:
+                found = self.fields(LineRecords(content, block, self))
+                fields |= found or {}
+            yield Scanned(block, content)
+            row += records
+
+    def open(self, content: Content, block: Block, *_: Any) -> LineRecords:
+        """The lines of a block, which say all."""
+        return LineRecords(content, block, self)
 
     def is_record(self, line: bytes) -> bool:  # noqa: ARG002
-        """Always."""
+        """Whether a line is one."""
         return True
 
     def is_whole(self, line: bytes) -> bool:  # noqa: ARG002
-        """Nobody can tell."""
+        """Whether a line that ends with the file may be all of it; of plain text nobody can tell."""
         return True
 
-    def decode(self, line: bytes) -> str:
-        """The text of a line."""
+    def decode(self, line: bytes) -> Any:
+        """What a line says."""
         return line.removesuffix(b"\r").decode()
 
-    def decode_exactly(self, line: bytes) -> str:
-        """The same."""
+    def decode_exactly(self, line: bytes) -> Any:
+        """The same where `decode` does not know it; that may take long."""
         return self.decode(line)
 
-    def long_numbers(self, content: Content) -> Array:  # noqa: ARG002
-        """A text has no numbers."""
-        return _NOWHERE
+    def long_numbers(self, content: Content) -> list[int]:  # noqa: ARG002
+        """Where digits are that `decode` may not take for what they are."""
+        return []
 
-    def fields(self, records: LineRecords) -> dict[str, str]:  # noqa: ARG002
-        """A text is no more than a text."""
+    def fields(self, records: LineRecords) -> dict[str, str] | None:  # noqa: ARG002
+        """What the records consist of, as far as the first that can be decoded tells; None if there is none."""
         return {}
 
 
-class JsonLines(_Lines):
+class JsonLines(TextLines):
     """JSON: every line that is not empty is a record."""
 
     kind = "jsonl"
-    decode = staticmethod(orjson.loads)
+    # Not a method of ours, which would cost a call more for every line.
+    decode = staticmethod(orjson.loads)  # type: ignore[assignment]
 
     def is_record(self, line: bytes) -> bool:
         """Whether there is more than white space."""
@@ -231,11 +176,18 @@ class JsonLines(_Lines):
         """What orjson does not know: NaN and Infinity, as Python writes them, and integers of more than 64 bits."""
         return json.loads(line.decode())
 
-    def long_numbers(self, content: Content) -> Array:
+    def long_numbers(self, content: Content) -> list[int]:
         """Integers of so many digits that orjson might make floating-point numbers of them."""
-        # Piece by piece: what is computed of one stays in the processor's cache.
-        begins = [begin for start in range(0, len(content), _PIECE) for begin in _long_runs(content, start)]
-        return numpy.array([begin for begin in begins if _INTEGER.match(content, begin)], numpy.int64)
+        found = []
+        # So they are found at the speed of memory: most texts have no such run of digits at all.
+        digits = bytes(content).translate(_AS_ZEROS)
+        begin = digits.find(_LONG)
+        while begin >= 0:
+            if digits[begin - 1 : begin] not in (b".", b'"') and _INTEGER.match(content, begin):
+                found.append(begin)
+            end = digits.find(b" ", begin)
+            begin = digits.find(_LONG, end) if end >= 0 else -1
+        return found
 
     def fields(self, records: LineRecords) -> dict[str, str] | None:
         """The names and types of a record's fields."""
@@ -253,30 +205,6 @@ def _split(content: Content) -> list[bytes]:
     if not lines[-1]:
         lines.pop()
     return lines
-
-
-def _long_runs(content: Content, start: int) -> list[int]:
-    """Where many digits in a row begin that may be an integer, in the piece that starts there."""
-    end = min(start + _PIECE + 2 * _LONG, len(content))  # behind it, to see one that begins in its last bytes
-    words = numpy.frombuffer(content, numpy.uint32, (end - start) // _WORDS, start)
-    if not _runs(words & _HALVES == _DIGITS, _WORDS).any():
-        return []
-    start = max(0, start - 1)  # to see what is before the first
-    codes = numpy.frombuffer(content, numpy.uint8, end - start, start)
-    found = numpy.flatnonzero(_runs(codes - _ZERO < 10, _LONG))
-    found = found[(found == 0) | ~_NO_INTEGER[codes[found - 1]]]
-    begins: list[int] = (found + start).tolist()
-    return begins
-
-
-def _runs(values: Array, length: int) -> Array:
-    """Where so many begin that are all true."""
-    done = 1
-    while done < length:
-        more = min(done, length - done)
-        values = values[:-more] & values[more:]
-        done += more
-    return values
 
 
 def _type(value: Any) -> str:

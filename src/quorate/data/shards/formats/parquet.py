@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.format import Block, ByteRanges, Content, Scanned, ShardFile, check_columns
+from quorate.data.shards.formats.format import Block, ByteFile, ByteRanges, Content, Scanned, ShardFile
 
 MAGIC = b"PAR1"
 FOOTERS = 64_000_000
@@ -38,43 +38,6 @@ class Footer:
     def group(self, start: int) -> int:
         """The number of the row group whose block begins there."""
         return next(number for number, (begin, end) in enumerate(self.groups) if begin == start < end)
-
-
-@dataclass
-class ParquetScan:
-    """One parquet file while it is indexed."""
-
-    file: ShardFile
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def blocks(self) -> Iterator[Scanned]:
-        """One for each row group that has rows."""
-        footer = self._footer()
-        schema = footer.metadata.schema.to_arrow_schema()
-        self.fields |= {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
-        if len(self.fields) != len(schema.names):
-            raise BadRecord(self.file.name, "byte 0", "two columns have the same name")
-        row = 0
-        for number, (start, end) in enumerate(footer.groups):
-            rows = footer.metadata.row_group(number).num_rows
-            if start == end:
-                continue
-            content = self.file.read(start, end - start)
-            if len(content) != end - start:
-                raise BadRecord(self.file.name, f"byte {start}", "the file ends in a row group: it was cut off")
-            yield Scanned(Block(self.file.name, start, end - start, rows, row), content)
-            row += rows
-
-    def _footer(self) -> Footer:
-        file = self.file
-        end = file.read(max(0, file.size - _END), _END)
-        if end[4:] != MAGIC:
-            why = "it is no parquet file" if file.read(0, 4) != MAGIC else "its footer is missing: it was cut off"
-            raise BadRecord(file.name, f"byte {max(0, file.size - _END)}", why)
-        start = file.size - _END - int.from_bytes(end[:4], "little")
-        if start < len(MAGIC):
-            raise BadRecord(file.name, f"byte {file.size - _END}", "its footer is longer than the file")
-        return parse_footer(file.read(start, file.size - start), file.name, f"byte {start}")
 
 
 class ParquetRecords:
@@ -294,24 +257,37 @@ class Parquet(ByteRanges):
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def scan(self, file: ShardFile) -> ParquetScan:
-        """Find the row groups of a file."""
-        return ParquetScan(file)
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """One block for each row group that has rows."""
+        footer = _read_footer(file)
+        schema = footer.metadata.schema.to_arrow_schema()
+        fields |= {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+        if len(fields) != len(schema.names):
+            raise BadRecord(file.name, "byte 0", "two columns have the same name")
+        row = 0
+        for number, (start, end) in enumerate(footer.groups):
+            rows = footer.metadata.row_group(number).num_rows
+            if start == end:
+                continue
+            content = file.read(start, end - start)
+            if len(content) != end - start:
+                raise BadRecord(file.name, f"byte {start}", "the file ends in a row group: it was cut off")
+            yield Scanned(Block(file.name, start, end - start, rows, row), content)
+            row += rows
 
     def open(
         self,
         content: Content,
         block: Block,
-        fields: Mapping[str, str],
+        fields: Mapping[str, str],  # noqa: ARG002 (the footer says it)
         tail: Callable[[], bytes],
         columns: Sequence[str] | None = None,
     ) -> ParquetRecords:
         """Decode a row group, all columns or some."""
-        check_columns(columns, fields)
         pa, parquet = _pyarrow()
         footer = self._footer(block.file, tail)
         try:
-            source = pa.PythonFile(_Piece(content, block.start), "r")
+            source = pa.PythonFile(_piece(content, block.start), "r")
             opened = parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
             chosen = None if columns is None else list(columns)
             table = opened.read_row_group(footer.group(block.start), columns=chosen, use_threads=False)
@@ -340,6 +316,17 @@ class Parquet(ByteRanges):
                 _, (_, size) = self._footers.popitem(last=False)
                 self._bytes -= size
         return footer
+
+
+def _read_footer(file: ShardFile) -> Footer:
+    end = file.read(max(0, file.size - _END), _END)
+    if end[4:] != MAGIC:
+        why = "it is no parquet file" if file.read(0, 4) != MAGIC else "its footer is missing: it was cut off"
+        raise BadRecord(file.name, f"byte {max(0, file.size - _END)}", why)
+    start = file.size - _END - int.from_bytes(end[:4], "little")
+    if start < len(MAGIC):
+        raise BadRecord(file.name, f"byte {file.size - _END}", "its footer is longer than the file")
+    return parse_footer(file.read(start, file.size - start), file.name, f"byte {start}")
 
 
 def parse_footer(content: bytes, file: str, place: str) -> Footer:
@@ -410,36 +397,13 @@ def _pyarrow() -> tuple[Any, Any]:
     return pa, parquet
 
 
-class _Piece:
-    """A piece of a file, as a file of which no more than that is read."""
+def _piece(content: Content, start: int) -> ByteFile:
+    """A row group that begins there, as a file of which no more than that is read."""
+    whole = memoryview(content)
 
-    def __init__(self, content: Content, start: int) -> None:
-        self._content = memoryview(content)
-        self._start = start
-        self._position = 0
-        self.closed = False
+    def read(position: int, length: int) -> memoryview:
+        if position < start:
+            raise ValueError(f"byte {position} is before the row group")
+        return whole[position - start : position - start + length]
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        sizes = {0: 0, 1: self._position, 2: self._start + len(self._content)}
-        self._position = sizes[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> memoryview:
-        begin = self._position - self._start
-        if begin < 0:
-            raise ValueError(f"byte {self._position} is before the row group")
-        end = len(self._content) if size < 0 else min(begin + size, len(self._content))
-        self._position = self._start + end
-        return self._content[begin:end]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.closed = True
+    return ByteFile(start + len(whole), read)

@@ -7,12 +7,11 @@ no part of any record. A record never spans two blocks, and no key comes twice i
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, OpenRanges, Scanned, ShardFile
-from quorate.data.shards.formats.scanner import Scanner
+from quorate.data.shards.formats.format import BLOCK, Block, ByteRanges, Content, Scanned, Scanner, ShardFile
 
 UNIT = 512
 KEY = "__key__"
@@ -192,68 +191,6 @@ class _Keys:
             self._hashes.add(value)
 
 
-@dataclass
-class TarScan:
-    """One tar file while it is indexed."""
-
-    file: ShardFile
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def blocks(self) -> Iterator[Scanned]:
-        """Blocks of whole records."""
-        scanner = Scanner(self.file)
-        try:
-            yield from self._blocks(scanner)
-        except _Bad as bad:
-            raise BadRecord(self.file.name, f"byte {scanner.start + bad.offset}", bad.why) from None
-
-    def _blocks(self, scanner: Scanner) -> Iterator[Scanned]:
-        position = end = records = row = 0
-        key: str | None = None
-        keys = _Keys()
-        members: set[str] = set()
-        walk = Walk(scanner.has, scanner.rest, scanner.buffer)
-        while True:
-            member, position = walk.next(position)
-            if member is None:
-                break
-            if not member.key:
-                continue
-            if member.key != key:
-                if end >= BLOCK:
-                    # What lies between two records, such as a folder, belongs to the block before.
-                    cut = member.head
-                    start = scanner.start
-                    yield Scanned(Block(self.file.name, start, cut, records, row), scanner.cut(cut))
-                    row, records, position = row + records, 0, position - cut
-                    member = Member(member.key, member.field, 0, member.begin - cut, member.size)
-                keys.add(member)
-                key, members = member.key, set()
-                records += 1
-            if member.field in members:
-                raise _Bad(member.head, f"the record {member.key} has two files .{member.field}")
-            members.add(member.field)
-            self.fields.setdefault(member.field, "bytes")
-            end = member.end
-        self._check_end(scanner, position)
-        if records:
-            yield Scanned(Block(self.file.name, scanner.start, end, records, row), scanner.cut(end))
-
-    @staticmethod
-    def _check_end(scanner: Scanner, position: int) -> None:
-        """Refuse a file that was cut off between two members, or that goes on behind its end."""
-        # There should be two units of zeros, and some tools read and write one.
-        if not scanner.has(position + UNIT):
-            why = "the file ends without its end mark, which is zeros: it was cut off"
-            raise _Bad(min(position, scanner.rest()), why)
-        if (more := scanner.first_byte(position)) is not None:
-            why = (
-                "there is more behind the end of the archive, such as a second tar file: make a shard of each, or "
-                "join them with tar --concatenate"
-            )
-            raise _Bad(more, why)
-
-
 class TarRecords:
     """The records of a block of a tar file."""
 
@@ -294,15 +231,67 @@ class TarRecords:
         return record
 
 
-class Tar(OpenRanges):
+class Tar(ByteRanges):
     """Tar files in the convention of WebDataset."""
 
     kind = "tar"
+    alike = False
 
-    def scan(self, file: ShardFile) -> TarScan:
-        """Find the blocks of a tar file."""
-        return TarScan(file)
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+        """Blocks of whole records."""
+        scanner = Scanner(file)
+        try:
+            yield from _blocks(file, scanner, fields)
+        except _Bad as bad:
+            raise BadRecord(file.name, f"byte {scanner.start + bad.offset}", bad.why) from None
 
-    def records(self, content: Content, block: Block) -> TarRecords:
-        """The records of a block."""
+    def open(self, content: Content, block: Block, *_: Any) -> TarRecords:
+        """The records of a block, whose bytes say all."""
         return TarRecords(content, block)
+
+
+def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterator[Scanned]:
+    position = end = records = row = 0
+    key: str | None = None
+    keys = _Keys()
+    members: set[str] = set()
+    walk = Walk(scanner.has, scanner.rest, scanner.buffer)
+    while True:
+        member, position = walk.next(position)
+        if member is None:
+            break
+        if not member.key:
+            continue
+        if member.key != key:
+            if end >= BLOCK:
+                # What lies between two records, such as a folder, belongs to the block before.
+                cut = member.head
+                start = scanner.start
+                yield Scanned(Block(file.name, start, cut, records, row), scanner.cut(cut))
+                row, records, position = row + records, 0, position - cut
+                member = Member(member.key, member.field, 0, member.begin - cut, member.size)
+            keys.add(member)
+            key, members = member.key, set()
+            records += 1
+        if member.field in members:
+            raise _Bad(member.head, f"the record {member.key} has two files .{member.field}")
+        members.add(member.field)
+        fields.setdefault(member.field, "bytes")
+        end = member.end
+    _check_end(scanner, position)
+    if records:
+        yield Scanned(Block(file.name, scanner.start, end, records, row), scanner.cut(end))
+
+
+def _check_end(scanner: Scanner, position: int) -> None:
+    """Refuse a file that was cut off between two members, or that goes on behind its end."""
+    # There should be two units of zeros, and some tools read and write one.
+    if not scanner.has(position + UNIT):
+        why = "the file ends without its end mark, which is zeros: it was cut off"
+        raise _Bad(min(position, scanner.rest()), why)
+    if (more := scanner.first_byte(position)) is not None:
+        why = (
+            "there is more behind the end of the archive, such as a second tar file: make a shard of each, or "
+            "join them with tar --concatenate"
+        )
+        raise _Bad(more, why)

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.block_cases import Case, blocks_of_samples, cases, read_by, stream
+from data.block_cases import Case, blocks_of, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
 from quorate.core.cursor import Cursor
 from quorate.core.errors import TaskError
-from quorate.data.block_order import BlockOrder, shuffle
+from quorate.data.block_sampler import BlockOrder, BlockSampler, shuffle
 from quorate.data.ledger import Tally, total
-from quorate.data.reading import EvaluationPlan, reading_plan
-from quorate.data.stream_sampler import StreamSampler
+from quorate.data.sampler import EvaluationPlan, planned_requests
 from quorate.lanes.hosting import host_lanes
 
 
@@ -48,7 +47,7 @@ def test_lanes_and_micro_batches_are_as_even_as_those_of_any_order(case: Case) -
         assert all(len(part) > 0 for lane in range(keys["lanes"]) for part in order.micro_batches(step, lane))
 
 
-def plainly(order: StreamSampler, step: int, lane: int) -> list[list[int]]:
+def plainly(order: BlockSampler, step: int, lane: int) -> list[list[int]]:
     return [part.tolist() for part in order.micro_batches(step, lane)]
 
 
@@ -70,14 +69,14 @@ def test_workers_that_go_on_in_the_middle_read_what_is_left(case: Case, data: st
     lanes, order = keys["lanes"], stream(records, window, **keys)
     evaluation = EvaluationPlan(0, 1, lanes, "end")
     middle = data.draw(st.integers(0, order.total_steps))
-    alone = Counter(reading_plan(order, evaluation, range(lanes), Cursor()))
-    left = Counter(reading_plan(order, evaluation, range(lanes), Cursor(middle)))
+    alone = Counter(planned_requests(order, evaluation, range(lanes), Cursor()))
+    left = Counter(planned_requests(order, evaluation, range(lanes), Cursor(middle)))
     both: Counter[Any] = Counter()
     for hosted in host_lanes(lanes, data.draw(st.integers(1, lanes))):
-        both.update(reading_plan(stream(records, window, **keys), evaluation, hosted, Cursor()))
-        both.subtract(reading_plan(stream(records, window, **keys), evaluation, hosted, Cursor(middle)))
+        both.update(planned_requests(stream(records, window, **keys), evaluation, hosted, Cursor()))
+        both.subtract(planned_requests(stream(records, window, **keys), evaluation, hosted, Cursor(middle)))
     for hosted in host_lanes(lanes, data.draw(st.integers(1, lanes))):
-        after = Counter(reading_plan(stream(records, window, **keys), evaluation, hosted, Cursor(middle)))
+        after = Counter(planned_requests(stream(records, window, **keys), evaluation, hosted, Cursor(middle)))
         assert after <= left
         both.update(after)
     assert both == alone
@@ -94,7 +93,7 @@ def test_a_lane_reads_each_of_its_blocks_in_one_go(case: Case) -> None:
     for epoch in (0, 1):
         pairs = 0
         for lane, part in enumerate(parts):
-            used, blocks = read_by(order, lane, epoch), order.blocks_of(epoch, lane).tolist()
+            used, blocks = read_by(order, lane, epoch), blocks_of(order, epoch, lane).tolist()
             assert set(blocks) == {of_sample[sample] for sample in used}
             assert len(blocks) == len(set(blocks))
             pairs += len(blocks)
@@ -112,7 +111,7 @@ def test_a_lane_reads_each_of_its_blocks_in_one_go(case: Case) -> None:
 def test_a_window_of_one_reads_the_blocks_as_they_are(case: Case) -> None:
     records, _, keys = case
     order = stream(records, 1, **keys)
-    line = order.order(1).samples(0, sum(records)).tolist()
+    line = order._order(1).samples(0, sum(records)).tolist()
     assert (
         list(chain.from_iterable(read_by(order, lane, 1) for lane in range(keys["lanes"])))
         == line[: order.part(keys["lanes"] - 1).stop]
@@ -133,7 +132,7 @@ def test_where_a_lane_stands_is_what_it_has_read(case: Case) -> None:
             assert (position.epoch, position.samples) == (epoch, len(used))
             done, left = used[: position.done], used[position.done :]
             blocks = position.blocks.tolist()
-            assert blocks == order.blocks_of(epoch, lane).tolist()
+            assert blocks == blocks_of(order, epoch, lane).tolist()
             assert 0 <= position.finished <= position.begun <= len(blocks)
             assert not set(blocks[: position.finished]) & set(left)
             assert not set(blocks[position.begun :]) & set(done)
@@ -150,7 +149,7 @@ def test_position_counts_the_steps_of_its_epoch() -> None:
 def test_other_epochs_and_seeds_have_other_orders_of_blocks_and_within_them() -> None:
     keys: dict[str, Any] = {"lanes": 2, "batch_size": 10, "epochs": 3}
     orders = [stream([5] * 40, 25, seed=seed, **keys) for seed in (1, 2)]
-    lines = {tuple(order.order(epoch).blocks.tolist()) for order in orders for epoch in range(3)}
+    lines = {tuple(order._order(epoch).blocks.tolist()) for order in orders for epoch in range(3)}
     assert len(lines) == 6
     alone = [stream([200], 25, seed=seed, **keys) for seed in (1, 2)]
     assert len({tuple(read_by(order, lane, epoch)) for order in alone for lane in (0, 1) for epoch in range(3)}) == 12
@@ -216,30 +215,21 @@ class InBlocks:
 )
 def test_blocks_that_are_none_are_refused(blocks: Any, window: Any, text: str) -> None:
     with pytest.raises(TaskError, match=text):
-        StreamSampler.of(job(lanes=2, batch_size=4, epochs=1), InBlocks(blocks, window), 10)
+        BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), InBlocks(blocks, window), 10)
 
 
 @pytest.mark.parametrize("blocks", [[5, 0, 5], (5, 5), numpy.array([5, 5], dtype=numpy.uint8)])
 def test_blocks_may_be_any_list_of_whole_numbers(blocks: Any) -> None:
-    order = StreamSampler.of(job(lanes=2, batch_size=4, epochs=1), InBlocks(blocks, 4), 10)
+    order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), InBlocks(blocks, 4), 10)
     assert order.samples == 10
     assert order.describe() == {"data": {"blocks": len(blocks), "window": 4}}
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("s3://AKIA:SECRET@bucket/index.quorate", "s3://…@bucket/index.quorate"),
-        ("https://host/index.quorate?token=SECRET", "https://host/index.quorate?…"),
-        ("sftp://me@host/index.quorate", "sftp://me@host/index.quorate"),
-        ("/data/a:b@c?d=e/index.quorate", "/data/a:b@c?d=e/index.quorate"),
-    ],
-)
-def test_where_the_index_is_told_without_a_secret(path: str, told: str) -> None:
-    dataset = InBlocks([5, 5], 4)
-    dataset.index_path, dataset.index_digest = path, "ab"  # type: ignore[attr-defined]
-    order = StreamSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
-    assert order.describe()["data"]["index"] == told
+def test_what_a_dataset_says_of_itself_is_told() -> None:
+    dataset: Any = InBlocks([5, 5], 4)
+    dataset.facts = {"index": "/data/index.quorate", "digest": "ab"}
+    order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
+    assert order.describe() == {"data": {"blocks": 2, "window": 4, **dataset.facts}}
 
 
 def test_a_hundred_million_samples_take_no_more_memory_than_their_blocks() -> None:
@@ -249,7 +239,7 @@ def test_a_hundred_million_samples_take_no_more_memory_than_their_blocks() -> No
     spec = job(lanes=8, batch_size=1024, epochs=10)
     tracemalloc.start()
     try:
-        order = StreamSampler(spec, records, 8192)
+        order = BlockSampler(spec, records, 8192)
         late = order.steps_per_epoch * 9
         used = [order.micro_batches(step, lane) for step in range(late + 50, late + 60) for lane in range(8)]
         ends = order.micro_batches(order.total_steps, 7)

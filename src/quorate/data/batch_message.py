@@ -35,14 +35,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class BatchMessage:
     """A pickle, and the memory that goes beside it."""
 
     content: bytes | memoryview
     beside: Sequence[Piece]
 
 
-def pack(content: Any) -> Parcel:
+def pack(content: Any) -> BatchMessage:
     """Take apart what is sent."""
     buffers: list[pickle.PickleBuffer] = []
 
@@ -57,22 +57,22 @@ def pack(content: Any) -> Parcel:
     pickler.dump(content)
     storages = {id(storage.buffer): storage for storage in pickler.storages.values()}
     pieces = [storages[id(buffer)].used() if id(buffer) in storages else Piece(buffer.raw()) for buffer in buffers]
-    return Parcel(file.getvalue(), pieces)
+    return BatchMessage(file.getvalue(), pieces)
 
 
-def unpack(parcel: Parcel) -> Any:
+def unpack(message: BatchMessage) -> Any:
     """Put it together again. Whatever this raises comes from the classes of what was sent."""
-    beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in parcel.beside]
+    beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in message.beside]
     # What stands for a buffer is handed on as it is, whatever its type.
-    return pickle.loads(parcel.content, buffers=beside)
+    return pickle.loads(message.content, buffers=beside)
 
 
-def send(sock: socket.socket, parcel: Parcel) -> None:
+def send(sock: socket.socket, message: BatchMessage) -> None:
     """Send what was packed, and wait until all of it is on its way."""
-    beside = [piece.memory for piece in parcel.beside]
+    beside = [piece.memory for piece in message.beside]
     descriptor = _shared(beside)
-    head = _HEAD.pack(len(parcel.content), len(beside), descriptor is not None)
-    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in parcel.beside), parcel.content])
+    head = _HEAD.pack(len(message.content), len(beside), descriptor is not None)
+    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in message.beside), message.content])
     if descriptor is None:
         sock.sendall(head + rest)
         for memory in beside:
@@ -85,7 +85,7 @@ def send(sock: socket.socket, parcel: Parcel) -> None:
     sock.sendall(rest)
 
 
-def receive(sock: socket.socket, wait: Callable[[], None]) -> Parcel:
+def receive(sock: socket.socket, wait: Callable[[], None]) -> BatchMessage:
     """What was sent, from a socket that does not block: `wait` returns when there may be more. EOFError at its end,
     OSError where it cannot be taken; no code but ours runs here."""
     head, descriptors = bytearray(), []
@@ -112,7 +112,7 @@ def receive(sock: socket.socket, wait: Callable[[], None]) -> Parcel:
         for descriptor in descriptors:
             os.close(descriptor)
     pieces = [Piece(memory, begin) for memory, (_, begin) in zip(beside, table, strict=True)]
-    return Parcel(rest[count * _PIECE.size :], pieces)
+    return BatchMessage(rest[count * _PIECE.size :], pieces)
 
 
 def _fill(sock: socket.socket, memory: memoryview, wait: Callable[[], None]) -> None:

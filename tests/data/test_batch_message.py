@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.data.parcel import LEAST_SHARED, pack, receive, send, unpack
+from quorate.data.batch_message import LEAST_SHARED, pack, receive, send, unpack
 
 
 def sent(content: Any) -> Any:
@@ -98,8 +98,8 @@ def test_tensors_that_share_memory_still_do(size: int) -> None:
 
 
 def memory_of(content: Any) -> int:
-    parcel = pack(content)
-    return len(parcel.content) + sum(piece.memory.nbytes for piece in parcel.beside)
+    message = pack(content)
+    return len(message.content) + sum(piece.memory.nbytes for piece in message.beside)
 
 
 class Own:

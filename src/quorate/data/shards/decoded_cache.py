@@ -2,68 +2,48 @@
 
 import logging
 import os
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 
 import xxhash
 
 from quorate.data.indices import Indices
-from quorate.data.shards.caching.cache import DiskCache
-from quorate.data.shards.caching.code_identity import Identity, identity
-from quorate.data.shards.caching.overheard import Listening
-from quorate.data.shards.caching.sample_codec import NotEncodable, decode, encode
-from quorate.data.shards.caching.sample_file import SampleFile, Spool
-from quorate.data.shards.caching.unidentified import FROM_THE_RECORD, Unidentified
+from quorate.data.shards.disk_cache import DiskCache
+from quorate.data.shards.sample_file import NotEncodable, SampleFile, Spool, decode, encode
 
 log = logging.getLogger(__name__)
 
 _OPEN, _SPOOLS = 128, 512
 # What a process has unfinished takes at most so much of the cache.
 _SHARE = 1 / 8
-# To look at all that decode() depends on takes up to a second where it has large tables: between two looks passes so
-# many times as long, and what is finished meanwhile waits.
-_PAUSES = 20
+# Part of the name of all that is kept. Earlier versions of Quorate named samples by the code of decode().
+_VERSION = "keyed-1"
 
 
 class DecodedCache:
     """The samples of each block in one file, which is written as they are made and counts once all of them are in it.
 
-    All of it is of one process: a forked child begins its own files. But what ended it has ended it for the child too,
-    which may have inherited what decode() has read once and for all.
+    They are found by the data that they were made of and by `key`, with which the user says what `decode` makes of
+    these. All of it is of one process: a forked child begins its own files.
     """
 
-    def __init__(
-        self, cache: DiskCache, data: str, function: Callable[[Any], Any], depends: Identity, records: Indices
-    ) -> None:
+    def __init__(self, cache: DiskCache, data: str, key: str, records: Indices) -> None:
         self._cache = cache
-        self._name = xxhash.xxh3_128_hexdigest(f"{data} {depends.digest}".encode())
-        self._function = function
-        self._depends = depends
+        # Tensors are kept as this machine has them in memory.
+        self._name = xxhash.xxh3_128_hexdigest(f"{_VERSION} {sys.byteorder} {data} {key}".encode())
         self._records = records
         self._is_on = True
         self._begin(os.getpid())
-
-    @classmethod
-    def of(cls, cache: DiskCache, data: str, function: Callable[[Any], Any], records: Indices) -> "DecodedCache | None":
-        """The samples that this function makes of these data; None if it cannot be told what it depends on."""
-        try:
-            return cls(cache, data, function, identity(function), records)
-        except Unidentified as reason:
-            cache.note(f"decoded samples are not cached: decode() depends on {reason}")
-            return None
 
     def _begin(self, process: int) -> None:
         self._process = process
         # Of the batch that is being read; None between two of them.
         self._staged: list[tuple[int, int, bytes | None]] | None = None
         self._spools: OrderedDict[int, Spool] = OrderedDict()
-        # Those that wait for a look at what decode() depends on.
-        self._finished: dict[int, Spool] = {}
         self._spooled = 0
-        self._next_look = 0.0
         # Blocks that were given up, and how many of their rows are still to come: a file begun now would lack the rest.
         self._passing: dict[int, int] = {}
         self._open: OrderedDict[int, SampleFile | None] = OrderedDict()
@@ -128,20 +108,6 @@ class DecodedCache:
         finally:
             self._staged = None
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Around decode(): a sample that is made of more than its record is not kept."""
-        if self._staged is None or not self._is_on:
-            yield
-            return
-        listening = Listening()
-        try:
-            with listening:
-                yield
-        finally:
-            if listening.heard:
-                self._end(f"decode() {listening.heard[0]}, which may differ from job to job. {FROM_THE_RECORD}")
-
     def stage(self, block: int, row: int, sample: Any) -> None:
         """A sample that was made; it is kept when it is known that no random numbers were drawn for it."""
         self._here()
@@ -167,33 +133,15 @@ class DecodedCache:
         if drew:
             self._end("decode() draws random numbers, so they differ in every epoch")
             return
-        with self._ending_for_trouble():
+        try:
             for block, row, content in staged:
                 self._keep(block, row, content)
-            if self._finished and (len(self._finished) >= _SPOOLS or monotonic() >= self._next_look):
-                self._place()
-
-    def place_finished(self) -> None:
-        """Let others have all that is finished: there may be no next batch."""
-        self._here()
-        if self._finished:
-            with self._ending_for_trouble():
-                self._place()
-
-    @contextmanager
-    def _ending_for_trouble(self) -> Iterator[None]:
-        try:
-            yield
         except OSError as error:
             self._cache.fail(error)
-        except _Changed as reason:
-            self._end(f"decode() depends on {reason}, which changes as it runs")
-        if self._cache.has_failed and self._is_on:
+        if self._cache.has_failed:
             self._end("the disk does not take them")
 
     def _keep(self, block: int, row: int, content: bytes | None) -> None:
-        if block in self._finished:
-            return
         entry = self._entry(block)
         if entry is not None:
             if content is None or not entry.is_bad(row):
@@ -211,7 +159,7 @@ class DecodedCache:
             self._cache.wrote(spool.bytes - before)
             if spool.is_complete:
                 spool.finish()
-                self._finished[block] = self._spools.pop(block)
+                self._place(block)
         except FileNotFoundError:  # swept, to make room
             self._give_up(block)
         self._limit_spools()
@@ -229,30 +177,14 @@ class DecodedCache:
         spool = self._spools[block] = Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
         return spool
 
-    def _place(self) -> None:
-        # Before anybody can read them: what decode() changes as it runs shows only now.
-        began = monotonic()
-        self._check_dependencies()
-        ended = monotonic()
-        self._next_look = ended + _PAUSES * (ended - began)
-        for block, spool in self._finished.items():
-            self._spooled -= spool.bytes
-            self._cache.place(spool.path, self._key(block))
-            self._open.pop(block, None)
-        self._finished.clear()
-
-    def _check_dependencies(self) -> None:
-        try:
-            now = identity(self._function)
-        except Unidentified as reason:
-            raise _Changed(str(reason)) from None
-        if now.digest != self._depends.digest:
-            raise _Changed(now.difference(self._depends))
+    def _place(self, block: int) -> None:
+        spool = self._spools.pop(block)
+        self._spooled -= spool.bytes
+        self._cache.place(spool.path, self._key(block))
+        self._open.pop(block, None)
 
     def _limit_spools(self) -> None:
         most = self._cache.limit * _SHARE
-        if self._finished and self._spooled > most:
-            self._place()
         while self._spools and (len(self._spools) > _SPOOLS or self._spooled > most):
             self._give_up(next(iter(self._spools)))
 
@@ -270,22 +202,16 @@ class DecodedCache:
         self._drop_spools()
 
     def _drop_spools(self) -> None:
-        for spool in (*self._spools.values(), *self._finished.values()):
+        for spool in self._spools.values():
             spool.abandon()
         self._spools.clear()
-        self._finished.clear()
         self._spooled = 0
 
     def close(self) -> None:
         """Let go of files; what is not complete is lost."""
-        self.place_finished()
         self._drop_spools()
         self._passing.clear()
         for entry in self._open.values():
             if entry is not None:
                 entry.close()
         self._open.clear()
-
-
-class _Changed(Exception):  # noqa: N818
-    """What `decode` depends on is not what it was when the job began; its text says which part of it."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data.jobs import sampler
 from quorate.core.cursor import Cursor, Phase
 from quorate.data.lane_sampler import LaneSampler
-from quorate.data.reading import EvaluationPlan, Request, Source, reading_plan
+from quorate.data.sampler import EvaluationPlan, Request, Source, planned_requests
 from quorate.lanes.hosting import host_lanes
 
 
@@ -42,9 +42,10 @@ def test_from_any_cursor_the_plan_is_the_tail_of_the_whole(
     samples, keys, evaluation = case
     plan = sampler(samples, **keys)
     hosted = data.draw(st.sampled_from(host_lanes(evaluation.lanes, data.draw(st.integers(1, evaluation.lanes)))))
-    whole = list(reading_plan(plan, evaluation, hosted, Cursor()))
+    whole = list(planned_requests(plan, evaluation, hosted, Cursor()))
     remaining = [
-        list(reading_plan(plan, evaluation, hosted, cursor)) for cursor in cursors(plan.total_steps, evaluation, plan)
+        list(planned_requests(plan, evaluation, hosted, cursor))
+        for cursor in cursors(plan.total_steps, evaluation, plan)
     ]
     for before, after in pairwise(remaining):
         assert before[len(before) - len(after) :] == after
@@ -59,10 +60,10 @@ def test_the_workers_together_read_what_one_worker_reads_alone(
     samples, keys, evaluation = case
     plan = sampler(samples, **keys)
     hosting = host_lanes(evaluation.lanes, data.draw(st.integers(1, evaluation.lanes)))
-    alone = Counter(reading_plan(plan, evaluation, range(evaluation.lanes), Cursor()))
+    alone = Counter(planned_requests(plan, evaluation, range(evaluation.lanes), Cursor()))
     together: Counter[Request] = Counter()
     for hosted in hosting:
-        together += Counter(reading_plan(plan, evaluation, hosted, Cursor()))
+        together += Counter(planned_requests(plan, evaluation, hosted, Cursor()))
     assert together == alone
 
 
@@ -70,7 +71,7 @@ def test_the_workers_together_read_what_one_worker_reads_alone(
 def test_each_evaluation_reads_each_validation_sample_once(case: tuple[int, dict[str, Any], EvaluationPlan]) -> None:
     samples, keys, evaluation = case
     plan = sampler(samples, **keys)
-    requests = reading_plan(plan, evaluation, range(evaluation.lanes), Cursor())
+    requests = planned_requests(plan, evaluation, range(evaluation.lanes), Cursor())
     read = Counter(i for request in requests if request.source is Source.VALIDATION for i in request.indices)
     times = sum(evaluation.is_due(step, plan) for step in range(plan.total_steps + 1))
     assert read == Counter({index: times for index in range(evaluation.samples) if times})

@@ -1,0 +1,69 @@
+"""What a worker tells of itself: where it stands, what it does, how long that takes it, and how its process ended."""
+
+from dataclasses import dataclass, field
+
+from quorate.core.cursor import Cursor
+from quorate.core.generation import Generation
+
+
+@dataclass(frozen=True)
+class Position:
+    """Its latest generation, if it has been in one. If it `has_left` that, it stands at `cursor` until the next.
+
+    `has_trained`: what it holds is the state of the job, and not just a beginning.
+    """
+
+    generation: Generation | None = None
+    cursor: Cursor = field(default_factory=Cursor)
+    has_left: bool = True
+    has_trained: bool = False
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Mean seconds over so many steps: `data_s` and `compute_s` for each lane that it hosts, `apply_s` for a step.
+
+    `lanes` is how many it hosted at the last of these steps.
+    """
+
+    steps: int
+    lanes: int
+    data_s: float
+    compute_s: float
+    apply_s: float
+
+    @property
+    def lane_s(self) -> float:
+        """Seconds that a lane takes."""
+        return self.data_s + self.compute_s
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that a step takes of its own time."""
+        return self.lanes * self.lane_s + self.apply_s
+
+
+# --- what it is doing: in its heartbeats, on its status page, in the autopsy
+
+DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
+"""The phases of a step."""
+EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
+"""What may follow a step."""
+JOIN, COPY, REGROUP = "join", "copy", "regroup"
+"""Between two generations."""
+WAITING = "wait"
+"""In no generation yet."""
+
+OTHERS, DISK = "the other workers", "the disk"
+"""What a worker may wait for inside a phase."""
+
+# --- how its process ends of itself, where that is no failure of the job
+
+ENDED_WITH_THE_JOB = 3
+"""The job was ended, by whatever failed elsewhere."""
+LEFT = 4
+"""It was asked to leave, and was let go."""
+GAVE_UP = 5
+"""It cannot go on, and has told why; another in its place can."""
+DIVERGED = 6
+"""The replicas of its generation differ, so that what it holds must not be used any more."""

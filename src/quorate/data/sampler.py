@@ -1,0 +1,183 @@
+"""Which samples each lane reads at each step, and the requests that follow from it."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy
+
+from quorate.core.cursor import Cursor, Phase
+from quorate.core.errors import TaskError
+from quorate.data.indices import Indices, indices_of
+from quorate.data.ledger import Tally
+from quorate.lanes.chunks import cut
+from quorate.spec.job import JobSpec
+
+
+class Sampler(Protocol):
+    """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
+
+    A pure function of the job, never of who reads. Steps count from 1, epochs from 0. `samples` are those of the
+    training set, `epoch_length` those of an epoch, also those that no step reads.
+    """
+
+    spec: JobSpec
+    samples: int
+    epoch_length: int
+
+    @abstractmethod
+    def share(self, step: int, lane: int) -> Indices:
+        """Indices of a lane's part of a batch, in order."""
+
+    @abstractmethod
+    def dropped(self, epoch: int) -> Indices:
+        """What `last_batch: drop` leaves out of an epoch, in order."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
+        whole, rest = divmod(self.epoch_length, self.spec.batch_size)
+        return whole + (1 if rest and self.spec.last_batch == "keep" else 0)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the whole job."""
+        if self.spec.steps is not None:
+            return self.spec.steps
+        return (self.spec.epochs or 0) * self.steps_per_epoch
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step belongs to."""
+        return (step - 1) // self.steps_per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is complete after this step."""
+        return step % self.steps_per_epoch == 0
+
+    def batch_samples(self, step: int) -> int:
+        """How many samples the lanes read at a step, all together."""
+        start = (step - 1) % self.steps_per_epoch * self.spec.batch_size
+        return min(self.spec.batch_size, self.epoch_length - start)
+
+    def batch(self, step: int) -> Indices:
+        """Indices of the whole batch of a step, lane after lane."""
+        return numpy.concatenate([self.share(step, lane) for lane in range(self.spec.lanes)])
+
+    def micro_batches(self, step: int, lane: int) -> tuple[Indices, ...]:
+        """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
+        share = self.share(step, lane)
+        parts = [share[part] for part in cut(len(share), self.spec.accumulate)] if self.spec.accumulate > 1 else [share]
+        return tuple(part for part in parts if len(part))
+
+    def is_own(self, epoch: int) -> bool:  # noqa: ARG002
+        """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
+        return False
+
+    def planned(self, epoch: int) -> Tally:
+        """The tally of a whole epoch, also of those that no step reads."""
+        return Tally.of_all(epoch, self.samples)
+
+    def describe(self) -> dict[str, Any]:
+        """What else the beginning of a run tells of how it reads."""
+        return {}
+
+    def check_trainable(self, what: str) -> None:
+        """Refuse an epoch without a single step."""
+        if self.steps_per_epoch == 0:
+            raise TaskError(
+                f"{what} has {self.epoch_length} samples, less than one batch (batch_size: {self.spec.batch_size}), "
+                f"and `last_batch: drop` leaves out what does not fill a batch. Use a batch_size of at most "
+                f"{self.epoch_length}, or `last_batch: keep`."
+            )
+
+
+class Source(Enum):
+    """Which of the task's datasets."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+
+
+class Request:
+    """Samples that are fetched and collated together, and the lane that they are for."""
+
+    __slots__ = ("epoch", "lane", "numbers", "source")
+
+    def __init__(self, source: Source, epoch: int, samples: Sequence[int] | Indices, lane: int = 0) -> None:
+        self.source = source
+        self.epoch = epoch
+        # An array as long as nobody needs the samples one by one: thousands of Python's numbers take longer than the
+        # rest of a small batch.
+        self.numbers = indices_of(samples)
+        self.lane = lane
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The samples one by one, as a dataset is asked for them."""
+        return tuple(self.numbers.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Request):
+            return NotImplemented
+        is_alike = self.source is other.source and self.epoch == other.epoch
+        return is_alike and (self.numbers is other.numbers or self.numbers.tobytes() == other.numbers.tobytes())
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.epoch, self.numbers.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Request({self.source.value}, epoch {self.epoch}, samples {self.indices}, lane {self.lane})"
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The batches of an evaluation, fixed by the job; batch i is evaluated by whoever hosts lane i mod lanes."""
+
+    samples: int
+    batch_size: int
+    lanes: int
+    every: int | str
+
+    @property
+    def batches(self) -> int:
+        """How many batches an evaluation has."""
+        return -(-self.samples // self.batch_size)
+
+    def request(self, batch: int) -> Request:
+        """What one batch reads."""
+        start = batch * self.batch_size
+        samples = numpy.arange(start, min(start + self.batch_size, self.samples), dtype=numpy.int64)
+        return Request(Source.VALIDATION, 0, samples, batch % self.lanes)
+
+    def hosted_batches(self, hosted: range) -> Iterator[int]:
+        """The batches that the host of these lanes evaluates."""
+        return (batch for batch in range(self.batches) if batch % self.lanes in hosted)
+
+    def is_due(self, step: int, sampler: Sampler) -> bool:
+        """Whether the job evaluates after this step; it always does after the last one."""
+        if self.samples == 0 or step == 0:
+            return False
+        return step == sampler.total_steps or self.has_effects(step, sampler)
+
+    def has_effects(self, step: int, sampler: Sampler) -> bool:
+        """Whether the rate and the patience react to the evaluation after this step.
+
+        Not to one that is there only because the job ends: a longer job has none at that step.
+        """
+        if self.every == "epoch":
+            return sampler.ends_epoch(step)
+        return isinstance(self.every, int) and step % self.every == 0
+
+
+def planned_requests(sampler: Sampler, evaluation: EvaluationPlan, hosted: range, cursor: Cursor) -> Iterator[Request]:
+    """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
+    if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, sampler):
+        yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    for step in range(cursor.step + 1, sampler.total_steps + 1):
+        for lane in hosted:
+            for samples in sampler.micro_batches(step, lane):
+                yield Request(Source.TRAINING, sampler.epoch_of(step), samples, lane)
+        if evaluation.is_due(step, sampler):
+            yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
