@@ -1,10 +1,17 @@
 import pytest
 
-from quorate.doctor.finding import Finding, Level
-from quorate.doctor.requirement import Requirement, read_requirements
-from quorate.doctor.software import check_extra, check_packages, check_python, check_system
-from quorate.doctor.torch_checks import check_devices, check_torch
-from quorate.doctor.torch_probe import TorchFacts
+from quorate.doctor.probes import TorchFacts
+from quorate.doctor.report import Finding, Level
+from quorate.doctor.software import (
+    Requirement,
+    check_devices,
+    check_extra,
+    check_packages,
+    check_python,
+    check_system,
+    check_torch,
+    read_requirements,
+)
 
 PINNED = Requirement("torch", "==", "2.13.0")
 WELL = TorchFacts(version="2.13.0+cpu", capability="AVX512", repeats_bits=True)

@@ -34,9 +34,9 @@ def doctor(run: Run = None, runs: Runs = RUNS, as_json: Json = False) -> None:
       quorate doctor --json
     """
     from quorate.doctor.checkup import Subject, checks_of
-    from quorate.doctor.examination import examine
+    from quorate.doctor.checkup import examine
     from quorate.doctor.report import exit_code, to_document
-    from quorate.doctor.sheet import Sheet
+    from quorate.doctor.report import Sheet
     from quorate.storage.run_folder import RunFolder
 
     patient = None if run is None else RunFolder.find(runs, run)

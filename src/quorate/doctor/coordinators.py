@@ -9,7 +9,7 @@ from typing import Any
 
 from quorate.core.errors import FrameError, LinkError
 from quorate.core.regular_file import read_regular
-from quorate.doctor.finding import Finding, Level
+from quorate.doctor.report import Finding, Level
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.address import split_address
 

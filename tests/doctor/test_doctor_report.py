@@ -2,9 +2,7 @@ import io
 
 import pytest
 
-from quorate.doctor.finding import Finding, Level
-from quorate.doctor.report import exit_code, to_document
-from quorate.doctor.sheet import Sheet, lines_of, verdict
+from quorate.doctor.report import Finding, Level, exit_code, lines_of, print_findings, to_document, verdict
 
 WELL = Finding("python", Level.OK, "3.11.7")
 BAD = Finding(
@@ -54,7 +52,7 @@ def test_a_word_is_never_broken() -> None:
 
 def test_a_file_gets_whole_lines_without_colours() -> None:
     stream = io.StringIO()
-    assert Sheet(stream, is_terminal=False).show(iter([WELL, BAD])) == [WELL, BAD]
+    assert print_findings(iter([WELL, BAD]), stream, is_terminal=False) == [WELL, BAD]
     first, second, third, *_ = stream.getvalue().splitlines()
     assert first == "ok       python            3.11.7"
     assert second.endswith(BAD.text)

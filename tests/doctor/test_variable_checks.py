@@ -1,7 +1,7 @@
 import pytest
 
-from quorate.doctor.finding import Level
-from quorate.doctor.surroundings import check_job_variable, check_job_variables, check_pinned_variables
+from quorate.doctor.report import Level
+from quorate.doctor.software import check_job_variable, check_job_variables, check_pinned_variables
 
 
 def test_variables_of_others_are_none_of_ours() -> None:

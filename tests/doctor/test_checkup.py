@@ -2,8 +2,8 @@ import threading
 from collections.abc import Sequence
 
 from quorate.core.errors import RunError
-from quorate.doctor.examination import Check, examine
-from quorate.doctor.finding import Finding, Level
+from quorate.doctor.checkup import Check, examine
+from quorate.doctor.report import Finding, Level
 
 
 def finds(name: str) -> Check:
