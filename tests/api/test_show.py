@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api import show
-from quorate.api.session import Begun, Silence, Watch
+from quorate.api import train as show
+from quorate.api.session import NoDisplay, RunStart, Watch
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
@@ -16,8 +16,8 @@ SPEC = JobSpec.model_validate(
 )
 
 
-def begun(folder: Path) -> Begun:
-    return Begun(RunFolder(folder), SPEC, workers=2)
+def begun(folder: Path) -> RunStart:
+    return RunStart(RunFolder(folder), SPEC, workers=2)
 
 
 def test_a_run_below_the_working_folder_is_named_as_it_can_be_typed(
@@ -51,7 +51,7 @@ def test_a_program_without_standard_error_shows_nothing(
 ) -> None:
     assert isinstance(watch(begun(tmp_path)), kind)
     monkeypatch.setattr(sys, "stderr", None)
-    assert isinstance(watch(begun(tmp_path)), Silence)
+    assert isinstance(watch(begun(tmp_path)), NoDisplay)
 
 
 def test_a_script_may_ask_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.task_place import (
-    TaskPlace,
+from quorate.api.tasks import (
+    TaskLocation,
     find_task,
     is_other_code,
     keep_task,
@@ -56,10 +56,10 @@ def prepared(source: TaskSource, python: str = "3.11") -> Prepared:
 def test_it_is_where_the_job_says_or_where_it_is_asked_for(tmp_path: Path) -> None:
     run = project(tmp_path)
     recorded = f"{tmp_path}/task_of_mine.py:Mine"
-    assert find_task(run, recorded) == TaskPlace(recorded)
-    assert find_task(run, recorded, recorded) == TaskPlace(recorded)
-    assert find_task(run, "/gone.py:Mine", "/other.py:Mine") == TaskPlace("/other.py:Mine")
-    assert find_task(run, "quorate.core.errors:Mine") == TaskPlace("quorate.core.errors:Mine")
+    assert find_task(run, recorded) == TaskLocation(recorded)
+    assert find_task(run, recorded, recorded) == TaskLocation(recorded)
+    assert find_task(run, "/gone.py:Mine", "/other.py:Mine") == TaskLocation("/other.py:Mine")
+    assert find_task(run, "quorate.core.errors:Mine") == TaskLocation("quorate.core.errors:Mine")
 
 
 def test_a_project_that_was_moved_with_its_runs_has_it_where_it_lay(
@@ -69,7 +69,7 @@ def test_a_project_that_was_moved_with_its_runs_has_it_where_it_lay(
     (tmp_path / "old").rename(tmp_path / "new")
     moved = RunFolder(tmp_path / "new" / "runs" / run.name)
     place = find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine")
-    assert place == TaskPlace(f"{tmp_path}/new/task_of_mine.py:Mine")
+    assert place == TaskLocation(f"{tmp_path}/new/task_of_mine.py:Mine")
     assert f"not at {tmp_path}/old/task_of_mine.py any more: the one at {tmp_path}/new/task_of_mine.py" in caplog.text
     (tmp_path / "new" / "nets_of_mine.py").write_text("RATE = 0.1  # slow\n")
     assert find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine") == place, "comments do not count"
@@ -82,11 +82,11 @@ def test_a_project_that_was_copied_with_its_runs_uses_its_own_copy_and_says_if_t
     shutil.copytree(tmp_path / "old", tmp_path / "copy")
     copied = RunFolder(tmp_path / "copy" / "runs" / run.name)
     recorded = f"{tmp_path}/old/task_of_mine.py:Mine"
-    assert find_task(run, recorded) == TaskPlace(recorded)
+    assert find_task(run, recorded) == TaskLocation(recorded)
     assert find_task(copied, recorded).reference == f"{tmp_path}/copy/task_of_mine.py:Mine"
     assert caplog.text == ""
     (tmp_path / "copy" / "nets_of_mine.py").write_text("RATE = 0.2\n")
-    assert find_task(copied, recorded) == TaskPlace(recorded)
+    assert find_task(copied, recorded) == TaskLocation(recorded)
     assert "is used, as recorded, and " in caplog.text
     assert "copy/task_of_mine.py has other code" in caplog.text
 
@@ -126,7 +126,7 @@ def test_a_module_that_is_not_installed_any_more_is_taken_from_the_kept_source(t
 
 
 def test_a_run_that_keeps_nothing_leaves_the_task_where_it_was(tmp_path: Path) -> None:
-    assert find_task(RunFolder(tmp_path), "/gone/task.py:Mine") == TaskPlace("/gone/task.py:Mine")
+    assert find_task(RunFolder(tmp_path), "/gone/task.py:Mine") == TaskLocation("/gone/task.py:Mine")
 
 
 def test_other_code_is_refused_with_the_difference_and_the_same_is_not(tmp_path: Path) -> None:

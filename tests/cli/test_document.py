@@ -12,9 +12,9 @@ import quorate.cli
 import schemas
 from command import Done
 from quorate.api.result import Result
-from quorate.cli.document import print_document
-from quorate.cli.main import _tell_stop
-from quorate.cli.report import report
+from quorate.cli.jobs import report
+from quorate.cli.main import _report_stop
+from quorate.cli.output import print_document
 from quorate.storage.run_folder import RunFolder
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -47,7 +47,7 @@ def test_a_signal_after_the_document_adds_none(
     capsys: pytest.CaptureFixture[str], number: int, word: str, code: int
 ) -> None:
     print_document({"status": "complete"})
-    assert _tell_stop(number, as_json=True) == code
+    assert _report_stop(number, as_json=True) == code
     told = capsys.readouterr()
     assert json.loads(told.out) == {"status": "complete"}
     assert told.err == f"{word}\n"
@@ -87,4 +87,4 @@ def test_the_test_tools_refuse_what_is_not_json() -> None:
 
 def test_every_verb_prints_its_document_in_this_way() -> None:
     sources = Path(quorate.cli.__path__[0]).glob("*.py")
-    assert [source.name for source in sources if "dumps(" in source.read_text()] == ["document.py"]
+    assert [source.name for source in sources if "dumps(" in source.read_text()] == ["output.py"]

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from quorate.api.chaos import Trial
+from quorate.api.documents import trial_document
 from quorate.api.result import Result
 from quorate.chaos.script import parse_fault
-from quorate.cli.chaos_view import print_trial, succeeded, to_document
-from quorate.cli.ledger_view import EPOCHS_SHOWN, print_ledger
-from quorate.cli.page import Page
+from quorate.cli.chaos_view import print_trial, succeeded
+from quorate.cli.layout import Page
+from quorate.cli.samples_view import EPOCHS_SHOWN, print_ledger
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
 from quorate.worker.faults import Firing
 from schemas import validate
@@ -82,6 +83,6 @@ def test_a_broken_ledger_fails_a_trial_that_ends_with_the_same_weights(ledger: L
     assert stream.getvalue().endswith(expected)
     assert f"samples\n  {ledger.verdict}\n" in stream.getvalue()
     assert succeeded(trial(), ledger) is (ledger is WHOLE)
-    document = to_document(trial(), ledger)
+    document = trial_document(trial(), ledger)
     validate("chaos", document)
     assert document["ledger_whole"] is (ledger is WHOLE)

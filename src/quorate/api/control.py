@@ -42,10 +42,10 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
     run = RunFolder.find(runs, name)
-    return _Wish(run, patience).fulfilled()
+    return _SaveRequest(run, patience).fulfilled()
 
 
-class _Wish:
+class _SaveRequest:
     """Asks again and again, since a worker that was asked may die: whether it is done, the folder tells."""
 
     def __init__(self, run: RunFolder, patience: float) -> None:

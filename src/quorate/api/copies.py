@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.api.remains import typed
+from quorate.api.recorded_run import run_argument
 from quorate.checkpoint.copier import Copier, Standing
 from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
@@ -103,10 +103,10 @@ class Copies:
     def _incomplete(self, to: str, standing: Standing) -> str:
         told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
         if standing.damaged:
-            verify = f"quorate checkpoints verify {typed(self._run)}"
+            verify = f"quorate checkpoints verify {run_argument(self._run)}"
             told.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
         if len(standing.damaged) < len(standing.missing):
-            command = f"quorate checkpoints copy {typed(self._run)} {shlex.quote(shown(to))}"
+            command = f"quorate checkpoints copy {run_argument(self._run)} {shlex.quote(shown(to))}"
             told.append(f"{standing.reason} To complete it: {command}")
         return " ".join(told)
 

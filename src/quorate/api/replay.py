@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, held, run_aside
+from quorate.api.evaluate import ScratchJob, hold_checkpoint, run_in_scratch
 from quorate.api.recorded_run import recorded_environment, recorded_job
-from quorate.api.task_place import find_task, refuse_other_code
+from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
@@ -81,8 +81,8 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
             raise RunError(f"run {run.name} cannot be replayed: {error.message}") from None
 
     info = _checkpoint_before(run, step)
-    checkpoint = None if info is None else held(run, info, scratch)
-    done, _ = run_aside(Aside(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
+    checkpoint = None if info is None else hold_checkpoint(run, info, scratch)
+    done, _ = run_in_scratch(ScratchJob(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
-from quorate.api.resumption import warn_of_damaged_result
-from quorate.api.task_place import find_task, warn_of_other_code
+from quorate.api.resume_rules import warn_of_damaged_result
+from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder

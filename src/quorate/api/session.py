@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quorate.api.copies import Copies
-from quorate.api.fetched import fetch_run, is_copy
-from quorate.api.job_text import job_text
+from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.job import job_text
 from quorate.api.recorded_run import (
     recorded_and_asked,
     recorded_environment,
+    remains_of,
     restore_environment,
+    run_argument,
     set_foreign_aside,
+    short_path,
 )
-from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
-from quorate.api.resumption import (
+from quorate.api.resume_rules import (
     EARLY_STOP,
     newest_checkpoint,
     refuse_complete,
@@ -31,7 +33,7 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
-from quorate.api.task_place import TaskPlace, find_task, keep_task, placed, refuse_other_code
+from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -60,7 +62,7 @@ STOPPED = {130: "interrupted", 143: "terminated"}
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunStart:
     """What is known when a run begins, for whoever shows it."""
 
     run: RunFolder
@@ -80,7 +82,7 @@ class Show(Protocol):
         ...
 
 
-class Silence:
+class NoDisplay:
     """Shows nothing."""
 
     def handle(self, event: Event) -> None:
@@ -90,7 +92,7 @@ class Silence:
         """Still nothing."""
 
 
-class Narrator:
+class EventTracker:
     """Passes a run's events on to whoever shows it.
 
     It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
@@ -126,7 +128,7 @@ class Narrator:
         return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 
-Watch = Callable[[Begun], Show]
+Watch = Callable[[RunStart], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 
@@ -139,7 +141,7 @@ class Plan:
     accept: Callable[[Prepared], None]
     checkpoint: CheckpointInfo | None = None
     faults: tuple[Fault, ...] = ()
-    place: TaskPlace | None = None
+    place: TaskLocation | None = None
 
 
 def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
@@ -178,7 +180,7 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
+        return _train_in_new_run(with_task_at(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -187,10 +189,10 @@ def resume(
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
-        resolved = placed(resolved, place)
-        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
+        resolved = with_task_at(resolved, place)
+        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, faults, place)
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
-        with listening_to_signals() as signals, _as_it_was(run):
+        with listening_to_signals() as signals, _restored_if_refused(run):
             return _train(plan, watch, signals)
 
 
@@ -210,7 +212,7 @@ def _train_in_new_run(
     watch: Watch,
     checkpoint: CheckpointInfo | None,
     faults: tuple[Fault, ...] = (),
-    place: TaskPlace | None = None,
+    place: TaskLocation | None = None,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
@@ -239,7 +241,7 @@ def _refuse_without_key(spec: JobSpec) -> None:
 
 
 @contextlib.contextmanager
-def _as_it_was(run: RunFolder) -> Iterator[None]:
+def _restored_if_refused(run: RunFolder) -> Iterator[None]:
     """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
     job, result = run.job_file.read_text() if run.job_file.exists() else None, run.whole_result()
     try:
@@ -254,13 +256,13 @@ def _as_it_was(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskPlace | None) -> None:
+def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskLocation | None) -> None:
     """What a new run's bits depend on besides its job."""
     run.write_environment(now.facts)
     keep_task(run, resolved.spec.task, now.source, place)
 
 
-def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
+def _adopt(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
     recorded = recorded_environment(run, checkpoint)
     _check_facts(run, recorded, now)
@@ -286,18 +288,18 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     workers = spec.worker_count(cores)
     _warn_of_crowd(workers, spec.threads, cores)
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    show = watch(Begun(run, spec, workers))
-    narrator = Narrator(show)
+    show = watch(RunStart(run, spec, workers))
+    tracker = EventTracker(show)
     copied: list[dict[str, Any]] = []
     try:
-        copies = Copies(run, spec, narrator.handle)
+        copies = Copies(run, spec, tracker.handle)
         launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
         if plan.place is not None:
             launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
         try:
-            fields = _trained(plan, launch, signals, narrator, copies)
+            fields = _run_to_end(plan, launch, signals, tracker, copies)
         finally:
-            copied = copies.conclude(signals) if narrator.has_trained else copies.abandon()
+            copied = copies.conclude(signals) if tracker.has_trained else copies.abandon()
     finally:
         show.close()
     if copied:
@@ -306,23 +308,23 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     return Result.of(run, fields)
 
 
-def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, copies: Copies) -> dict[str, Any]:
+def _run_to_end(plan: Plan, launch: Launch, signals: Signals, tracker: EventTracker, copies: Copies) -> dict[str, Any]:
     """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
     started = time.perf_counter()
     try:
         with namespaces_for(plan.faults, launch.workers + launch.spec.spares) as namespaces:
             outcome = LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
-        if isinstance(error, RequestError) and not narrator.has_trained:
+        if isinstance(error, RequestError) and not tracker.has_trained:
             raise
         outcome = Outcome(Failure.of(error), {})
     if outcome.failure is not None:
-        failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
-        raise _failed(plan, failure, narrator.recoveries)
-    fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
-    fields |= narrator.waiting(plan.resolved.spec)
-    if narrator.has_trained and not narrator.has_finished:
-        log.warning("the last events could not be written: %s ends too early", near(plan.run.events_file))
+        failure = _late(outcome.failure) if tracker.has_trained else outcome.failure
+        raise _failed(plan, failure, tracker.recoveries)
+    fields = _result_fields(plan, outcome.result, time.perf_counter() - started, tracker.recoveries)
+    fields |= tracker.waiting(plan.resolved.spec)
+    if tracker.has_trained and not tracker.has_finished:
+        log.warning("the last events could not be written: %s ends too early", short_path(plan.run.events_file))
     _write_result(plan.run, fields)
     return fields
 
@@ -333,7 +335,7 @@ def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:
     except QuorateError as error:
         raise JobError(
             f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its checkpoint "
-            f"is kept. Make room, then: quorate resume {typed(run)}"
+            f"is kept. Make room, then: quorate resume {run_argument(run)}"
         ) from error
 
 

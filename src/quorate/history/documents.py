@@ -1,19 +1,64 @@
-"""Everything about one run as a document for programs."""
+"""What is known of runs as JSON documents, for whoever shows them: the command line's `--json`, or a web page.
+
+Each is described by a schema in docs/json.
+"""
 
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from quorate.cli.run_document import record_document, written
 from quorate.core.finite import finite
 from quorate.history.advice import Advice
+from quorate.history.checkpoint_list import CheckpointList, Kept
 from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
 from quorate.history.curve import Curve, loss_curves, metric_curves
+from quorate.history.difference import Pair, Parting, RunPair
 from quorate.history.job_value import JobValue, job_values
 from quorate.history.pace import RunPace
 from quorate.history.run_detail import RunDetail
-from quorate.history.run_record import moment
+from quorate.history.run_list import Listing
+from quorate.history.run_record import RunRecord, moment
 from quorate.history.timeline import Timeline
+from quorate.spec.absent import Absent
+
+
+def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:
+    """A list of runs: those shown, how many fit the wish, and how many there are."""
+    document: dict[str, Any] = finite(
+        {
+            "folder": str(listing.folder.absolute()),
+            "total": len(listing.records),
+            "fitting": len(listing.fitting),
+            "runs": [record_document(record, now) for record in listing.shown],
+        }
+    )
+    return document
+
+
+def record_document(record: RunRecord, now: datetime) -> dict[str, Any]:
+    """One run of a list."""
+    best = record.best
+    return {
+        "run": record.name,
+        "folder": str(record.path.absolute()),
+        "status": record.status.value,
+        "reason": record.reason or None,
+        "steps": record.steps,
+        "total_steps": record.total_steps,
+        "ending": record.ending or None,
+        "best": None if best is None else {"metric": best.watched.metric, "value": best.value, "step": best.step},
+        "final_metrics": record.metrics,
+        "weights_digest": record.weights_digest or None,
+        "samples_per_second": record.samples_per_second,
+        "wall_seconds": record.wall_seconds,
+        "created": written(record.created),
+        "ended": written(record.ended),
+        "age_seconds": round(record.age(now), 3),
+        "task": record.task or None,
+        "lanes": record.lanes,
+        "workers": record.workers,
+        "failure": None if record.failure is None else record.failure.to_dict(),
+    }
 
 
 def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
@@ -50,6 +95,43 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
     }
     plain: dict[str, Any] = finite(document)
     return plain
+
+
+def checkpoints_document(found: CheckpointList, now: datetime) -> dict[str, Any]:
+    """All checkpoints of a run, oldest first."""
+    document: dict[str, Any] = finite(
+        {
+            "run": found.run,
+            "folder": str(found.folder.absolute()),
+            "checkpoints": [_kept_checkpoint(each, now) for each in found.checkpoints],
+        }
+    )
+    return document
+
+
+def difference_document(pair: RunPair) -> dict[str, Any]:
+    """Two runs side by side."""
+    parting, weights = pair.comparison.parting, pair.weights
+    return {
+        "left": pair.left.folder.name,
+        "right": pair.right.folder.name,
+        "keys": [
+            {"key": change.key, "mark": change.mark.value} | _sides((_plain(change.before), _plain(change.after)))
+            for change in pair.keys
+        ],
+        "environment": {name: _sides(both) for name, both in pair.environment.items()},
+        "source": pair.source,
+        "metrics": {name: _sides(both) for name, both in pair.metrics.items()},
+        "weights_digest": _sides(weights),
+        "same_weights": None if None in weights else weights[0] == weights[1],
+        "common_steps": pair.comparison.common_steps,
+        "parting": None if parting is None else _parting_document(parting),
+    }
+
+
+def written(time: datetime | None) -> str | None:
+    """A time as JSON holds it, in ISO 8601."""
+    return None if time is None else time.isoformat(timespec="milliseconds")
 
 
 def _events(timeline: Timeline) -> dict[str, Any]:
@@ -127,3 +209,35 @@ def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 def _job_value(each: JobValue) -> dict[str, Any]:
     return {"key": each.key, "value": each.value, "origin": each.origin, "mark": each.mark.value}
+
+
+def _kept_checkpoint(each: Kept, now: datetime) -> dict[str, Any]:
+    record = each.record
+    age = each.age(now)
+    return {
+        "name": record.name,
+        "path": str(each.path.absolute()),
+        "step": each.step,
+        "evaluated": record.evaluated,
+        "bytes": record.bytes,
+        "created": record.created or None,
+        "age_seconds": None if age is None else round(age, 3),
+        "metrics": record.metrics,
+        "weights_digest": record.weights_digest or None,
+        "best": each.is_best,
+        "encrypted": record.encrypted,
+        "kept": [reason.value for reason in each.because],
+        "problem": record.problem or None,
+    }
+
+
+def _parting_document(parting: Parting) -> dict[str, Any]:
+    return {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}}
+
+
+def _sides(pair: Pair) -> dict[str, Any]:
+    return {"left": pair[0], "right": pair[1]}
+
+
+def _plain(value: Any) -> Any:
+    return None if value is Absent.NOT_GIVEN else value

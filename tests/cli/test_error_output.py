@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import schemas
-from quorate.cli.trouble import tell, tell_bug
+from quorate.cli.errors import show_bug, show_error
 from quorate.core.errors import JobError, JobFileError, OutputError, Problem, QuorateError, RunError
 from quorate.core.failure import Failure, JobFailed, Remains
 
@@ -21,7 +21,7 @@ def document(told: str) -> dict[str, Any]:
 
 def test_a_failed_job_is_told_to_people_and_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure("UserCodeError", "worker 1: no", worker=1, traceback="Traceback: a line")
-    assert tell(JobFailed(failure, REMAINS), as_json=True) == 1
+    assert show_error(JobFailed(failure, REMAINS), as_json=True) == 1
     told = capsys.readouterr()
     assert told.err == ("error: worker 1: no\n\nTraceback: a line\n\nnext: resume it\nlogs: runs/tiny-0001/logs\n")
     assert document(told.out) == {
@@ -47,7 +47,7 @@ def test_a_failed_job_is_told_to_people_and_to_programs(capsys: pytest.CaptureFi
 def test_the_status_says_whether_there_is_a_run(
     capsys: pytest.CaptureFixture[str], failure: Failure, status: str, code: int
 ) -> None:
-    assert tell(JobFailed(failure), as_json=True) == code
+    assert show_error(JobFailed(failure), as_json=True) == code
     told = document(capsys.readouterr().out)
     assert (told["status"], told["exit_code"]) == (status, code)
     assert "run" not in told
@@ -57,15 +57,15 @@ def test_the_status_says_whether_there_is_a_run(
 def test_the_exit_code_is_the_errors(
     capsys: pytest.CaptureFixture[str], error: QuorateError, code: int, status: str
 ) -> None:
-    assert tell(error, as_json=False) == code
+    assert show_error(error, as_json=False) == code
     assert capsys.readouterr().out == ""
-    assert tell(error, as_json=True) == code
+    assert show_error(error, as_json=True) == code
     assert document(capsys.readouterr().out) == {"status": status, "exit_code": code, "error": "no"}
 
 
 def test_every_mistake_of_a_job_file_is_told_by_itself_too(capsys: pytest.CaptureFixture[str]) -> None:
     error = JobFileError("job.yaml", [Problem("lanes", "is 0", "Use 1.", ("workers",)), Problem("seed", "is text")])
-    assert tell(error, as_json=True) == 2
+    assert show_error(error, as_json=True) == 2
     assert document(capsys.readouterr().out)["problems"] == [
         {"path": "lanes", "text": "is 0", "hint": "Use 1.", "keys": ["workers"]},
         {"path": "seed", "text": "is text", "hint": "", "keys": []},
@@ -73,7 +73,7 @@ def test_every_mistake_of_a_job_file_is_told_by_itself_too(capsys: pytest.Captur
 
 
 def test_nothing_is_printed_where_nothing_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell(OutputError("standard output is full"), as_json=True) == 1
+    assert show_error(OutputError("standard output is full"), as_json=True) == 1
     assert capsys.readouterr() == ("", "error: standard output is full\n")
 
 
@@ -85,7 +85,7 @@ def test_a_terminal_gets_lines_that_fit_it(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     message = "worker 0 has not been heard for 5.1 s (failure_timeout: 5.0); its last word was step 3, compute."
-    tell(RunError(message), as_json=False)
+    show_error(RunError(message), as_json=False)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).rstrip("\n").split("\n")
     assert len(lines) > 1
     assert max(map(len, lines)) <= columns
@@ -93,7 +93,7 @@ def test_a_terminal_gets_lines_that_fit_it(
 
 
 def test_a_bug_of_ours_shows_its_traceback_and_is_still_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell_bug(ZeroDivisionError("by zero"), as_json=True) == 1
+    assert show_bug(ZeroDivisionError("by zero"), as_json=True) == 1
     told = capsys.readouterr()
     assert "ZeroDivisionError: by zero" in told.err
     assert document(told.out)["error"] == "Quorate itself has failed: ZeroDivisionError: by zero"

@@ -1,4 +1,4 @@
-"""Everything about one run, as a page for people: how it stands first, what it was asked last."""
+"""Everything about one run, for people: its state first, what was asked of it last."""
 
 import math
 import re
@@ -9,8 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from quorate.checkpoint.best import BestEvaluation
-from quorate.cli.page import Page
-from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
+from quorate.cli.layout import Page
+from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
 from quorate.history.advice import Advice
 from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved

@@ -1,4 +1,4 @@
-"""A list of runs as a table that fits a terminal."""
+"""A list of runs as a table that fits a terminal, and the words by which a run is shown."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -8,16 +8,23 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from quorate.cli.page import Page
-from quorate.cli.run_words import STATUS_STYLES, age, progress, short_task
+from quorate.cli.layout import GAP, NONE, Page, headed_table
 from quorate.history.run_list import Listing
 from quorate.history.run_record import RunRecord
 from quorate.history.status import Status
 from quorate.observe.quantities import measure
 
-GAP = 2
-NONE = "-"
 WORDS_SHOWN = 8
+STATUS_STYLES = {
+    Status.RUNNING: "cyan",
+    Status.COMPLETE: "green",
+    Status.INTERRUPTED: "yellow",
+    Status.TERMINATED: "yellow",
+    Status.LOST: "red",
+    Status.FAILED: "red",
+    Status.DAMAGED: "red",
+}
+_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def print_listing(page: Page, listing: Listing, now: datetime) -> None:
@@ -52,10 +59,8 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
     }
     cells = {heading: [cell(record) for record in records] for heading, cell in columns.items()}
     shown = _fitting({heading: _width(heading, column) for heading, column in cells.items()}, width)
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for heading in shown:
-        # What stands behind the name is short, so that only the name gives way.
-        table.add_column(heading, overflow="fold", no_wrap=heading != "name")
+    # What stands behind the name is short, so that only the name gives way.
+    table = headed_table(shown, whole=shown[1:])
     for row in zip(*(cells[heading] for heading in shown), strict=True):
         table.add_row(*row)
     return table
@@ -101,3 +106,28 @@ def _width(heading: str, column: Sequence[Text]) -> int:
 def _best(record: RunRecord) -> str:
     best = record.best
     return NONE if best is None else f"{best.watched.metric} {measure(best.value)}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, to one unit."""
+    return f"{age(seconds)} ago" if seconds >= 1 else "just now"
+
+
+def age(seconds: float) -> str:
+    """A time span to one unit: 3 minutes, 1 day."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            whole = int(seconds // length)
+            return f"{whole} {unit}" if whole == 1 else f"{whole} {unit}s"
+    return f"{int(seconds)} s"
+
+
+def progress(record: RunRecord) -> str:
+    """The steps done, and how many there are to be."""
+    return f"{record.steps:,}" + ("" if record.total_steps is None else f"/{record.total_steps:,}")
+
+
+def short_task(reference: str) -> str:
+    """A task without the folder that its file is in."""
+    place, colon, class_name = reference.rpartition(":")
+    return f"{place.rpartition('/')[2]}{colon}{class_name}"

@@ -13,10 +13,9 @@ import pytest
 from command import Workplace
 from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
-from quorate.api.aside import Aside, held, run_aside
-from quorate.api.evaluate import evaluate_run
+from quorate.api.evaluate import ScratchJob, evaluate_run, hold_checkpoint, run_in_scratch
 from quorate.api.replay import replay
-from quorate.api.task_place import find_task
+from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
@@ -46,7 +45,7 @@ def test_a_checkpoint_of_a_running_job_is_kept_from_its_pruning(
         monkeypatch.setattr(os, "link", refuse)
     info = newest(run)
     with run.lock():
-        path = held(run, info, tmp_path / "scratch")
+        path = hold_checkpoint(run, info, tmp_path / "scratch")
     CheckpointFolder(run.checkpoints).remove(info.path)
     (kept,) = CheckpointFolder(path.parent).list()
     CheckpointFolder(path.parent).verify(kept)
@@ -54,7 +53,7 @@ def test_a_checkpoint_of_a_running_job_is_kept_from_its_pruning(
 
 
 def test_one_of_a_run_that_has_ended_is_read_where_it_is(run: RunFolder, tmp_path: Path) -> None:
-    assert held(run, newest(run), tmp_path / "scratch") == newest(run).path
+    assert hold_checkpoint(run, newest(run), tmp_path / "scratch") == newest(run).path
 
 
 def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
@@ -67,19 +66,19 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
     def remove_then_hold(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
         if removed.path.exists():
             CheckpointFolder(run.checkpoints).remove(removed.path)
-        return held(run, info, scratch)
+        return hold_checkpoint(run, info, scratch)
 
-    def note(aside: Aside, _: Path) -> tuple[RunFolder, dict[str, Any]]:
-        read.append(aside.checkpoint)
+    def note(job: ScratchJob, _: Path) -> tuple[RunFolder, dict[str, Any]]:
+        read.append(job.checkpoint)
         return run, {"final_metrics": {}, "weights_digest": "d"}
 
-    monkeypatch.setattr(evaluate, "held", remove_then_hold)
-    monkeypatch.setattr(evaluate, "run_aside", note)
+    monkeypatch.setattr(evaluate, "hold_checkpoint", remove_then_hold)
+    monkeypatch.setattr(evaluate, "run_in_scratch", note)
     with run.lock():
         assert evaluate_run(tmp_path / "runs", "last", "last", {}, []).step == 8
         assert [path.name for path in read if path] == [newest(run).path.name]
         with pytest.raises(CheckpointError, match="was removed by the running job"):
-            held(run, removed, tmp_path / "scratch")
+            hold_checkpoint(run, removed, tmp_path / "scratch")
 
 
 def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
@@ -92,9 +91,9 @@ def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
     with socket.create_server(("127.0.0.1", 0)) as server:
         spec = resolved.spec.model_copy(update={"port": server.getsockname()[1]})
         place = find_task(run, spec.task)
-        aside = Aside(replace(resolved, spec=spec), RunMode(evaluates_only=True), gone, lambda _: None, place)
+        aside = ScratchJob(replace(resolved, spec=spec), RunMode(evaluates_only=True), gone, lambda _: None, place)
         with pytest.raises(JobFailed, match="is not there any more: it was removed while this job was starting"):
-            run_aside(aside, tmp_path / "scratch")
+            run_in_scratch(aside, tmp_path / "scratch")
 
 
 def test_a_branch_without_a_checkpoint_of_its_own_before_the_step_cannot_be_replayed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Labelled lines that fit a terminal of any width, and stay whole in a file."""
+"""Labelled lines and tables that fit a terminal of any width, and stay whole in a file."""
 
+import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -11,6 +12,9 @@ from quorate.observe.screen import Screen
 
 LABEL = 13
 INDENT = 2
+GAP = 2
+NONE = "-"
+"""What stands in a table where there is nothing."""
 NARROWEST_TEXT = 16
 # In a file nothing is broken: it is searched, not looked at.
 FILE_WIDTH = 100_000
@@ -21,6 +25,11 @@ class Page:
 
     def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
         self.screen = Screen(stream, is_terminal, width if is_terminal or width else FILE_WIDTH)
+
+    @classmethod
+    def on_stdout(cls) -> "Page":
+        """Where a verb prints."""
+        return cls(sys.stdout, is_terminal=sys.stdout.isatty())
 
     @property
     def text_width(self) -> int:
@@ -91,3 +100,12 @@ class Page:
         if len(label) >= LABEL:
             head = f"{' ' * INDENT}{label} "
         self.screen.print(Text.assemble((head, "dim"), text), soft_wrap=True)
+
+
+def headed_table(headings: Sequence[str], whole: Sequence[str] = ()) -> Table:
+    """A table without lines. What does not fit is folded, except in the columns that are `whole`."""
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        is_whole = heading in whole
+        table.add_column(Text(heading), overflow="ellipsis" if is_whole else "fold", no_wrap=is_whole)
+    return table

@@ -1,16 +1,28 @@
-"""Pictures of records side by side, as one picture file."""
+"""Records of shards to look at: some of them as short texts, their pictures side by side in one file."""
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 
+from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
+from quorate.data.shards.blocks import ShardBlocks
+from quorate.data.shards.errors import ShardError
+from quorate.data.shards.fetching import StoreAway, Unreachable
+from quorate.data.shards.formats.format import Records
+from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index_file import load_index
+from quorate.observe.quantities import size
 from quorate.storage.atomic import write_atomically
 
+LONGEST = 60
+_FEW_VALUES = 4
+WHOLE = "record"
 SIDE = 96
 GAP = 4
 _BACKGROUND = (32, 32, 32)
@@ -22,6 +34,92 @@ _MAGIC = {
     b"BM": "bmp",
     b"RIFF": "webp",
 }
+
+
+@dataclass(frozen=True)
+class Previewed:
+    """A record, its number, the shard that it lies in and its number there; `bad` says why there is no record."""
+
+    sample: int
+    file: str
+    row: int
+    record: Any = None
+    bad: str = ""
+
+
+def preview_data(place: str, count: int, first: int = 0) -> tuple[ShardIndex, tuple[Previewed, ...]]:
+    """So many records from that one on, each checked against the index; what cannot be read is among them as bad."""
+    index = load_index(place)
+    if first >= len(index):
+        raise RequestError(f"there is no record {first}: {shown(place)} has {len(index)}, and the first is 0.")
+    blocks = ShardBlocks(index)
+    found: list[Previewed] = []
+    end = min(first + count, len(index))
+    try:
+        while (sample := first + len(found)) < end:
+            number = int(numpy.searchsorted(index.first, sample, side="right")) - 1
+            found += _previewed(index, blocks, number, range(sample, min(end, int(index.first[number + 1]))))
+    finally:
+        blocks.close()
+    return index, tuple(found)
+
+
+def _previewed(index: ShardIndex, blocks: ShardBlocks, number: int, samples: range) -> Iterator[Previewed]:
+    block, begin = index.block(number), int(index.first[number])
+    records: Records | None = None
+    why = ""
+    try:
+        records = blocks.read(number)
+    except StoreAway:
+        raise  # which says nothing about any record
+    except (ShardError, Unreachable) as error:
+        # No record of the block can be read: it is told from where on there may be others.
+        why = f"{error.message.rstrip('.')}. The block that it is in ends with sample {begin + block.records - 1}."
+    for sample in samples:
+        row = sample - begin
+        place = (sample, block.file, block.row + row)
+        if records is None:
+            yield Previewed(*place, bad=why)
+            continue
+        try:
+            yield Previewed(*place, records[row])
+        except ShardError as error:
+            yield Previewed(*place, bad=error.message)
+
+
+def short_fields(record: Any) -> dict[str, str]:
+    """The fields of a record, each as a short text; a record that has no fields is one itself."""
+    values = record if isinstance(record, dict) else {WHOLE: record}
+    return {str(name): _short(value) for name, value in values.items()}
+
+
+def _short(value: Any) -> str:
+    """What a value is, on one line."""
+    if isinstance(value, bytes):
+        return _bytes(value)
+    if isinstance(value, numpy.ndarray):
+        few = " ".join(f"{each:.4g}" if value.dtype.kind in "iufb" else str(each) for each in value.flat[:_FEW_VALUES])
+        more = " …" if value.size > _FEW_VALUES else ""
+        return f"{value.dtype} {list(value.shape)}: {few}{more}"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return _cut(" ".join(text.split()) if "\n" in text else text)
+
+
+def _bytes(value: bytes) -> str:
+    kind = picture_kind(value)
+    if not kind:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if text.isprintable() and len(text) <= LONGEST:
+            return text
+    return f"{kind or 'bytes'}, {size(len(value))}"
+
+
+def _cut(text: str) -> str:
+    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"
 
 
 def picture_kind(value: Any) -> str:
@@ -46,7 +144,7 @@ def refuse_no_picture_file(file: Path) -> None:
         raise RequestError(f"{file} is no name for a contact sheet, which is a PNG file: let it end with .png")
 
 
-def write_sheet(file: Path, pictures: Sequence[Any]) -> None:
+def write_contact_sheet(file: Path, pictures: Sequence[Any]) -> None:
     """Write pictures of any sizes into one PNG, row by row; one that is there is replaced."""
     refuse_no_picture_file(file)
     try:

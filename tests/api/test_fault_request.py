@@ -2,22 +2,25 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli.fault_options import FaultWish, wish_for
+from quorate.api.chaos import FaultRequest
 from quorate.core.errors import RequestError
 from quorate.core.fault import Act, Fault
+from quorate.spec.job import JobSpec
+
+SPEC = JobSpec(task="task.py:Task", batch_size=8, steps=24, lanes=4, workers=2)
 
 
 def test_faults_of_the_command_line_come_before_those_of_a_file(tmp_path: Path) -> None:
     script = tmp_path / "faults.txt"
     script.write_text("# written\nkill all at step 4  # all of them\n")
-    wish = wish_for(["kill worker 1 at step 20"], script, random=False, mtbf=None, seed=None)
-    assert wish.script(workers=2, steps=None, lanes=4) == (Fault(Act.KILL, 1, 20), Fault(Act.KILL, None, 4))
+    request = FaultRequest.of(["kill worker 1 at step 20"], script, random=False, mtbf=None, seed=None)
+    assert request.script(SPEC, steps=None) == (Fault(Act.KILL, 1, 20), Fault(Act.KILL, None, 4))
 
 
 def test_random_faults_need_the_number_of_steps() -> None:
-    wish = wish_for(None, None, random=True, mtbf="10 steps", seed=7)
-    assert wish.script(workers=2, steps=None, lanes=4) == ()
-    assert wish.script(workers=2, steps=200, lanes=4) == FaultWish((), 10.0, 7).script(2, 200, 4) != ()
+    request = FaultRequest.of(None, None, random=True, mtbf="10 steps", seed=7)
+    assert request.script(SPEC, steps=None) == ()
+    assert request.script(SPEC, steps=200) == FaultRequest((), 10.0, 7).script(SPEC, 200) != ()
 
 
 @pytest.mark.parametrize(
@@ -42,13 +45,11 @@ def test_random_faults_need_the_number_of_steps() -> None:
         (["kill all at step 25"], None, False, None, None, "there is no step 25; the job has 24 steps"),
     ],
 )
-def test_a_wrong_wish_is_refused_with_the_remedy(
+def test_a_wrong_request_is_refused_with_the_remedy(
     texts: list[str] | None, script: str | None, random: bool, mtbf: str | None, seed: int | None, why: str
 ) -> None:
     with pytest.raises(RequestError) as refusal:
-        wish_for(texts, None if script is None else Path(script), random, mtbf, seed).script(
-            workers=2, steps=24, lanes=4
-        )
+        FaultRequest.of(texts, None if script is None else Path(script), random, mtbf, seed).script(SPEC, steps=24)
     assert why in refusal.value.message
 
 
@@ -56,4 +57,4 @@ def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "faults.bin"
     script.write_bytes(b"\xff\xfe")
     with pytest.raises(RequestError, match="is not text in UTF-8"):
-        wish_for(None, script, random=False, mtbf=None, seed=None)
+        FaultRequest.of(None, script, random=False, mtbf=None, seed=None)

@@ -7,13 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.api.checkpoints import NO_KEY, Verified
-from quorate.cli.page import Page
-from quorate.cli.run_words import age
+from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.runs_view import age
 from quorate.history.checkpoint_list import CheckpointList, Kept
 from quorate.observe.quantities import measure, size
-
-GAP = 2
-NONE = "-"
 
 
 def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
@@ -70,9 +67,7 @@ def _row(each: Kept, now: datetime) -> tuple[Text, ...]:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    table = headed_table(headings)
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,11 +1,10 @@
-"""Whether a run can go on as it is asked to, and from which checkpoint."""
+"""Whether a run can be resumed as it is asked to, and from which checkpoint."""
 
 import logging
 import shlex
 from collections.abc import Sequence
 
-from quorate.api.recorded_run import changes_since, why_foreign
-from quorate.api.remains import near, typed
+from quorate.api.recorded_run import changes_since, run_argument, short_path, why_foreign
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable
 from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
@@ -30,7 +29,7 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
     if not changed:
         return
     if {change.key for change in changed} <= {"epochs", "steps"}:
-        raise RunError(f"run {run.name} {_why_not_this_long(typed(run), recorded.spec, resolved)}")
+        raise RunError(f"run {run.name} {_why_not_this_long(run_argument(run), recorded.spec, resolved)}")
     raise RunError(
         f"run {run.name} means something else than what is asked for now: {listed(changed, resolved)}. "
         "Resume without the change, or start a new run from its checkpoint with --branch."
@@ -88,7 +87,7 @@ def refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
         flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
         raise RunError(
             f"run {run.name} is complete ({result.get('steps')} steps). "
-            f"To train further, ask for more: quorate resume {typed(run)} {flag}"
+            f"To train further, ask for more: quorate resume {run_argument(run)} {flag}"
         )
 
 
@@ -101,7 +100,7 @@ def refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, bran
     rule = f"early_stop: {why.metric}, patience {why.patience}" if why else "early_stop"
     raise RunError(
         f"run {run.name} stopped early ({rule}) after {result.get('steps')} steps; start a branch without early_stop: "
-        f"quorate resume {typed(run)} --branch --set early_stop=null"
+        f"quorate resume {run_argument(run)} --branch --set early_stop=null"
     )
 
 
@@ -143,14 +142,14 @@ def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: Reso
         owner = checkpoint.manifest.job.get("name")
         other = f", or that is a checkpoint of another run (of job {owner})" if owner != resolved.spec.name else ""
         raise RunError(
-            f"{near(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved{other}: "
+            f"{short_path(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved{other}: "
             f"{listed(changed, resolved)}. Restore it, or start a new run from the checkpoint with --branch."
         )
 
 
 def _why_not_older(run: RunFolder, newer: Skipped, newest: CheckpointInfo | None) -> str:
     """Going back would undo the steps in between, which nobody has asked for."""
-    instead = "" if newest is None else f", or move {near(newer.path)} away to go on from {newest.path.name}"
+    instead = "" if newest is None else f", or move {short_path(newer.path)} away to go on from {newest.path.name}"
     return f"checkpoint {newer.path.name} of run {run.name} {newer.reason}. Resume with that version{instead}."
 
 
@@ -168,7 +167,7 @@ def _why_nothing(run: RunFolder, recorded: JobSpec, skipped: Sequence[Skipped]) 
         return f"{newest.path.name} cannot be trusted: {newest.reason}"
     count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
     return (
-        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {near(newest.path.parent)}). "
+        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {short_path(newest.path.parent)}). "
         "Start it anew with quorate train, or put back a copy of the folder if you have one."
     )
 
@@ -178,7 +177,7 @@ def _why_gone(run: RunFolder, recorded: JobSpec, step: int) -> str:
     commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
     copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
     return (
-        f"its events tell of a checkpoint at step {step}, and {near(run.checkpoints)} has none any more. Put the "
+        f"its events tell of a checkpoint at step {step}, and {short_path(run.checkpoints)} has none any more. Put the "
         f"folder back if you have it{copied}. Otherwise start it anew with quorate train."
     )
 

@@ -1,13 +1,18 @@
-"""A first job file and task, written into a folder of the user's."""
+"""A first job file and task, written into a folder of the user's, and what to type next."""
 
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
+
+from rich.text import Text
 
 from quorate.core.errors import JobFileError, RequestError
+from quorate.observe.screen import Screen
 from quorate.spec.load import resolve_mapping
 from quorate.spec.yaml_dialect import write_value
 from quorate.storage.atomic import discard, write_atomically, write_new_file
@@ -19,7 +24,7 @@ _COMMENT_COLUMN = 35
 
 
 @dataclass(frozen=True)
-class Beginning:
+class Scaffold:
     """What was written: the job's name, and the files in their folder."""
 
     name: str
@@ -27,15 +32,15 @@ class Beginning:
     files: tuple[Path, ...]
 
 
-def begin(folder: Path, name: str | None, force: bool) -> Beginning:
+def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
     """Write the skeleton into a folder: all of it, or nothing."""
     job_name = name_of(folder) if name is None else _checked(name)
     contents = {folder / file: text for file, text in skeleton(job_name).items()}
-    _refuse_what_is_in_the_way(folder, list(contents), force)
-    with _explaining(folder):
+    _refuse_existing(folder, list(contents), force)
+    with _explained_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _write(contents, force)
-    return Beginning(job_name, folder, tuple(contents))
+    return Scaffold(job_name, folder, tuple(contents))
 
 
 def skeleton(name: str) -> dict[str, str]:
@@ -59,7 +64,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def _refuse_what_is_in_the_way(folder: Path, files: list[Path], force: bool) -> None:
+def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
     if os.path.lexists(folder) and not folder.is_dir():
         raise RequestError(f"{folder} is there already and is not a folder. Choose another folder.")
     there = [file for file in files if os.path.lexists(file)]
@@ -91,7 +96,7 @@ def _write(contents: dict[Path, str], force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _explaining(folder: Path) -> Iterator[None]:
+def _explained_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -99,3 +104,33 @@ def _explaining(folder: Path) -> Iterator[None]:
         raise RequestError(
             f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
         ) from error
+
+
+def commands_after(scaffold: Scaffold) -> list[str]:
+    """The commands that train what was written."""
+    enter = [] if scaffold.folder == Path() else [f"cd {shlex.quote(str(scaffold.folder))}"]
+    return [*enter, f"quorate train {JOB_FILE}"]
+
+
+def print_next_steps(scaffold: Scaffold, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    """Say what was written, and what to do with it."""
+    screen = Screen(stream, is_terminal, width)
+    screen.print("Written:")
+    for file in scaffold.files:
+        screen.print(Text(f"  {file}"), soft_wrap=True)
+    screen.print("\nThey train as they are. Next:")
+    for command in commands_after(scaffold):
+        # Never broken by us: it is copied in one piece.
+        screen.print(Text(f"  {command}", "bold"), soft_wrap=True)
+    screen.print(f"\nThen put your own model and data into {TASK_FILE}.")
+
+
+def to_document(scaffold: Scaffold) -> dict[str, Any]:
+    """What was written, as a JSON document."""
+    return {
+        "status": "complete",
+        "name": scaffold.name,
+        "folder": str(scaffold.folder.absolute()),
+        "files": [str(file.absolute()) for file in scaffold.files],
+        "next": commands_after(scaffold),
+    }

@@ -1,4 +1,4 @@
-"""A run of which only a copy is at hand, at another place: brought here, so that it can go on."""
+"""A run of which only a copy is at hand, at another place: brought here, so that it can be resumed."""
 
 import logging
 import secrets
@@ -45,7 +45,7 @@ def is_copy(reference: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedRun:
     """The folder of a run that was fetched; and why the task's source was left where it lies, if it was."""
 
     path: Path
@@ -59,7 +59,7 @@ def fetch_run(
     overrides: Sequence[Override] = (),
     *,
     trust_source: bool = False,
-) -> Fetched:
+) -> FetchedRun:
     """The run that lies at an address, in the folder of runs here.
 
     Where it is not here yet it is made, with the newest whole checkpoint of the copy. Where it is, a checkpoint is
@@ -82,7 +82,7 @@ def fetch_run(
     job = partial(recorded_job, environment=environment, overrides=overrides)
     bring = _update if final.exists() else _make
     folder = bring(RunFolder(final), place, origin, job)
-    return Fetched(final, _take_source(RunFolder(final), place, folder, trust_source))
+    return FetchedRun(final, _take_source(RunFolder(final), place, folder, trust_source))
 
 
 def _make(target: RunFolder, place: Place, origin: Origin, job: Callable[[RunFolder], ResolvedJob]) -> CheckpointFolder:
