@@ -11,7 +11,7 @@ from typing import Any
 from quorate.api.job import overrides_from
 from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
 from quorate.api.result import refuse_without_average
-from quorate.api.resume_rules import is_moved_task, listed
+from quorate.api.resume_rules import is_moved_task, listed, refuse_lost_checkpoints
 from quorate.api.session import refuse_in_worker
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
@@ -95,6 +95,7 @@ def evaluate_run(
 
     if averaged:
         refuse_without_average(run.name, resolved.spec)
+    refuse_lost_checkpoints(run, recorded.spec, "evaluate")
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
-from quorate.api.resume_rules import warn_of_damaged_result
+from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
@@ -163,6 +163,7 @@ def model_of(
     if averaged:
         refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
+    refuse_lost_checkpoints(run, spec, "load")
     info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     warn_of_foreign(info, spec)
     with preserved_generators(), contextlib.ExitStack() as stack:

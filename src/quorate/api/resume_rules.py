@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from quorate.api.recorded_run import changes_since, run_argument, short_path, why_foreign
-from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
 from quorate.checkpoint.selection import warned_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
@@ -130,6 +130,12 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
     if search.newest is None:
         raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(run, recorded, search.skipped)}")
     return warned_of(search.newest, search.skipped)
+
+
+def refuse_lost_checkpoints(run: RunFolder, recorded: JobSpec, purpose: str) -> None:
+    """Refuse a run whose checkpoints are all gone although it has saved some: they were removed, or not copied."""
+    if not survey(run.checkpoints) and (step := _last_saved(run)) is not None:
+        raise RunError(f"run {run.name} has nothing to {purpose}: {_why_gone(run, recorded, step)}")
 
 
 def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: ResolvedJob) -> None:

@@ -1,4 +1,7 @@
-"""Running a job in its folder: a new run, or one that goes on."""
+"""From a job to its result: a new run, or one that is resumed.
+
+`start` and `resume` decide in which folder and from which checkpoint; `_train` does the rest for both.
+"""
 
 import contextlib
 import logging
@@ -92,56 +95,8 @@ class NoDisplay:
         """Still nothing."""
 
 
-class EventTracker:
-    """Passes a run's events on to whoever shows it.
-
-    It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
-    """
-
-    def __init__(self, show: Show) -> None:
-        self._show = show
-        self.has_trained = False
-        self.has_finished = False
-        self._recoveries = RecoveryLog()
-        self._waiting = DataWaitLog()
-
-    def handle(self, event: Event) -> None:
-        """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
-        self.has_trained = self.has_trained or event.kind == "step"
-        self.has_finished = self.has_finished or event.kind == "finished"
-        self._recoveries.take_in(event)
-        self._waiting.take_in(event)
-        if event.kind != "failure":
-            self._show.handle(event)
-
-    @property
-    def recoveries(self) -> list[Recovery]:
-        """What this part of the run has recovered from, in order."""
-        return self._recoveries.recoveries
-
-    def waiting(self, spec: JobSpec) -> dict[str, Any]:
-        """How much of its steps was waiting for data, and what may help; empty if that is not worth a word."""
-        wait = self._waiting.wait
-        if not wait.is_worth_telling:
-            return {}
-        advice = self._waiting.advice(spec, usable_cores())
-        return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
-
-
 Watch = Callable[[RunStart], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
-
-    run: RunFolder
-    resolved: ResolvedJob
-    accept: Callable[[Prepared], None]
-    checkpoint: CheckpointInfo | None = None
-    faults: tuple[Fault, ...] = ()
-    place: TaskLocation | None = None
 
 
 def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
@@ -161,7 +116,7 @@ def resume(
     trust_source: bool = False,
     faults: tuple[Fault, ...] = (),
 ) -> Result:
-    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
+    """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
 
     Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
     source there may be run.
@@ -204,6 +159,54 @@ def refuse_in_worker() -> None:
             "The task's file starts a job when it is imported, and workers import it. "
             'Put the call of quorate.train under `if __name__ == "__main__":`.'
         )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
+
+    run: RunFolder
+    resolved: ResolvedJob
+    accept: Callable[[Prepared], None]
+    checkpoint: CheckpointInfo | None = None
+    faults: tuple[Fault, ...] = ()
+    place: TaskLocation | None = None
+
+
+class EventTracker:
+    """Passes a run's events on to whoever shows it.
+
+    It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self.has_trained = False
+        self.has_finished = False
+        self._recoveries = RecoveryLog()
+        self._waiting = DataWaitLog()
+
+    def handle(self, event: Event) -> None:
+        """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
+        self.has_trained = self.has_trained or event.kind == "step"
+        self.has_finished = self.has_finished or event.kind == "finished"
+        self._recoveries.take_in(event)
+        self._waiting.take_in(event)
+        if event.kind != "failure":
+            self._show.handle(event)
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """What this part of the run has recovered from, in order."""
+        return self._recoveries.recoveries
+
+    def waiting(self, spec: JobSpec) -> dict[str, Any]:
+        """How much of its steps was waiting for data, and what may help; empty if that is not worth a word."""
+        wait = self._waiting.wait
+        if not wait.is_worth_telling:
+            return {}
+        advice = self._waiting.advice(spec, usable_cores())
+        return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 
 def _train_in_new_run(
@@ -283,21 +286,19 @@ def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> 
 
 
 def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
+    """Show the run, launch its processes, write down what it comes to, and wait for copies of its checkpoints."""
     run, spec = plan.run, plan.resolved.spec
-    cores = usable_cores()
-    workers = spec.worker_count(cores)
-    _warn_of_crowd(workers, spec.threads, cores)
-    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
+    workers = spec.worker_count(usable_cores())
+    _warn_of_crowd(workers, spec.threads, usable_cores())
     show = watch(RunStart(run, spec, workers))
     tracker = EventTracker(show)
     copied: list[dict[str, Any]] = []
+    started = time.perf_counter()
     try:
         copies = Copies(run, spec, tracker.handle)
-        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
-        if plan.place is not None:
-            launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
         try:
-            fields = _run_to_end(plan, launch, signals, tracker, copies)
+            outcome = _launch(plan, workers, signals, tracker, copies)
+            fields = _conclude(plan, outcome, time.perf_counter() - started, tracker)
         finally:
             copied = copies.conclude(signals) if tracker.has_trained else copies.abandon()
     finally:
@@ -308,20 +309,31 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     return Result.of(run, fields)
 
 
-def _run_to_end(plan: Plan, launch: Launch, signals: Signals, tracker: EventTracker, copies: Copies) -> dict[str, Any]:
-    """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
-    started = time.perf_counter()
+def _launch(plan: Plan, workers: int, signals: Signals, tracker: EventTracker, copies: Copies) -> Outcome:
+    """Train on processes of this machine. Raises a refusal that comes before the first step; the rest is an outcome."""
+    spec = plan.resolved.spec
+    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
+    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+    if plan.place is not None:
+        launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
     try:
-        with namespaces_for(plan.faults, launch.workers + launch.spec.spares) as namespaces:
-            outcome = LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
+        with namespaces_for(plan.faults, workers + spec.spares) as namespaces:
+            return LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
         if isinstance(error, RequestError) and not tracker.has_trained:
             raise
-        outcome = Outcome(Failure.of(error), {})
+        return Outcome(Failure.of(error), {})
+
+
+def _conclude(plan: Plan, outcome: Outcome, seconds: float, tracker: EventTracker) -> dict[str, Any]:
+    """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
     if outcome.failure is not None:
-        failure = _late(outcome.failure) if tracker.has_trained else outcome.failure
+        failure = outcome.failure
+        if tracker.has_trained and failure.exit_code == RequestError.exit_code:
+            # Even where the request was to blame, a run that has trained tells of it and is kept.
+            failure = failure.at(exit_code=JobError.exit_code)
         raise _failed(plan, failure, tracker.recoveries)
-    fields = _result_fields(plan, outcome.result, time.perf_counter() - started, tracker.recoveries)
+    fields = _result_fields(plan, outcome.result, seconds, tracker.recoveries)
     fields |= tracker.waiting(plan.resolved.spec)
     if tracker.has_trained and not tracker.has_finished:
         log.warning("the last events could not be written: %s ends too early", short_path(plan.run.events_file))
@@ -356,11 +368,6 @@ def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
             workers * threads,
             cores,
         )
-
-
-def _late(failure: Failure) -> Failure:
-    """A failure of a job that has trained: even where the request was to blame, the run tells of it and is kept."""
-    return failure.at(exit_code=JobError.exit_code) if failure.exit_code == RequestError.exit_code else failure
 
 
 def _failed(plan: Plan, failure: Failure, recoveries: Sequence[Recovery]) -> QuorateError:

@@ -14,6 +14,7 @@ import xxhash
 from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.data.blocked import Blocked, records_of
+from quorate.data.collate import collate
 from quorate.data.feed import batch_of
 from quorate.data.reading import Request, Source
 from quorate.data.samples import Fetched, FetchTrouble, Samples
@@ -92,19 +93,26 @@ def fingerprint(samples: Samples) -> Fingerprint:
         for part in _arrangement(samples, source, length):
             layout.update(part)
         for index in _looked_at(samples, source, length):
-            answer = samples[Request(source, 0, (index,))]
-            if _content(answer) != _content(samples[Request(source, 0, (index,))]):
-                raise TaskError(
-                    f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
-                    "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
-                    "change what the dataset holds."
-                )
+            request = Request(source, 0, (index,))
+            answer = samples[request]
+            if _content(answer) != _content(samples[request]):
+                raise TaskError(_why_not_the_same(samples, request))
             if isinstance(answer, FetchTrouble) or answer.bad:
                 unread.append(f"sample {index} of the {source.value} set")
             content.update(_content(answer))
     without = f" ({' and '.join(unread)} cannot be read)" if unread else ""
     words = "; ".join(_in_words(samples, source) for source in samples.datasets)
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
+
+
+def _why_not_the_same(samples: Samples, request: Request) -> str:
+    """Of a sample that is another one when it is read again: whether the dataset or collate() is to blame."""
+    sample = f"{request.indices[0]} of the {request.source.value} set"
+    remedy = "so it depends on who reads what. Draw from the global generators, which are seeded for each sample, and"
+    uncollated = dataclasses.replace(samples, collate=list)
+    if samples.collate is not collate and _content(uncollated[request]) == _content(uncollated[request]):
+        return f"collate() makes another batch of sample {sample} each time, {remedy} keep nothing between two calls."
+    return f"Sample {sample} is another one each time it is read, {remedy} do not change what the dataset holds."
 
 
 def _in_words(samples: Samples, source: Source) -> str:
