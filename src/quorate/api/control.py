@@ -42,7 +42,7 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
     run = RunFolder.find(runs, name)
-    return _SaveRequest(run, patience).fulfilled()
+    return _SaveRequest(run, patience).wait()
 
 
 class _SaveRequest:
@@ -59,7 +59,7 @@ class _SaveRequest:
         self._request = ""
         self._reached: int | None = None
 
-    def fulfilled(self) -> CheckpointInfo:
+    def wait(self) -> CheckpointInfo:
         """The checkpoint, once it is there. Raises RunError when there is no hope."""
         while True:
             try:
@@ -83,7 +83,7 @@ class _SaveRequest:
                 )
 
     def _ask(self) -> None:
-        # While somebody writes the same wish is told again: they have begun to fulfil it, and do so once.
+        # While somebody writes, the same request is sent again: they have begun with it, and do it once.
         if not self._request or not self._is_being_written():
             self._request = secrets.token_hex(8)
         try:

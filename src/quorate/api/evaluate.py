@@ -25,7 +25,6 @@ from quorate.engines.fork_server_process import Prepared
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.signals import listening_to_signals
 from quorate.history.run_record import RunRecord
-from quorate.observe.event import Event
 from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.marks import Mark
@@ -184,22 +183,18 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def run_in_scratch(aside: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
+def run_in_scratch(job: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
     """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
-    spec = aside.resolved.spec.model_copy(update={"port": 0})
+    spec = job.resolved.spec.model_copy(update={"port": 0})
     workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
-        launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.mode)
-        launch = replace(launch, task=aside.place.reference, search_path=aside.place.search_path)
-        outcome = LocalEngine(launch, _show_nothing, aside.accept, signals).run()
+        launch = Launch(run, spec, workers, job.resolved.source, job.checkpoint, job.mode)
+        launch = replace(launch, task=job.place.reference, search_path=job.place.search_path)
+        outcome = LocalEngine(launch, lambda _: None, job.accept, signals).run()
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped
         raise JobFailed(signals.failure(f"{signals.reason}; the run is as it was."))
     return run, outcome.result
-
-
-def _show_nothing(_: Event) -> None:
-    pass

@@ -56,12 +56,13 @@ class Result:
     @classmethod
     def of(cls, run: RunFolder, fields: dict[str, Any]) -> "Result":
         """From the content of `result.json`, or what is known of it."""
+        metrics: dict[str, Any] = fields.get("final_metrics") or {}
         return cls(
             run=run.name,
             folder=run.path,
             status=fields["status"],
             steps=fields.get("steps", 0),
-            metrics={name: math.nan if value is None else value for name, value in _metrics(fields).items()},
+            metrics={name: math.nan if value is None else value for name, value in metrics.items()},
             weights_digest=fields.get("weights_digest", ""),
             samples_per_second=fields.get("samples_per_second") or 0.0,
             wall_seconds=fields.get("wall_seconds") or 0.0,
@@ -182,10 +183,6 @@ def model_of(
         if takes_over:
             replica.average.take_over()
         return LoadedModel(info, replica.model, takes_over)
-
-
-def _metrics(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields.get("final_metrics") or {}
 
 
 def _ending_of(run: RunFolder) -> dict[str, Any]:

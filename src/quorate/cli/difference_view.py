@@ -1,5 +1,6 @@
 """Two runs side by side, as a page for people and as a document for programs."""
 
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.table import Table
@@ -30,8 +31,9 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
         "keys": {
             f"{change.key} ({change.mark})": (_value(change.before), _value(change.after)) for change in pair.keys
         },
-        "results": _results(pair.left, pair.right) | {name: _measures(both) for name, both in pair.metrics.items()},
-        "environment": {name: _shortened(both) for name, both in pair.environment.items()},
+        "results": _results(pair.left, pair.right)
+        | {name: _sides(both, measure) for name, both in pair.metrics.items()},
+        "environment": {name: _sides(both, lambda value: str(value)[:40]) for name, both in pair.environment.items()},
     }
     for title, rows in tables.items():
         if rows:
@@ -113,12 +115,9 @@ def _value(value: Any) -> str:
     return NONE if value is Absent.NOT_GIVEN else write_value(value)
 
 
-def _measures(pair: Pair) -> tuple[str, str]:
-    return tuple(NONE if value is None else measure(value) for value in pair)  # type: ignore[return-value]
-
-
-def _shortened(pair: Pair) -> tuple[str, str]:
-    return tuple(NONE if value is None else str(value)[:40] for value in pair)  # type: ignore[return-value]
+def _sides(pair: Pair, text: Callable[[Any], str]) -> tuple[str, str]:
+    left, right = (NONE if value is None else text(value) for value in pair)
+    return left, right
 
 
 def _side_by_side(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]], width: int) -> Table | Text:

@@ -58,7 +58,8 @@ def _run_verb(load: Callable[[], Any], as_json: bool) -> int:
     guard_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        code = _code_of(load()(standalone_mode=False))
+        answer = load()(standalone_mode=False)
+        code = answer if isinstance(answer, int) else 0
     except Exception as error:
         code = _report(error, as_json)
     try:
@@ -78,10 +79,6 @@ def _report(error: Exception, as_json: bool) -> int:
     if isinstance(error, QuorateError):
         return show_error(error, as_json)
     return show_usage_error(error, as_json) if isinstance(error, typer.TyperException) else show_bug(error, as_json)
-
-
-def _code_of(answer: object) -> int:
-    return answer if isinstance(answer, int) else 0
 
 
 def _report_stop(number: int, as_json: bool) -> int:

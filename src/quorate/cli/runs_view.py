@@ -58,7 +58,10 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
         "task": lambda record: Text(short_task(record.task) or NONE, style="dim"),
     }
     cells = {heading: [cell(record) for record in records] for heading, cell in columns.items()}
-    shown = _fitting({heading: _width(heading, column) for heading, column in cells.items()}, width)
+    widths = {
+        heading: max(map(cell_len, [heading, *(cell.plain for cell in column)])) for heading, column in cells.items()
+    }
+    shown = _fitting(widths, width)
     # What stands behind the name is short, so that only the name gives way.
     table = headed_table(shown, whole=shown[1:])
     for row in zip(*(cells[heading] for heading in shown), strict=True):
@@ -97,10 +100,6 @@ def _fitting(widths: dict[str, int], room: int) -> list[str]:
     while len(shown) > 2 and sum(widths[heading] + GAP for heading in shown) - GAP > room:
         shown.pop()
     return shown
-
-
-def _width(heading: str, column: Sequence[Text]) -> int:
-    return max([cell_len(heading), *(cell_len(cell.plain) for cell in column)])
 
 
 def _best(record: RunRecord) -> str:
