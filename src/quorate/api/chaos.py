@@ -203,11 +203,11 @@ def _run_separately(
     if ending.run is None:
         raise RunError("the job could not be started; what is wrong was told above.")
     result = open_run(ending.run.path)
-    told = result.fields.get("failure")
-    if told is None and ending.code != 0:
+    failure = result.fields.get("failure")
+    if failure is None and ending.code != 0:
         message = f"the job was not taken up again (code {ending.code}): see what was told above."
         return result, Failure("JobError", message)
-    return result, None if told is None else Failure.from_dict(told)
+    return result, None if failure is None else Failure.from_dict(failure)
 
 
 @dataclass(frozen=True)
@@ -247,13 +247,13 @@ def _launch(launcher: Launcher) -> _Ending:
         command = [sys.executable, "-P", "-m", "quorate.api"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            told, _ = child.communicate(pickle.dumps((sys.path, launcher)))
+            output, _ = child.communicate(pickle.dumps((sys.path, launcher)))
         except BaseException:
             # Whoever is told to end does not leave a job behind.
             child.terminate()
             child.wait()
             raise
-    run = launcher.run or (Path(told.decode().strip()) if told.strip() else None)
+    run = launcher.run or (Path(output.decode().strip()) if output.strip() else None)
     return _Ending(child.returncode, None if run is None else RunFolder(run))
 
 

@@ -182,8 +182,8 @@ def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
 
 def _place(run: RunFolder) -> tuple[str, str]:
     try:
-        told = json.loads(read_regular(run.address_file))
-        return str(told["address"]), str(told["token"])
+        place = json.loads(read_regular(run.address_file))
+        return str(place["address"]), str(place["token"])
     except FileNotFoundError:
         raise RunError(
             f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "

@@ -105,14 +105,14 @@ class Copies:
             time.sleep(0.02)
 
     def _incomplete(self, to: str, standing: Standing) -> str:
-        told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
+        sentences = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
         if standing.damaged:
             verify = f"quorate checkpoints verify {run_argument(self._run)}"
-            told.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
+            sentences.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
         if len(standing.damaged) < len(standing.missing):
             command = f"quorate checkpoints copy {run_argument(self._run)} {shlex.quote(shown(to))}"
-            told.append(f"{standing.reason} To complete it: {command}")
-        return " ".join(told)
+            sentences.append(f"{standing.reason} To complete it: {command}")
+        return " ".join(sentences)
 
     def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
         """Also from a copier's thread."""

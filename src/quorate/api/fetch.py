@@ -160,11 +160,11 @@ def _take_source(run: RunFolder, place: Place, folder: CheckpointFolder, trusted
             return f"{_would_run(page, place)}: code of whoever can write there. If that is you, add --trust-source"
     else:
         newest = folder.newest_whole()
-        told = None if newest is None else newest.manifest.environment.get(SOURCE)
-        if told != digest:
+        recorded = None if newest is None else newest.manifest.environment.get(SOURCE)
+        if recorded != digest:
             log.warning(
                 "the task's source at %s is left out: its digest is %s, and the checkpoint under the key says %s",
-                *(place, digest, told),
+                *(place, digest, recorded),
             )
             return f"{_would_run(page, place)}, which is not the code that the checkpoint under the key tells of"
     with run.lock():

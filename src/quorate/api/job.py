@@ -139,8 +139,8 @@ class Job:
 
     def __repr__(self) -> str:
         """The task, and every key that is not at its default."""
-        told = {"task": self.spec.task, **self.spec.model_dump(exclude={"task"}, exclude_defaults=True)}
-        return f"Job({', '.join(f'{key}={value!r}' for key, value in told.items())})"
+        keys = {"task": self.spec.task, **self.spec.model_dump(exclude={"task"}, exclude_defaults=True)}
+        return f"Job({', '.join(f'{key}={value!r}' for key, value in keys.items())})"
 
 
 def reference_to(task: Any) -> str:

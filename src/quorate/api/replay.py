@@ -36,8 +36,8 @@ class Replay:
     """What a replay found.
 
     `moment` is "before" where the states differ already when the step begins, "after" where they do once it is done,
-    and None where the replay has ended with equal states. `unfaithful` names the runs whose replay has not told what
-    they told themselves: they ran with another processor, library or data than there is here.
+    and None where the replay has ended with equal states. `unfaithful` names the runs whose replay does not give
+    what their events say: they ran with another processor, library or data than there is here.
     """
 
     step: int
@@ -50,17 +50,19 @@ class Replay:
 class _Replayed:
     before: dict[str, Any]
     after: dict[str, Any]
-    told: dict[str, Any]
+    reported: dict[str, Any]
 
 
-def replay(runs: tuple[RunFolder, RunFolder], step: int, told: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Replay:
-    """Replay a step of two runs; `told` is what each of them has told of it: loss and gradient norm."""
+def replay(
+    runs: tuple[RunFolder, RunFolder], step: int, reported: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Replay:
+    """Replay a step of two runs; `reported` is what the events of each say of it: loss and gradient norm."""
     with scratch_folder() as scratch:
         left, right = (_replayed(run, step, scratch / str(side)) for side, run in enumerate(runs))
         unfaithful = tuple(
             run.name
-            for run, done, expected in zip(runs, (left, right), told, strict=True)
-            if any(done.told.get(name) != value for name, value in expected.items())
+            for run, done, expected in zip(runs, (left, right), reported, strict=True)
+            if any(done.reported.get(name) != value for name, value in expected.items())
         )
         for moment, pair in (("before", (left.before, right.before)), ("after", (left.after, right.after))):
             differences = tuple(_differences(*pair))
@@ -86,10 +88,10 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()
-    told = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
-    if told is None or not {step - 1, step} <= states.keys():
+    reported = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
+    if reported is None or not {step - 1, step} <= states.keys():
         raise RunError(f"run {run.name} cannot be replayed: trained again here, it ends before step {step}")
-    return _Replayed(states[step - 1], states[step], told)
+    return _Replayed(states[step - 1], states[step], reported)
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:

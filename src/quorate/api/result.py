@@ -188,9 +188,9 @@ def model_of(
 def _ending_of(run: RunFolder) -> dict[str, Any]:
     """How a run ended; if it did not say, whether there is still somebody who will."""
     warn_of_damaged_result(run)
-    told = run.whole_result()
-    if told is not None:
-        return told
+    result = run.whole_result()
+    if result is not None:
+        return result
     if run.holder() is not None:
         return {"status": "running"}
     return run.whole_result() or {"status": "lost"}  # it may have ended between the two looks

@@ -173,14 +173,16 @@ def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared
             f"run {run.name} was begun by an earlier version of Quorate, which recorded the text of the task and not "
             f"its code (digest {then[:12]}…), so it cannot be known whether that is the same now. {remedy}"
         )
-    told = f"the task's code has changed since run {run.name} began, so it would not produce what it promised. {remedy}"
+    message = (
+        f"the task's code has changed since run {run.name} began, so it would not produce what it promised. {remedy}"
+    )
     kept = read_source(run.path)
     if kept is None or now.source is None:
         since = now.facts[SOURCE]
         short = [digest.removeprefix(KIND)[:12] for digest in (then, since)]
-        raise RunError(f"{told} Its digest was {short[0]}… then and is {short[1]}… now; the run keeps no source.")
+        raise RunError(f"{message} Its digest was {short[0]}… then and is {short[1]}… now; the run keeps no source.")
     lines = kept.source.difference(now.source, (f"kept in {short_path(run.path)}", "now"))
-    raise RunError("\n".join([f"{told} What differs:", *(f"  {line}" for line in lines)]))
+    raise RunError("\n".join([f"{message} What differs:", *(f"  {line}" for line in lines)]))
 
 
 def _is_there(reference: TaskReference) -> bool:

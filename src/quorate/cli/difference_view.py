@@ -41,8 +41,8 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
             screen.print(_side_by_side(title, names, rows, screen.width))
     if pair.source:
         screen.print("\nThe code of their tasks differs:")
-        for told in pair.source:
-            screen.print(Text(told, style={"-": "red", "+": "green"}.get(told[:1], "")), soft_wrap=True)
+        for line in pair.source:
+            screen.print(Text(line, style={"-": "red", "+": "green"}.get(line[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
 
@@ -99,7 +99,7 @@ def _results(left: RunSide, right: RunSide) -> dict[str, tuple[str, str]]:
 
 def _result(side: RunSide) -> dict[str, str]:
     result = side.result
-    told = {
+    line = {
         "status": result.get("status", "not ended"),
         "steps": f"{result['steps']:,}" if "steps" in result else None,
         "speed": f"{count(result['samples_per_second'])} samples/s"
@@ -108,7 +108,7 @@ def _result(side: RunSide) -> dict[str, str]:
         "time": duration(result["wall_seconds"]) if result.get("wall_seconds") is not None else None,
         "weights": result.get("weights_digest", "")[:DIGEST_SHOWN],
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in line.items() if text}
 
 
 def _value(value: Any) -> str:

@@ -95,9 +95,9 @@ def _print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
     screen = Screen(sys.stderr, is_terminal=sys.stderr.isatty())
     whole = f"{label}: {text}"
-    told = Text(fold(whole, screen.width) if screen.is_terminal else whole)
-    told.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
-    screen.print(told, soft_wrap=True)
+    line = Text(fold(whole, screen.width) if screen.is_terminal else whole)
+    line.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
+    screen.print(line, soft_wrap=True)
 
 
 def _end(code: int, fields: dict[str, Any], as_json: bool) -> int:

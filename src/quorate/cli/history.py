@@ -172,8 +172,8 @@ def diff(
         from quorate.api.replay import replay
 
         parting = pair.comparison.parting
-        told = tuple({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
-        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (told[0], told[1]))
+        reported = tuple({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
+        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (reported[0], reported[1]))
     if as_json:
         print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
     else:

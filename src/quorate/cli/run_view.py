@@ -83,8 +83,8 @@ def _print_head(page: Page, detail: RunDetail, advice: Advice | None, now: datet
 
 def _why(record: RunRecord) -> str:
     """The reason for the status, unless the failure tells it better."""
-    is_told = record.status is Status.LOST and record.failure is not None
-    return "" if is_told else record.reason
+    failure_says_more = record.status is Status.LOST and record.failure is not None
+    return "" if failure_says_more else record.reason
 
 
 def _print_advice(page: Page, advice: Advice) -> None:
@@ -121,11 +121,11 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
 
 def _best(best: BestEvaluation, checkpoints: Sequence[CheckpointRecord]) -> str:
     """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
-    told = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
+    text = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
     saved = nearest_saved(best.step, checkpoints)
     if saved == best.step:
-        return told
-    return f"{told} (not saved)" if saved is None else f"{told} (not saved; nearest saved: step {saved:,})"
+        return text
+    return f"{text} (not saved)" if saved is None else f"{text} (not saved; nearest saved: step {saved:,})"
 
 
 def _duration(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
@@ -196,7 +196,7 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     if not timeline.counts:
         return
     page.section("events")
-    page.items("told", [_plural(number, NOUNS.get(kind, kind)) for kind, number in _told(timeline)])
+    page.items("told", [_plural(number, NOUNS.get(kind, kind)) for kind, number in _counts(timeline)])
     if timeline.redone:
         page.row("", f"{_plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
     if timeline.unreadable_lines:
@@ -208,20 +208,20 @@ def _print_events(page: Page, timeline: Timeline) -> None:
         if event.kind == "generation":
             page.items("generation", _members(event, timeline))
         else:
-            page.row(event.kind, _told_in_words(event, timeline))
+            page.row(event.kind, _event_text(event, timeline))
     if timeline.recoveries:
         page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
     for event in timeline.of_kind("stop")[-1:]:
         page.row("stop", str(event.fields.get("reason", "")))
 
 
-def _told(timeline: Timeline) -> list[tuple[str, int]]:
+def _counts(timeline: Timeline) -> list[tuple[str, int]]:
     usual = ("step", "evaluation", "checkpoint", "generation")
     rest = sorted(timeline.counts.keys() - {*usual, "run", "finished"})
     return [(kind, timeline.counts[kind]) for kind in (*usual, *rest) if kind in timeline.counts]
 
 
-def _told_in_words(event: Event, timeline: Timeline) -> str:
+def _event_text(event: Event, timeline: Timeline) -> str:
     when = _when(event, timeline)
     fields = event.fields
     match event.kind:
@@ -241,8 +241,8 @@ def _when(event: Event, timeline: Timeline) -> str:
 
 
 def _members(event: Event, timeline: Timeline) -> list[str]:
-    told = event.fields.get("members")
-    members = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    given = event.fields.get("members")
+    members = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
     shown = [f"worker {each.get('worker')} hosts {_lanes(each.get('lanes'))}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, f"{_plural(more, 'more worker')}"] if more else shown or ["nobody"]

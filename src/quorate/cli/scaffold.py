@@ -69,9 +69,9 @@ def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
         raise RequestError(f"{folder} is there already and is not a folder. Choose another folder.")
     there = [file for file in files if os.path.lexists(file)]
     if there and not force:
-        told = " and ".join(map(str, there))
+        names = " and ".join(map(str, there))
         raise RequestError(
-            f"{told} {'is' if len(there) == 1 else 'are'} there already, and nothing was written. "
+            f"{names} {'is' if len(there) == 1 else 'are'} there already, and nothing was written. "
             "Choose another folder, or replace with --force."
         )
     for file in there:
