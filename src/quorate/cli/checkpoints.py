@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, one_of
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose
 from quorate.cli.output import print_document
 from quorate.cli.verbs import group_of_verbs
 
@@ -124,7 +124,7 @@ def export(
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
-    wanted = one_of(kind, Format, "--format") if kind else None
+    wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Run, Runs, one_of, run_names
+from quorate.cli.options import RUNS, Json, Run, Runs, choose, run_names
 from quorate.cli.output import print_document
 
 
@@ -46,10 +46,10 @@ def runs(
     from quorate.history.status import Status
 
     wish = Wish(
-        statuses=tuple(one_of(word, Status, "--status") for word in status or ()),
+        statuses=tuple(choose(word, Status, "--status") for word in status or ()),
         task=task,
         name=name,
-        order=one_of(sort, Order, "--sort"),
+        order=choose(sort, Order, "--sort"),
         reverse=reverse,
         limit=limit,
     )

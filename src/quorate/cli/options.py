@@ -95,7 +95,7 @@ Quiet = Annotated[
 ]
 
 
-def one_of(given: str, choices: type[Choice], option: str) -> Choice:
+def choose(given: str, choices: type[Choice], option: str) -> Choice:
     """The choice that was given; a mistake is answered with all that are allowed and the nearest."""
     if given in list(choices):
         return choices(given)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api import train as show
+from quorate.api import train
 from quorate.api.session import NoDisplay, RunStart, Watch
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.event import Event
@@ -27,7 +27,7 @@ def test_a_run_below_the_working_folder_is_named_as_it_can_be_typed(
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / "runs" / "c-0001", Path("/elsewhere/c-0001")):
-        show.show_on_stderr(begun(folder)).handle(Event("run", None, {"from_step": 0, "total_steps": 6}))
+        train.show_on_stderr(begun(folder)).handle(Event("run", None, {"from_step": 0, "total_steps": 6}))
     assert stream.getvalue().splitlines() == [
         "c-0001 in runs/c-0001: 8 lanes on 2 workers",
         "c-0001 in /elsewhere/c-0001: 8 lanes on 2 workers",
@@ -37,7 +37,7 @@ def test_a_run_below_the_working_folder_is_named_as_it_can_be_typed(
 def test_an_early_stop_is_told_with_the_rule_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    shown = show.show_on_stderr(begun(tmp_path))
+    shown = train.show_on_stderr(begun(tmp_path))
     shown.handle(Event("run", None, {"from_step": 0, "total_steps": 6}))
     shown.handle(Event("finished", None, {"result": {"ending": "early stop", "steps": 4}}))
     assert (
@@ -45,7 +45,7 @@ def test_an_early_stop_is_told_with_the_rule_of_the_job(tmp_path: Path, monkeypa
     )
 
 
-@pytest.mark.parametrize(("watch", "kind"), [(show.show_on_stderr, Console), (show.show_quietly, QuietConsole)])
+@pytest.mark.parametrize(("watch", "kind"), [(train.show_on_stderr, Console), (train.show_quietly, QuietConsole)])
 def test_a_program_without_standard_error_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, kind: type
 ) -> None:
@@ -55,6 +55,6 @@ def test_a_program_without_standard_error_shows_nothing(
 
 
 def test_a_script_may_ask_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch = show.watch_here(progress=False)
+    watch = train.watch_here(progress=False)
     watch(begun(tmp_path)).handle(Event("run", None, {"from_step": 0, "total_steps": 6}))
     assert capsys.readouterr() == ("", "")
