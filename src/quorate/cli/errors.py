@@ -25,7 +25,7 @@ INDENT = 2
 
 
 def show_error(error: QuorateError, as_json: bool) -> int:
-    """Tell why nothing was started, or why a job ended; the exit code."""
+    """Show why nothing was started, or why a job ended; the exit code."""
     if isinstance(error, JobFailed):
         return _show_failed_job(error, as_json)
     _print_labelled("error", error.message)
@@ -37,13 +37,13 @@ def show_error(error: QuorateError, as_json: bool) -> int:
 
 
 def show_next(remains: Remains) -> None:
-    """Tell what to do about a run that did not complete."""
+    """Show what to do about a run that did not complete."""
     _print_labelled("next", remains.advice)
     _print_labelled("logs", remains.logs)
 
 
 def show_usage_error(error: typer.TyperException, as_json: bool) -> int:
-    """Tell a mistake on the command line itself, with the verb's usage; the exit code."""
+    """Show a mistake on the command line itself, with the verb's usage; the exit code."""
     context = getattr(error, "ctx", None)
     message = _plainer(error.format_message())
     if context is None or "\n" in message:  # a verb is missing, and what is shown is the help
@@ -58,7 +58,7 @@ def show_usage_error(error: typer.TyperException, as_json: bool) -> int:
 
 
 def show_bug(error: Exception, as_json: bool) -> int:
-    """Tell an error that nobody foresaw, with its traceback, which is for us; the exit code."""
+    """Show an error that nobody foresaw, with its traceback, which is for us; the exit code."""
     traceback.print_exception(error)
     _print_labelled("error", "Quorate itself has failed, by the traceback above; please report it.")
     return _end(1, {"error": f"Quorate itself has failed: {describe(error)}"}, as_json)
