@@ -41,8 +41,8 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
             screen.print(_side_by_side(title, names, rows, screen.width))
     if pair.source:
         screen.print("\nThe code of their tasks differs:")
-        for line in pair.source:
-            screen.print(Text(line, style={"-": "red", "+": "green"}.get(line[:1], "")), soft_wrap=True)
+        for text in pair.source:
+            screen.print(Text(text, style={"-": "red", "+": "green"}.get(text[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
 
