@@ -43,6 +43,18 @@ def test_versions_are_compared_as_numbers(relation: str, asked: str, given: str,
     assert Requirement("some", relation, asked).accepts(given) is accepted
 
 
+@pytest.mark.parametrize(
+    ("given", "accepted"), [("2.10.1", False), ("2.11", True), ("2.13.2+cpu", True), ("2.14", False)]
+)
+def test_a_range_of_versions_has_two_ends(given: str, accepted: bool) -> None:
+    (ranged,) = read_requirements(["torch<2.14,>=2.11"])
+    assert ranged == Requirement("torch", ">=", "2.11", below="2.14")
+    assert str(ranged) == "torch>=2.11,<2.14"
+    assert ranged.accepts(given) is accepted
+    facts = TorchFacts(version=given, capability="AVX2", repeats_bits=True)
+    assert check_torch(facts, ranged).level is (Level.OK if accepted else Level.WARNING)
+
+
 def test_jobs_run_on_linux() -> None:
     assert check_system("Linux", "6.1", "x86_64").level is Level.OK
     elsewhere = check_system("Darwin", "24.0", "arm64")
