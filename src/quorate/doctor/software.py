@@ -130,11 +130,12 @@ def check_torch(facts: TorchFacts, pinned: Requirement) -> Finding:
         text = f"{facts.version} computes other bits the second time, with deterministic kernels and one thread"
         return Finding("torch", Level.PROBLEM, text, f"No job can keep its promise with it. {install}")
     same = "deterministic kernels give the same bits twice"
+    is_pinned = pinned.relation == "=="
     if not pinned.accepts(facts.version):
-        tested = pinned.version if pinned.relation == "==" else pinned.versions
+        tested = pinned.version if is_pinned else pinned.versions
         text = f"{facts.version}, not the {tested} that Quorate is tested with; {same}"
         return Finding("torch", Level.WARNING, text, install)
-    return Finding("torch", Level.OK, f"{facts.version}, as pinned; {same}")
+    return Finding("torch", Level.OK, f"{facts.version}, {'as pinned' if is_pinned else 'a tested version'}; {same}")
 
 
 def check_devices(facts: TorchFacts) -> Finding:
