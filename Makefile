@@ -3,10 +3,11 @@ PYTHON ?= python3
 SEEDS ?= 10000
 N ?= 20
 MINUTES ?= 30
+WHAT ?= step startup allreduce
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test coverage test-long test-faults soak simulate check format proto setup-all bench-setup clean help
+.PHONY: demo setup test coverage test-long test-faults soak simulate check format proto setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -49,6 +50,9 @@ proto: .venv/.stamp-dev       ## generate the protobuf stubs again
 	$(BIN)/python scripts/proto.py
 
 setup-all: .venv/.stamp-examples .venv/.stamp-dev   ## install every extra
+
+bench: .venv/.stamp-core      ## measure Quorate and its peers; WHAT="scaling recovery" chooses other benchmarks
+	@for what in $(WHAT); do $(BIN)/python -m benchmarks $$what || exit $$?; done
 
 bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compare with
 	@sh scripts/bench_setup.sh

@@ -76,12 +76,12 @@ def allreduce(
       python -m benchmarks allreduce --systems quorate-shm,gloo --output sums.json
     """
     from benchmarks.allreduce import SYSTEMS, AllReduce, check_processes
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems, parse_counts, parse_sizes
 
     counts = check_processes(parse_counts(processes, "--processes"))
     bench = AllReduce(counts, parse_sizes(sizes), choose_systems(systems, SYSTEMS), repeats)
-    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -102,11 +102,11 @@ def step(
       python -m benchmarks step
       python -m benchmarks step --systems quorate,hand-written --rounds 9
     """
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems
     from benchmarks.step import SYSTEMS, Step
 
-    raise typer.Exit(run(Step(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(Step(choose_systems(systems, SYSTEMS)), Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -127,11 +127,11 @@ def startup(
       python -m benchmarks startup
       python -m benchmarks startup --systems quorate,plain-python
     """
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems
     from benchmarks.startup import SYSTEMS, Startup
 
-    raise typer.Exit(run(Startup(choose_systems(systems, SYSTEMS)), Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(Startup(choose_systems(systems, SYSTEMS)), Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -157,12 +157,12 @@ def scaling(
       python -m benchmarks scaling --workers 1,2 --lanes 4
       python -m benchmarks scaling --workers 2,4x2 --systems quorate
     """
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.scaling import SYSTEMS, Scaling
     from benchmarks.selection import choose_systems, parse_crowds
 
     bench = Scaling(parse_crowds(workers, "--workers"), lanes, choose_systems(systems, SYSTEMS))
-    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -182,9 +182,9 @@ def overlap(
       python -m benchmarks overlap --rounds 9 --output overlap.json
     """
     from benchmarks.overlap import Overlap
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
 
-    raise typer.Exit(run(Overlap(), Wishes(rounds, output=output, as_json=as_json)))
+    raise typer.Exit(run(Overlap(), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()
@@ -207,12 +207,12 @@ def recovery(
       python -m benchmarks recovery --workers 3 --systems quorate --rounds 3
     """
     from benchmarks.recovery import SYSTEMS, Recovery
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems, parse_crowds
 
     processes = tuple(crowd.processes for crowd in parse_crowds(workers, "--workers"))
     bench = Recovery(processes, choose_systems(systems, SYSTEMS))
-    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -232,9 +232,9 @@ def changes(
       python -m benchmarks changes --rounds 3 --output changes.json
     """
     from benchmarks.changes import Changes
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
 
-    raise typer.Exit(run(Changes(), Wishes(rounds, output=output, as_json=as_json)))
+    raise typer.Exit(run(Changes(), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()
@@ -264,13 +264,13 @@ def checkpoint(
 
     from benchmarks.checkpoint import SYSTEMS, Checkpoint, disk_needed
     from benchmarks.disk import check_disk
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems
     from benchmarks.size import parse_size
 
     bench = Checkpoint(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
     check_disk(Path(gettempdir()), disk_needed(bench.size, bench.saves))
-    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 @app.command()
@@ -307,7 +307,7 @@ def data(
 
     from benchmarks.data import SYSTEMS, Data, check_packages, disk_needed, find_examples
     from benchmarks.disk import check_disk
-    from benchmarks.run import Wishes, run
+    from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems, parse_counts
     from benchmarks.size import parse_size
 
@@ -315,7 +315,7 @@ def data(
     numbers = parse_counts(loaders, "--loaders", least=0)
     bench = Data(parse_size(size, "--size"), numbers, choose_systems(systems, SYSTEMS), find_examples(fashion))
     check_disk(Path(gettempdir()), disk_needed(bench.size))
-    raise typer.Exit(run(bench, Wishes(rounds, peers, output, as_json)))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.mpirun import PROGRAM, mpirun, mpirun_version
+from benchmarks.interpreters import MPIRUN, mpirun, mpirun_version
 from benchmarks.row import Row, ratios_in_words
 from benchmarks.script import LIMIT
 from benchmarks.system import Needs, System, Turn
@@ -12,7 +12,7 @@ from quorate.core.errors import RequestError
 SHM = System("quorate-shm", "benchmarks.own.allreduce", is_ours=True)
 TCP = System("quorate-tcp", "benchmarks.own.allreduce", is_ours=True)
 GLOO = System("gloo", "benchmarks.peers.gloo_allreduce")
-OPENMPI = System("openmpi", "benchmarks.peers.openmpi_allreduce", needs=Needs(("mpi4py", "numpy"), (PROGRAM,)))
+OPENMPI = System("openmpi", "benchmarks.peers.openmpi_allreduce", needs=Needs(("mpi4py", "numpy"), (MPIRUN,)))
 SYSTEMS = (SHM, TCP, GLOO, OPENMPI)
 LINKS = {SHM: "shm", TCP: "tcp"}
 

@@ -1,6 +1,7 @@
-"""Which Python has the peers, and what is installed in it."""
+"""Which Python has the peers, what is installed in it, what this process may do, and how OpenMPI is started."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.rights import effective_rights
 from benchmarks.system import Installed, System
 from quorate.core.errors import RequestError
 from quorate.core.programs import find_program
@@ -28,6 +28,10 @@ for package in sys.argv[1:]:
         pass
 print(json.dumps(found))
 """
+RIGHTS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""Those that a benchmark may need, by their number. Root has them, but often not in a container."""
+MPIRUN = "mpirun"
+_VERSION = re.compile(r"\b(\d+)\.\d+")
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,51 @@ def installed_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+def effective_rights() -> frozenset[str]:
+    """Those that this process has."""
+    return rights_in(Path("/proc/self/status").read_text())
+
+
+def rights_in(status: str) -> frozenset[str]:
+    """Those that the kernel's page about a process tells."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return frozenset(right for right, number in RIGHTS.items() if int(value, 16) >> number & 1)
+    return frozenset()
+
+
+def shared_memory_layer(version: str) -> str:
+    """What this release calls it: `vader` until 4, `sm` from 5 on."""
+    found = _VERSION.search(version)
+    return "vader" if found is not None and int(found[1]) < 5 else "sm"
+
+
+def mpirun(processes: int, version: str) -> tuple[str, ...]:
+    """The command before the interpreter. Like all others, its processes go where the kernel puts them."""
+    return (
+        MPIRUN,
+        "-n",
+        str(processes),
+        "--oversubscribe",
+        "--allow-run-as-root",
+        "--bind-to",
+        "none",
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        f"self,{shared_memory_layer(version)}",
+    )
+
+
+def mpirun_version() -> str:
+    """What it says of itself; empty where it is not installed."""
+    try:
+        done = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

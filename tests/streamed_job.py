@@ -91,7 +91,7 @@ import sys
 from pathlib import Path
 
 from quorate.api import session
-from quorate.api.show import show_quietly
+from quorate.api.train import show_quietly
 from quorate.core.errors import QuorateError
 from quorate.spec.load import load_job
 from quorate.spec.override import parse_set

@@ -10,7 +10,7 @@ import pytest
 import safetensors
 import torch
 
-from quorate.api.export import Format, export_model
+from quorate.api.checkpoints import Format, export_model
 from quorate.api.result import Result
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, RunError

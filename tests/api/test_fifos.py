@@ -10,7 +10,7 @@ from history.run_builder import complete_run
 from quorate.api.checkpoints import verify_run
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.result import open_run
-from quorate.api.task_place import find_task
+from quorate.api.tasks import find_task
 from quorate.checkpoint.copying import Source
 from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource

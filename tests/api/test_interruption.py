@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from quorate.api.interruption import pass_on_signal, passing_on_signals
+from quorate.api.train import pass_on_signal, passing_on_signals
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.signals import listening_to_signals
 

@@ -6,8 +6,7 @@ import pytest
 
 import quorate
 from command import TASK_SOURCE
-from quorate.api.job import Job, reference_to
-from quorate.api.job_keys import JobKeys
+from quorate.api.job import Job, JobKeys, reference_to
 from quorate.engines.local import Launch
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.storage.run_folder import RunFolder

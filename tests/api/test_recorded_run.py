@@ -14,7 +14,7 @@ from quorate.api.recorded_run import (
     set_foreign_aside,
     why_foreign,
 )
-from quorate.api.resumption import newest_checkpoint
+from quorate.api.resume_rules import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.remains import remains_of, typed
+from quorate.api.recorded_run import remains_of, run_argument
 from quorate.core.failure import Failure
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -74,11 +74,11 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(
 
 
 def test_a_run_elsewhere_is_named_by_its_path(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert typed(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "'my runs/a-0001'"
-    assert typed(RunFolder(Path("/elsewhere/a-0001"))) == "/elsewhere/a-0001"
+    assert run_argument(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "'my runs/a-0001'"
+    assert run_argument(RunFolder(Path("/elsewhere/a-0001"))) == "/elsewhere/a-0001"
     monkeypatch.setenv("QUORATE_RUNS", str(run.path.parents[1] / "my runs"))
-    assert typed(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "a-0001"
-    assert typed(run) == "runs/tiny-0001", "its name is looked for elsewhere"
+    assert run_argument(RunFolder(run.path.parents[1] / "my runs" / "a-0001")) == "a-0001"
+    assert run_argument(run) == "runs/tiny-0001", "its name is looked for elsewhere"
     monkeypatch.delenv("QUORATE_RUNS")
     monkeypatch.chdir("/")
-    assert typed(run) == str(run.path).removeprefix("/")
+    assert run_argument(run) == str(run.path).removeprefix("/")

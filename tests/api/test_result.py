@@ -77,7 +77,7 @@ class TestOpenRun:
         assert "not finite" in result._repr_html_()
         assert result == opened(used_workplace)
 
-    def test_of_a_run_that_failed_before_its_first_checkpoint(self, used_workplace: Workplace) -> None:
+    def test_of_a_run_that_failed_and_has_no_checkpoint_any_more(self, used_workplace: Workplace) -> None:
         folder = used_workplace.last
         for checkpoint in (folder / "checkpoints").iterdir():
             checkpoint.rename(folder / checkpoint.name)
@@ -86,7 +86,7 @@ class TestOpenRun:
         result = opened(used_workplace)
         assert (result.status, result.steps, result.error, result.exit_code) == ("failed", 0, "the loss is nan", 1)
         assert repr(result) == "<Result tiny-0001: failed, 0 steps>"
-        with pytest.raises(quorate.RunError, match="no whole checkpoint"):
+        with pytest.raises(quorate.RunError, match="has nothing to load: its events tell of a checkpoint at step 8"):
             result.load_model()
 
 

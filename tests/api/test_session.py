@@ -9,7 +9,7 @@ import pytest
 
 from command import Workplace
 from quorate.api import session
-from quorate.api.resumption import warn_of_stretched_schedule
+from quorate.api.resume_rules import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
 from quorate.core import cores
 from quorate.core.cgroup import Limits
@@ -53,7 +53,7 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
 
     monkeypatch.setattr(session, "LocalEngine", Engine)
     layer = [Override("steps", 16, "--steps")]
-    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence())
+    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay())
 
 
 @pytest.mark.parametrize("refuse", [refuse_as_worker, refuse_as_engine])
@@ -99,7 +99,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     class Shown(Exception):
         pass
 
-    def stop_here(begun: session.Begun) -> session.Show:
+    def stop_here(begun: session.RunStart) -> session.Show:
         raise Shown(begun.workers)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
@@ -117,7 +117,7 @@ def test_events_that_are_a_folder_are_told_before_a_process_is_started(used_work
     before = run.job_file.read_text(), run.read_result()
     layer = [Override("steps", 16, "--steps")]
     with pytest.raises(RunError, match=r"cannot read .*events\.jsonl: Is a directory"):
-        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence())
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay())
     assert (run.job_file.read_text(), run.read_result()) == before
 
 
@@ -127,7 +127,7 @@ def test_a_job_that_could_not_be_read_again_is_refused_before_it_has_a_run(
 ) -> None:
     spec = JobSpec.model_validate({"task": task, "batch_size": 8, "steps": 1, "runs": str(tmp_path / "runs")})
     with pytest.raises(RequestError, match=r"\\udcff.* is not UTF-8.* Rename"):
-        session.start(ResolvedJob(spec, {}, source), lambda _: session.Silence())
+        session.start(ResolvedJob(spec, {}, source), lambda _: session.NoDisplay())
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,7 +8,7 @@ from benchmarks.allreduce import AllReduce
 from benchmarks.bench import Bench
 from benchmarks.blocks import Blocks
 from benchmarks.overlap import Overlap
-from benchmarks.run import Wishes, measure
+from benchmarks.run import Options, measure
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
 from benchmarks.startup import Startup
@@ -30,7 +30,7 @@ from schemas import validate
     ids=lambda bench: str(bench.name),
 )
 def test_every_system_is_measured_or_not_installed(bench: Bench) -> None:
-    report = measure(bench, Wishes(rounds=1))
+    report = measure(bench, Options(rounds=1))
     absent = {absence.what for absence in report.absences if absence.reason.endswith(("not installed", "missing"))}
     assert [absence for absence in report.absences if absence.what not in absent] == []
     assert {line.row.system for line in report.lines} == {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.document import check_output, write_document
 from benchmarks.machine import Machine
 from benchmarks.report import Line, Report
 from benchmarks.row import Row
+from benchmarks.run import check_output, write_document
 from benchmarks.sheet import milliseconds, print_report, report_lines
 from benchmarks.system import Absence
 from benchmarks.target import Judgement, Target

@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.allreduce import GLOO, OPENMPI, SHM, AllReduce, repeats_for
-from benchmarks.interpreters import Interpreters, installed_version
+from benchmarks.interpreters import (
+    Interpreters,
+    effective_rights,
+    installed_version,
+    mpirun,
+    rights_in,
+    shared_memory_layer,
+)
 from benchmarks.machine import Machine, processor_name
-from benchmarks.mpirun import mpirun, shared_memory_layer
 from benchmarks.overlap import OVERLAP
-from benchmarks.rights import effective_rights, rights_in
 from benchmarks.step import FABRIC, HAND_WRITTEN, QUORATE
 from benchmarks.system import Installed, absence_of
 from quorate.core.errors import RequestError

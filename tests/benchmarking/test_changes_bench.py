@@ -15,7 +15,7 @@ from benchmarks.own import changes as own_changes
 from benchmarks.own import recovery as own_recovery
 from benchmarks.own.watched_run import WatchedRun, await_sight
 from benchmarks.row import Row
-from benchmarks.run import Wishes, measure
+from benchmarks.run import Options, measure
 from benchmarks.target import judge
 from benchmarks.targets import TARGETS
 from schemas import validate
@@ -131,7 +131,7 @@ def test_a_command_that_ends_is_not_waited_for() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("unmeasured")
 def test_a_job_is_resized_and_its_workers_leave() -> None:
-    report = measure(Changes(sizes=(1, 2), step_ms=20), Wishes(rounds=1))
+    report = measure(Changes(sizes=(1, 2), step_ms=20), Options(rounds=1))
     assert report.absences == []
     assert [line.row.case for line in report.lines] == [resize_case(1, 2), SIGTERM]
     assert [len(line.remarks) for line in report.lines] == [5, 5]

@@ -25,7 +25,7 @@ from benchmarks.peers.dcp_stager_checkpoint import DcpStager
 from benchmarks.peers.safetensors_checkpoint import SafeTensors
 from benchmarks.peers.torch_save_checkpoint import TorchSave
 from benchmarks.row import Reading, Row, compared, rows_of
-from benchmarks.run import Wishes, measure
+from benchmarks.run import Options, measure
 from benchmarks.saves import (
     ADDED,
     COMMITTED,
@@ -376,7 +376,7 @@ def test_a_save_that_is_still_running_when_the_next_is_due_ends_the_measurement(
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unmeasured")
 def test_every_system_saves_and_loads() -> None:
-    report = measure(Checkpoint(20 * MB, saves=1), Wishes(rounds=1))
+    report = measure(Checkpoint(20 * MB, saves=1), Options(rounds=1))
     assert report.absences == []
     found = {(line.row.case, line.row.system) for line in report.lines}
     names = [system.name for system in SYSTEMS]

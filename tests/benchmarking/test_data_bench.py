@@ -38,7 +38,7 @@ from benchmarks.own.data import growth
 from benchmarks.peers.dataloader_data import loader_of
 from benchmarks.peers.raw_decode_data import records_of
 from benchmarks.row import Reading, Row, compared, rows_of
-from benchmarks.run import Wishes, measure
+from benchmarks.run import Options, measure
 from benchmarks.selection import parse_counts
 from benchmarks.synthetic_shards import BATCH, KINDS, decoded, provide, shards_in
 from benchmarks.system import Installed, absence_of
@@ -274,7 +274,7 @@ def test_a_relay_delays_each_request_and_passes_every_answer_on() -> None:
 @pytest.mark.usefixtures("unmeasured")
 def test_every_system_reads_and_is_measured() -> None:
     examples = [each for each in find_examples(None) if each.name == "digits"]
-    report = measure(Data(2 * SMALLEST, (0, 1), examples=examples), Wishes(rounds=1))
+    report = measure(Data(2 * SMALLEST, (0, 1), examples=examples), Options(rounds=1))
     assert report.absences == []
     found = {(line.row.case, line.row.system): line.row for line in report.lines}
     cases = [case_of(kind, loaders) for kind in KINDS for loaders in (0, 1)]

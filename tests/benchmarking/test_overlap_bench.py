@@ -13,7 +13,7 @@ from benchmarks.overlap import Overlap, overlap_readings
 from benchmarks.own import overlap as own_overlap
 from benchmarks.phases import Medians, StepClock, StepPhases, steps_of
 from benchmarks.row import Reading, Row, rows_of
-from benchmarks.run import Wishes, measure
+from benchmarks.run import Options, measure
 from benchmarks.target import judge
 from benchmarks.targets import TARGETS
 from schemas import validate
@@ -151,7 +151,7 @@ def test_other_bits_with_overlap_are_noticed() -> None:
 def test_who_may_not_make_namespaces_is_told_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.interpreters.effective_rights", frozenset)
     monkeypatch.setattr("benchmarks.interpreters.find_program", lambda name: f"/usr/sbin/{name}")
-    report = measure(Overlap(), Wishes(rounds=1))
+    report = measure(Overlap(), Options(rounds=1))
     document = report.to_document()
     assert (report.status, report.exit_code, document["rows"]) == ("complete", 0, [])
     assert [told["what"] for told in document["not_measured"]] == ["quorate", "quorate-no-overlap"]

@@ -11,8 +11,8 @@ import traceback
 from typing import NoReturn
 
 from command import Done, Workplace
-from quorate.api import session, show  # noqa: F401 (what verbs import when they are called is imported once, here)
-from quorate.cli import main, overrides, report, trouble  # noqa: F401
+from quorate.api import session, train  # noqa: F401 (what verbs import when they are called is imported once, here)
+from quorate.cli import errors, main  # noqa: F401
 from quorate.spec import load  # noqa: F401
 
 

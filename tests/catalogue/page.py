@@ -14,7 +14,7 @@ from typing import Any
 import schemas
 from catalogue.case import Case
 from command import Done, Workplace
-from quorate.cli.folding import fold
+from quorate.cli.errors import fold
 from quorate.storage.atomic import write_atomically
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ import pytest
 from checkpoint.copied_run import Encrypted, infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
-from quorate.api.fetched import fetch_run, is_copy
-from quorate.api.task_place import find_task
+from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.tasks import find_task
 from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
 from quorate.checkpoint.place import FolderPlace, place_for

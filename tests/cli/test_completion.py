@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli.completion import job_files
+from quorate.cli.options import job_files
 
 # The name of the variable, and of the program that is completed, come from how the command is called.
 COMMAND = "import sys; sys.argv = ['quorate']; from quorate.cli.main import run; run()"

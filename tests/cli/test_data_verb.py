@@ -13,11 +13,11 @@ from pyarrow import parquet
 from command import Workplace
 from data.shards.shard_files import KINDS, write_shards, write_tar
 from object_store import BUCKET, SeaweedStore
-from quorate.api.contact_sheet import write_sheet
+from quorate.api.preview import write_contact_sheet
 from quorate.cli.app import app
-from quorate.cli.shards_value import shown_file
 from quorate.core.errors import RequestError
 from quorate.data.shards.index import NAME, encode, load_index
+from quorate.history.samples_documents import shown_place
 from quorate.storage.objects import ObjectStore
 from schemas import validate
 
@@ -180,7 +180,7 @@ def test_a_sheet_never_replaces_what_is_no_picture(folder: Path, capsys: pytest.
         with pytest.raises(RequestError, match=r"is no name for a contact sheet.*\.png"):
             run(capsys, "preview", str(folder), "--sheet", str(name))
         with pytest.raises(RequestError, match="is no name for a contact sheet"):
-            write_sheet(name, [picture(0)])
+            write_contact_sheet(name, [picture(0)])
     assert file.read_bytes() == before
     assert {each.name for each in folder.iterdir()} == {"a.tar", NAME}
     for _ in range(2):
@@ -262,10 +262,10 @@ def test_places_are_shown_by_their_shortest_path(folder: Path, capsys: pytest.Ca
     assert f" {folder}\n" in run(capsys, "stats", str(around))
     # Behind a link, .. is not the folder that the link lies in.
     (folder.parent / "link").symlink_to(folder, target_is_directory=True)
-    assert shown_file(f"{folder.parent}/link/../x/y") == f"{folder.parent}/x/y"
+    assert shown_place(f"{folder.parent}/link/../x/y") == f"{folder.parent}/x/y"
     (folder / "deep").mkdir()
     (folder.parent / "far").symlink_to(folder / "deep", target_is_directory=True)
-    assert shown_file(f"{folder.parent}/far/../x") == f"{folder.parent}/far/../x"
+    assert shown_place(f"{folder.parent}/far/../x") == f"{folder.parent}/far/../x"
 
 
 def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -42,6 +43,19 @@ def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(
     assert "at step 6" in done.stdout
     assert used_workplace.result()["weights_digest"] not in done.stdout
     assert "the task's code has changed since run tiny-0001 began" in done.stderr
+
+
+def test_checkpoints_that_were_removed_are_missed_as_by_resume(used_workplace: Workplace) -> None:
+    shutil.rmtree(used_workplace.last / "checkpoints")
+    done = used_workplace.run("eval", "last")
+    assert done.code == 2
+    assert done.error.startswith(
+        "run tiny-0001 has nothing to evaluate: its events tell of a checkpoint at step 8, and "
+    )
+    assert "runs/tiny-0001/checkpoints has none any more. Put the folder back if you have it" in done.error
+    exported = used_workplace.run("checkpoints", "export", "last", "model.pt")
+    assert exported.code == 2
+    assert "has nothing to load: its events tell of a checkpoint at step 8" in exported.error
 
 
 def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.cli.folding import fold
+from quorate.cli.errors import fold
 
 
 def test_lines_are_broken_between_words_and_indented_under_their_own() -> None:

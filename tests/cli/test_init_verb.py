@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from command import Workplace
-from quorate.cli.beginning import SKELETON, begin, name_of, skeleton
+from quorate.cli.scaffold import SKELETON, name_of, skeleton, write_scaffold
 from quorate.core.errors import RequestError
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import keys_of
@@ -64,7 +64,7 @@ def test_init_says_what_to_type_next_and_replaces_nothing_unasked(workplace: Wor
 
 
 def test_the_job_file_is_valid_and_named_after_its_folder(tmp_path: Path) -> None:
-    begin(tmp_path / "first", name=None, force=False)
+    write_scaffold(tmp_path / "first", name=None, force=False)
     job = load_job(tmp_path / "first" / "job.yaml", {}, []).spec
     assert job.name == "first"
     assert job.task == f"{tmp_path / 'first' / 'task.py'}:MyTask"
@@ -83,7 +83,7 @@ def test_the_defaults_that_are_told_are_true(key: str) -> None:
 
 
 def test_a_key_can_be_set_by_taking_its_comment_away(tmp_path: Path) -> None:
-    begin(tmp_path, "new", force=False)
+    write_scaffold(tmp_path, "new", force=False)
     file = tmp_path / "job.yaml"
     before = load_job(file, {}, []).spec
     text = file.read_text()
@@ -127,14 +127,14 @@ def test_a_name_after_a_folder(tmp_path: Path, folder: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2024", "true", "1e3", "null", "0x1f", "a.b-c_d"])
 def test_a_name_that_yaml_would_take_for_something_else_is_quoted(tmp_path: Path, name: str) -> None:
-    begin(tmp_path, name, force=False)
+    write_scaffold(tmp_path, name, force=False)
     assert load_job(tmp_path / "job.yaml", {}, []).spec.name == name
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "ü", "a/b", "x" * 101])
 def test_a_bad_name_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestError, match=r"--name: the text .* is not a name of letters"):
-        begin(tmp_path / "new", name, force=False)
+        write_scaffold(tmp_path / "new", name, force=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +144,7 @@ def test_a_bad_name_is_refused_and_nothing_is_written(tmp_path: Path, name: str)
 def test_force_replaces_both(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("old")
     (tmp_path / "other.py").write_text("mine")
-    begin(tmp_path, "new", force=True)
+    write_scaffold(tmp_path, "new", force=True)
     assert contents(tmp_path) == skeleton("new") | {"other.py": "mine"}
 
 
@@ -152,22 +152,22 @@ def test_force_replaces_both(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_a_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
     (tmp_path / "task.py").mkdir()
     with pytest.raises(RequestError, match=r"task\.py is "):
-        begin(tmp_path, "new", force)
+        write_scaffold(tmp_path, "new", force)
     assert [entry.name for entry in tmp_path.iterdir()] == ["task.py"]
 
 
 def test_a_link_to_nowhere_is_in_the_way_too(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").symlink_to(tmp_path / "absent")
     with pytest.raises(RequestError, match=r"job\.yaml is there already"):
-        begin(tmp_path, "new", force=False)
+        write_scaffold(tmp_path, "new", force=False)
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RequestError, match="is there already and is not a folder"):
-        begin(tmp_path / "file", None, force=True)
+        write_scaffold(tmp_path / "file", None, force=True)
     with pytest.raises(RequestError, match=r"cannot write into .*: Not a directory"):
-        begin(tmp_path / "file" / "inner", None, force=True)
+        write_scaffold(tmp_path / "file" / "inner", None, force=True)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -179,7 +179,7 @@ def test_a_second_file_that_cannot_be_written_takes_the_first_with_it(
             raise OSError(28, "No space left on device", os.fspath(path))
         return path.write_bytes(b"".join(chunks))
 
-    monkeypatch.setattr("quorate.cli.beginning.write_new_file", full)
+    monkeypatch.setattr("quorate.cli.scaffold.write_new_file", full)
     with pytest.raises(RequestError, match="No space left on device"):
-        begin(tmp_path, "new", force=False)
+        write_scaffold(tmp_path, "new", force=False)
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ import pytest
 from command import Workplace
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run
 from quorate.cli.app import app
-from quorate.cli.page import Page
-from quorate.cli.run_table import print_listing
+from quorate.cli.layout import Page
+from quorate.cli.runs_view import print_listing
 from quorate.core.errors import RequestError
 from quorate.history.run_list import Listing, Wish
 from schemas import validate

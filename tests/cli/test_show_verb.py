@@ -11,11 +11,11 @@ from weakref import WeakSet
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run
-from quorate.cli import document as document_module
+from quorate.cli import output
 from quorate.cli.app import app
-from quorate.cli.page import Page
-from quorate.cli.run_page import print_run
-from quorate.cli.show import as_typed
+from quorate.cli.history import as_typed
+from quorate.cli.layout import Page
+from quorate.cli.run_view import print_run
 from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
@@ -254,7 +254,7 @@ def test_json_is_by_its_schema_whatever_the_run_looks_like(
     (broken.checkpoints / "step-00000008-evaluated" / "manifest.json").write_text("{")
     build_run(runs)
     for name in ("tiny-0001", "tiny-0002", "tiny-0003", "tiny-0004"):
-        monkeypatch.setattr(document_module, "_told", WeakSet())  # each is a command of its own
+        monkeypatch.setattr(output, "_printed_on", WeakSet())  # each is a command of its own
         app(["show", name, "--json"], standalone_mode=False)
         out, err = capsys.readouterr()
         document = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

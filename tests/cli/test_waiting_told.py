@@ -10,12 +10,12 @@ import pytest
 
 from command import Workplace
 from history.run_builder import CREATED, Story, build_run
-from quorate.cli.detail_document import detail_document
-from quorate.cli.page import Page
-from quorate.cli.run_page import print_run
+from quorate.cli.layout import Page
+from quorate.cli.run_view import print_run
 from quorate.core.cores import usable_cores
 from quorate.core.finite import finite
 from quorate.history import run_detail
+from quorate.history.documents import detail_document
 from quorate.history.run_detail import RunDetail
 from schemas import validate
 

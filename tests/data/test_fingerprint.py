@@ -172,6 +172,17 @@ def test_in_a_process_of_its_own_it_is_the_same_and_refuses_the_same() -> None:
         fingerprint_in_child(samples_of(Counting([1])))
 
 
+def test_a_collate_that_keeps_a_state_is_not_blamed_on_the_dataset() -> None:
+    calls: list[int] = []
+
+    def counting(samples: Any) -> Any:
+        calls.append(0)
+        return [*samples, len(calls)]
+
+    with pytest.raises(TaskError, match=r"collate\(\) makes another batch of sample 0 of the training set each time"):
+        of([1, 2], collate_with=counting)
+
+
 class Pictures:
     """Decoded by a library that is loaded when the first of them is read, and so not by whoever builds the dataset."""
 

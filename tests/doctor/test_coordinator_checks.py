@@ -9,7 +9,7 @@ import pytest
 from coordinator.served import TOKEN, serve
 from quorate.core.errors import FrameError, LinkError
 from quorate.doctor.coordinators import Call, call_coordinator, check_coordinator, running
-from quorate.doctor.finding import Level
+from quorate.doctor.report import Level
 from quorate.storage.run_folder import RunFolder
 
 ADDRESS = "127.0.0.1:4711"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.doctor.disk import (
+from quorate.doctor.machine import (
     Trial,
     check_clock,
     check_runs_folder,
@@ -12,7 +12,7 @@ from quorate.doctor.disk import (
     nearest_folder,
     try_to_write,
 )
-from quorate.doctor.finding import Level
+from quorate.doctor.report import Level
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 PLENTY = 10**12

@@ -2,15 +2,16 @@ import math
 
 import pytest
 
-from quorate.doctor.finding import Level
 from quorate.doctor.machine import (
     ADMINISTRATOR,
     Cores,
     check_cores,
+    check_loopback,
     check_memory,
     check_open_files,
+    talk_to_a_child,
 )
-from quorate.doctor.network import check_loopback, talk_to_a_child
+from quorate.doctor.report import Level
 
 GIGABYTE = 10**9
 
@@ -79,7 +80,7 @@ def test_processes_that_cannot_talk() -> None:
 
 
 def test_a_call_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.doctor.network._CALLER", "pass")
+    monkeypatch.setattr("quorate.doctor.machine._CALLER", "pass")
     found = check_loopback(lambda: talk_to_a_child(patience=0.2))
     assert found.level is Level.PROBLEM
     assert "timed out" in found.text

@@ -8,10 +8,9 @@ import pytest
 
 from quorate.doctor import checkup
 from quorate.doctor.checkup import Subject, checks_of
-from quorate.doctor.finding import Finding, Level
-from quorate.doctor.kernel import NEEDED, USED, check_kernel
-from quorate.doctor.kernel_probe import probe_kernel
-from quorate.doctor.torch_probe import probe_torch
+from quorate.doctor.machine import NEEDED, USED, check_kernel
+from quorate.doctor.probes import probe_kernel, probe_torch
+from quorate.doctor.report import Finding, Level
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,17 @@
 import pytest
 
-from quorate.doctor.finding import Finding, Level
-from quorate.doctor.requirement import Requirement, read_requirements
-from quorate.doctor.software import check_extra, check_packages, check_python, check_system
-from quorate.doctor.torch_checks import check_devices, check_torch
-from quorate.doctor.torch_probe import TorchFacts
+from quorate.doctor.probes import TorchFacts
+from quorate.doctor.report import Finding, Level
+from quorate.doctor.software import (
+    Requirement,
+    check_devices,
+    check_extra,
+    check_packages,
+    check_python,
+    check_system,
+    check_torch,
+    read_requirements,
+)
 
 PINNED = Requirement("torch", "==", "2.13.0")
 WELL = TorchFacts(version="2.13.0+cpu", capability="AVX512", repeats_bits=True)
@@ -34,6 +41,18 @@ def test_requirements_are_read_from_metadata() -> None:
 )
 def test_versions_are_compared_as_numbers(relation: str, asked: str, given: str, accepted: bool) -> None:
     assert Requirement("some", relation, asked).accepts(given) is accepted
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"), [("2.10.1", False), ("2.11", True), ("2.13.2+cpu", True), ("2.14", False)]
+)
+def test_a_range_of_versions_has_two_ends(given: str, accepted: bool) -> None:
+    (ranged,) = read_requirements(["torch<2.14,>=2.11"])
+    assert ranged == Requirement("torch", ">=", "2.11", below="2.14")
+    assert str(ranged) == "torch>=2.11,<2.14"
+    assert ranged.accepts(given) is accepted
+    facts = TorchFacts(version=given, capability="AVX2", repeats_bits=True)
+    assert check_torch(facts, ranged).level is (Level.OK if accepted else Level.WARNING)
 
 
 def test_jobs_run_on_linux() -> None:

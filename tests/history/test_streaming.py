@@ -13,8 +13,8 @@ import pytest
 from data.index_of_blocks import write_index
 from history.run_builder import JOB, MEMBERS, Story, build_run
 from quorate.cli.app import app
-from quorate.cli.data_view import print_data
-from quorate.cli.page import Page
+from quorate.cli.layout import Page
+from quorate.cli.samples_view import print_data
 from quorate.core.errors import RunError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.ledger import Tally

@@ -1,4 +1,4 @@
-"""``python -m quorate.api``: a part of a job under faults (part.py).
+"""``python -m quorate.api``: a launcher of a job under faults, which can be killed (chaos.py).
 
 Apart from what others import: Python warns of a module that it runs and that is imported already.
 """
@@ -11,12 +11,12 @@ from quorate.core.errors import QuorateError
 
 
 def main() -> int:
-    """Train the part that standard input holds; the exit code."""
+    """Train what standard input holds; the exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    path, part = pickle.load(sys.stdin.buffer)
+    path, launcher = pickle.load(sys.stdin.buffer)
     sys.path[:] = path
     try:
-        part.play()
+        launcher.train()
     except QuorateError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -1,22 +1,94 @@
 """A job under faults beside the same job undisturbed."""
 
+import os
+import pickle
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api import session
-from quorate.api.part import Part, play_apart
 from quorate.api.result import Result, open_run
+from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
 from quorate.core.cores import usable_cores
-from quorate.core.errors import RunError
+from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault, Whom
+from quorate.core.networks import can_make_networks
 from quorate.spec.change import changes
+from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.faults import Firing, firings
+
+
+@dataclass(frozen=True)
+class FaultRequest:
+    """Written faults; or, with a mean number of steps between two of them, random ones."""
+
+    written: tuple[Fault, ...]
+    mean: float | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, texts: list[str] | None, script: Path | None, random: bool, mtbf: str | None, seed: int | None
+    ) -> "FaultRequest":
+        """What was asked for, checked as far as that goes without the job."""
+        if random:
+            if texts or script:
+                raise RequestError("--random makes the faults itself: leave out --fault and --script, or --random.")
+            if mtbf is None:
+                raise RequestError("--random needs to know how often: add --mtbf, such as --mtbf 20steps or --mtbf 5s.")
+            return cls((), parse_mean(mtbf), seed or 0)
+        if mtbf is not None:
+            raise RequestError("--mtbf is for --random, which is not given: add it, or leave out --mtbf.")
+        if seed is not None:
+            raise RequestError(
+                f"--seed is that of --random, which is not given. The seed of the job is set with --set seed={seed}"
+            )
+        lines = [Line(text, "--fault") for text in texts or ()] + ([] if script is None else _read_script(script))
+        if not lines:
+            raise RequestError(
+                f'no fault is given: write --fault "{EXAMPLE}", --script FILE with one such line for each fault, or '
+                "--random --mtbf 5s."
+            )
+        return cls(parse_script(lines))
+
+    def script(self, spec: JobSpec, steps: int | None) -> tuple[Fault, ...]:
+        """The faults for a job; random ones need to know how many steps it has.
+
+        They cut workers off where this process can make networks for that.
+        """
+        workers = spec.worker_count(usable_cores())
+        if self.mean is None:
+            check_script(self.written, workers, steps, spec.lanes)
+            return self.written
+        can_cut = can_make_networks()
+        if steps is None:
+            return ()
+        every = spec.checkpoint.every
+        faults = random_script(
+            self.seed,
+            steps,
+            workers,
+            self.mean,
+            spec.lanes,
+            can_cut=can_cut,
+            saves_every=None if every == "epoch" else every,  # how many steps an epoch has is not known yet
+            has_loaders=spec.loader_workers > 0,
+        )
+        if not faults:
+            raise RequestError(
+                f"--mtbf is {self.mean:g} steps and the job has {steps}: with --seed {self.seed} it ends before the "
+                "first fault. Give a smaller --mtbf, or another --seed."
+            )
+        return faults
 
 
 @dataclass(frozen=True)
@@ -40,13 +112,54 @@ class Trial:
         """Whether every fault came about: otherwise nothing is shown."""
         return {firing.fault for firing in self.firings} == set(range(len(self.faults)))
 
+    def firings_of(self, number: int) -> list[Firing]:
+        """When and where one of the faults came about."""
+        return [firing for firing in self.firings if firing.fault == number]
 
-def worker_count(resolved: ResolvedJob) -> int:
-    """On how many workers a job runs here."""
-    return resolved.spec.worker_count(usable_cores())
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was stopped by a signal: there is nothing to compare."""
+
+    status: str
+    exit_code: int
 
 
-def reference(run: str, resolved: ResolvedJob) -> Result:
+def try_under(
+    request: FaultRequest, resolved: ResolvedJob, against: str | None, watch: session.Watch
+) -> Trial | Stopped:
+    """Run a job under faults in a run folder of its own, and compare it with a complete run of the same job: the one
+    that is named, or one that is trained first.
+
+    Raises what stops it, but not what the faults have led to.
+    """
+    undisturbed = None if against is None else _reference(against, resolved)
+    # What is wrong is refused before anything is trained, as far as the number of steps is known.
+    request.script(resolved.spec, resolved.spec.steps if undisturbed is None else undisturbed.steps)
+    if undisturbed is None:
+        undisturbed = session.start(resolved, watch)
+        if undisturbed.exit_code:
+            return Stopped(undisturbed.status, undisturbed.exit_code)
+    faults = request.script(resolved.spec, undisturbed.steps)
+    kills_launcher = any(fault.whom is Whom.LAUNCHER for fault in faults)
+    disturbed, failure = (_run_separately if kills_launcher else _run_here)(faults, resolved, watch)
+    if failure is None and disturbed.exit_code:
+        return Stopped(disturbed.status, disturbed.exit_code)
+    run = RunFolder(disturbed.folder)
+    facts = _differing_facts(undisturbed.folder, run)
+    return Trial(undisturbed, disturbed, failure, faults, tuple(firings(run.logs)), facts)
+
+
+def _read_script(script: Path) -> list[Line]:
+    try:
+        return lines_of(script.read_text(), str(script))
+    except OSError as error:
+        raise RequestError(f"cannot read the fault script {script}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"the fault script {script} is not text in UTF-8.") from None
+
+
+def _reference(run: str, resolved: ResolvedJob) -> Result:
     """A complete run of the same job, to compare with."""
     result = open_run(run, resolved.spec.runs)
     if result.status != "complete":
@@ -64,27 +177,12 @@ def reference(run: str, resolved: ResolvedJob) -> Result:
     return result
 
 
-def try_under(faults: tuple[Fault, ...], resolved: ResolvedJob, undisturbed: Result, watch: session.Watch) -> Trial:
-    """Run a job under faults in a run folder of its own. Raises what stops it, but not what the faults have led to."""
-    run_under = _run_apart if any(fault.whom is Whom.LAUNCHER for fault in faults) else _run
-    disturbed, failure = run_under(faults, resolved, watch)
-    run = RunFolder(disturbed.folder)
-    return Trial(
-        undisturbed=undisturbed,
-        disturbed=disturbed,
-        failure=failure,
-        faults=faults,
-        firings=tuple(firings(run.logs)),
-        differing_facts=_differing_facts(undisturbed.folder, run),
-    )
-
-
-def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
+def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
     begun: list[RunFolder] = []
 
-    def look(beginning: session.Begun) -> session.Show:
-        begun.append(beginning.run)
-        return watch(beginning)
+    def look(start: session.RunStart) -> session.Show:
+        begun.append(start.run)
+        return watch(start)
 
     try:
         return session.start(resolved, look, faults), None
@@ -94,20 +192,79 @@ def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch)
         return open_run(begun[0].path), error.failure
 
 
-def _run_apart(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
-    """With launchers that are killed: each time the run is taken up again, as somebody would who finds it dead."""
-    ending = play_apart(Part(resolved, faults, watch))
+def _run_separately(
+    faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch
+) -> tuple[Result, Failure | None]:
+    """With launchers that are killed: each time the run is resumed, as somebody would who finds it dead."""
+    ending = _launch(Launcher(resolved, faults, watch))
     for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
         if ending.run is not None and ending.code == -signal.SIGKILL:
-            ending = play_apart(Part(resolved, faults, watch, ending.run.path))
+            ending = _launch(Launcher(resolved, faults, watch, ending.run.path))
     if ending.run is None:
         raise RunError("the job could not be started; what is wrong was told above.")
     result = open_run(ending.run.path)
-    told = result.fields.get("failure")
-    if told is None and ending.code != 0:
+    failure = result.fields.get("failure")
+    if failure is None and ending.code != 0:
         message = f"the job was not taken up again (code {ending.code}): see what was told above."
         return result, Failure("JobError", message)
-    return result, None if told is None else Failure.from_dict(told)
+    return result, None if failure is None else Failure.from_dict(failure)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A process of its own that can be killed, ``python -m quorate.api``: it starts a job under faults, or resumes it.
+
+    It gets this as a pickle on standard input, and prints on standard output which run it is.
+    """
+
+    resolved: ResolvedJob
+    faults: tuple[Fault, ...]
+    watch: session.Watch
+    run: Path | None = None
+
+    def train(self) -> None:
+        """What that process does."""
+        if self.run is None:
+            session.start(self.resolved, self._print_run, self.faults)
+        else:
+            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, faults=self.faults)
+
+    def _print_run(self, start: session.RunStart) -> session.Show:
+        print(start.run.path, flush=True)
+        return self.watch(start)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a launcher ended: its exit code, negative for a signal, and its run, if it got so far."""
+
+    code: int
+    run: RunFolder | None
+
+
+def _launch(launcher: Launcher) -> _Ending:
+    with _ignoring_interrupts():
+        command = [sys.executable, "-P", "-m", "quorate.api"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            output, _ = child.communicate(pickle.dumps((sys.path, launcher)))
+        except BaseException:
+            # Whoever is told to end does not leave a job behind.
+            child.terminate()
+            child.wait()
+            raise
+    run = launcher.run or (Path(output.decode().strip()) if output.strip() else None)
+    return _Ending(child.returncode, None if run is None else RunFolder(run))
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ctrl-C goes to the child as well, which stops in order."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _differing_facts(undisturbed: Path, run: RunFolder) -> tuple[str, ...]:

@@ -42,10 +42,10 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
     run = RunFolder.find(runs, name)
-    return _Wish(run, patience).fulfilled()
+    return _SaveRequest(run, patience).wait()
 
 
-class _Wish:
+class _SaveRequest:
     """Asks again and again, since a worker that was asked may die: whether it is done, the folder tells."""
 
     def __init__(self, run: RunFolder, patience: float) -> None:
@@ -59,7 +59,7 @@ class _Wish:
         self._request = ""
         self._reached: int | None = None
 
-    def fulfilled(self) -> CheckpointInfo:
+    def wait(self) -> CheckpointInfo:
         """The checkpoint, once it is there. Raises RunError when there is no hope."""
         while True:
             try:
@@ -83,7 +83,7 @@ class _Wish:
                 )
 
     def _ask(self) -> None:
-        # While somebody writes the same wish is told again: they have begun to fulfil it, and do so once.
+        # While somebody writes, the same request is sent again: they have begun with it, and do it once.
         if not self._request or not self._is_being_written():
             self._request = secrets.token_hex(8)
         try:
@@ -182,8 +182,8 @@ def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
 
 def _place(run: RunFolder) -> tuple[str, str]:
     try:
-        told = json.loads(read_regular(run.address_file))
-        return str(told["address"]), str(told["token"])
+        place = json.loads(read_regular(run.address_file))
+        return str(place["address"]), str(place["token"])
     except FileNotFoundError:
         raise RunError(
             f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "

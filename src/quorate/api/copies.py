@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.api.remains import typed
+from quorate.api.recorded_run import run_argument
 from quorate.checkpoint.copier import Copier, Standing
 from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
@@ -38,25 +38,25 @@ class Copies:
         self._show = show
         self._sink = JsonlSink(run.events_file)
         # Signals that have ended training; one more ends the wait for copies.
-        self._heeded = 0
-        self._turn = threading.Lock()
+        self._seen_signals = 0
+        self._lock = threading.Lock()
         # In the file, and not seen by `handle` yet.
         self._unseen: deque[Event] = deque()
         source = Source.of(run, spec)
         places = [place_for(to, run.name) for to in self._places]
         for place in places:
             refuse_own_folder(run, place, "checkpoint.to: ")
-        self._copiers = [Copier(source, place, self._tell) for place in places]
+        self._copiers = [Copier(source, place, self._publish) for place in places]
 
     def handle(self, event: Event) -> None:
         """Take in an event of the run, and pass it on."""
         if event.kind == "stop":
-            self._heeded = 1
+            self._seen_signals = 1
         elif event.kind == "checkpoint":
             for copier in self._copiers:
                 copier.poke()
         elif event.kind in ("copied_to", "copy_failed", "copy_recovered"):
-            with self._turn:
+            with self._lock:
                 if self._unseen:
                     self._unseen.popleft()
         self._show(event)
@@ -69,15 +69,19 @@ class Copies:
         over = time.monotonic() + (0.0 if signals.at_once else PATIENCE)
         for copier in self._copiers:
             copier.request_close()
-        self._say_if_long(signals)
+        self._say_if_it_takes_long(signals)
         standings = []
+
+        def is_interrupted() -> bool:
+            self._show_unseen()
+            return len(signals.received) > self._seen_signals
+
         for copier in self._copiers:
-            left = max(0.0, over - time.monotonic())
-            standings.append(copier.close(left, lambda: self._show_unseen() or len(signals.received) > self._heeded))
+            standings.append(copier.close(max(0.0, over - time.monotonic()), is_interrupted))
         self._show_unseen()
         for to, standing in zip(self._places, standings, strict=True):
             if standing.missing:
-                self._write("log", None, {"level": "warning", "message": self._incomplete(to, standing)})
+                self._publish("log", None, {"level": "warning", "message": self._incomplete(to, standing)})
         self._show_unseen()
         self._sink.close()
         return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in standings]
@@ -89,7 +93,7 @@ class Copies:
         self._sink.close()
         return []
 
-    def _say_if_long(self, signals: Signals) -> None:
+    def _say_if_it_takes_long(self, signals: Signals) -> None:
         soon = time.monotonic() + UNTOLD
         while any(copier.is_busy for copier in self._copiers):
             if time.monotonic() > soon:
@@ -101,32 +105,29 @@ class Copies:
             time.sleep(0.02)
 
     def _incomplete(self, to: str, standing: Standing) -> str:
-        told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
+        sentences = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
         if standing.damaged:
-            verify = f"quorate checkpoints verify {typed(self._run)}"
-            told.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
+            verify = f"quorate checkpoints verify {run_argument(self._run)}"
+            sentences.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
         if len(standing.damaged) < len(standing.missing):
-            command = f"quorate checkpoints copy {typed(self._run)} {shlex.quote(shown(to))}"
-            told.append(f"{standing.reason} To complete it: {command}")
-        return " ".join(told)
+            command = f"quorate checkpoints copy {run_argument(self._run)} {shlex.quote(shown(to))}"
+            sentences.append(f"{standing.reason} To complete it: {command}")
+        return " ".join(sentences)
 
-    def _tell(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
-        """From a copier's thread."""
-        self._write(kind, step, fields)
-
-    def _write(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
+    def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
+        """Also from a copier's thread."""
         event = Event(kind, step, fields)
-        with self._turn:
+        with self._lock:
             # Appended in one piece, beside what the coordinator appends: that may be dead by then, or not there yet.
             self._sink.write(event)
             self._unseen.append(event)
 
-    def _show_unseen(self) -> bool:
-        """Show what was told after the last look into the file; False, always: nobody has asked for an end by that."""
+    def _show_unseen(self) -> None:
+        """Show what was published after the last look into the file."""
         while True:
-            with self._turn:
+            with self._lock:
                 if not self._unseen:
-                    return False
+                    return
                 event = self._unseen.popleft()
             self._show(event)
 

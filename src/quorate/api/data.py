@@ -1,20 +1,14 @@
-"""What can be done with data in shards: index, verify, count and look at them."""
+"""What can be done with data in shards: index, verify and count them."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy
 
 from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.errors import ShardError
-from quorate.data.shards.fetching import StoreAway, Unreachable
 from quorate.data.shards.files import shard_place
-from quorate.data.shards.formats.format import Records
 from quorate.data.shards.index import NAME, ShardIndex, load_index, save_index
 from quorate.data.shards.indexing import Flaw, Progress, build_index, verify_shards
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_unknown_store
@@ -81,17 +75,6 @@ class Stats:
     block_records: Spread
 
 
-@dataclass(frozen=True)
-class Previewed:
-    """A record, its number, the shard that it lies in and its number there; `bad` says why there is no record."""
-
-    sample: int
-    file: str
-    row: int
-    record: Any = None
-    bad: str = ""
-
-
 def index_data(
     place: str, output: str | None = None, *, force: bool = False, progress: Progress | None = None
 ) -> Indexed:
@@ -143,46 +126,6 @@ def data_stats(place: str) -> Stats:
         block_bytes=None if index.kind == "hdf5" else Spread.of(index.length),
         block_records=Spread.of(index.records),
     )
-
-
-def preview_data(place: str, count: int, first: int = 0) -> tuple[ShardIndex, tuple[Previewed, ...]]:
-    """So many records from that one on, each checked against the index; what cannot be read is among them as bad."""
-    index = load_index(place)
-    if first >= len(index):
-        raise RequestError(f"there is no record {first}: {shown(place)} has {len(index)}, and the first is 0.")
-    blocks = ShardBlocks(index)
-    found: list[Previewed] = []
-    end = min(first + count, len(index))
-    try:
-        while (sample := first + len(found)) < end:
-            number = int(numpy.searchsorted(index.first, sample, side="right")) - 1
-            found += _previewed(index, blocks, number, range(sample, min(end, int(index.first[number + 1]))))
-    finally:
-        blocks.close()
-    return index, tuple(found)
-
-
-def _previewed(index: ShardIndex, blocks: ShardBlocks, number: int, samples: range) -> Iterator[Previewed]:
-    block, begin = index.block(number), int(index.first[number])
-    records: Records | None = None
-    why = ""
-    try:
-        records = blocks.read(number)
-    except StoreAway:
-        raise  # which says nothing about any record
-    except (ShardError, Unreachable) as error:
-        # No record of the block can be read: it is told from where on there may be others.
-        why = f"{error.message.rstrip('.')}. The block that it is in ends with sample {begin + block.records - 1}."
-    for sample in samples:
-        row = sample - begin
-        place = (sample, block.file, block.row + row)
-        if records is None:
-            yield Previewed(*place, bad=why)
-            continue
-        try:
-            yield Previewed(*place, records[row])
-        except ShardError as error:
-            yield Previewed(*place, bad=error.message)
 
 
 def _refuse_indexes_below(place: str) -> None:

@@ -1,25 +1,29 @@
-"""`quorate.evaluate`: a run's checkpoint, evaluated again."""
+"""`quorate.evaluate`, and how a job's code runs beside its run: in a folder that is thrown away."""
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, held, run_aside
-from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
 from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
 from quorate.api.result import refuse_without_average
-from quorate.api.resumption import is_moved_task, listed
+from quorate.api.resume_rules import is_moved_task, listed, refuse_lost_checkpoints
 from quorate.api.session import refuse_in_worker
-from quorate.api.task_place import find_task, is_other_code
+from quorate.api.tasks import TaskLocation, find_task, is_other_code
+from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RunError
+from quorate.core.failure import JobFailed
 from quorate.engines.fork_server_process import Prepared
+from quorate.engines.local import Launch, LocalEngine
+from quorate.engines.signals import listening_to_signals
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec
@@ -90,11 +94,12 @@ def evaluate_run(
 
     if averaged:
         refuse_without_average(run.name, resolved.spec)
+    refuse_lost_checkpoints(run, recorded.spec, "evaluate")
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
         info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
         warn_of_foreign(info, recorded.spec)
-        _, result = run_aside(Aside(resolved, mode, path, warn_of_changed_code, place), scratch)
+        _, result = run_in_scratch(ScratchJob(resolved, mode, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -113,7 +118,7 @@ def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Pa
     def choose() -> tuple[CheckpointInfo, Path]:
         folder = CheckpointFolder.of_job(run.checkpoints, rules)
         info = select(run.name, folder, which, lambda: RunRecord.read(run).best)
-        return info, held(run, info, scratch)
+        return info, hold_checkpoint(run, info, scratch)
 
     try:
         return choose()
@@ -133,3 +138,63 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
             f"run {run.name} cannot be evaluated as another job than it is: {listed(changed, resolved)}. "
             "Evaluate without the change; only params.… and keys that say how a job runs may be other ones."
         )
+
+
+@dataclass(frozen=True)
+class ScratchJob:
+    """A job to be run beside its run. `accept` refuses a machine or a task that does not fit."""
+
+    resolved: ResolvedJob
+    mode: RunMode
+    checkpoint: Path | None
+    accept: Callable[[Prepared], None]
+    place: TaskLocation
+
+
+def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
+    """Where a checkpoint of a run can be read for as long as it takes: a job that is under way prunes its own."""
+    if run.holder() is None:
+        return info.path
+    safe = scratch / "held" / info.path.name
+    safe.mkdir(parents=True)
+    try:
+        for file in info.path.iterdir():
+            _link_or_copy(file, safe / file.name)
+    except FileNotFoundError as error:
+        shutil.rmtree(safe)
+        raise CheckpointError(
+            f"checkpoint {info.path.name} of run {run.name} was removed by the running job, which keeps the last "
+            "`checkpoint.keep`. Try again"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot copy checkpoint {info.path.name} of run {run.name}, which is running, to {scratch}: "
+            f"{error.strerror or error}. Choose another folder with TMPDIR, or wait for the run's end"
+        ) from error
+    return safe
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
+
+
+def run_in_scratch(job: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
+    # Its recorded port may be in use: by the very run that it stands beside.
+    spec = job.resolved.spec.model_copy(update={"port": 0})
+    workers = spec.worker_count(usable_cores())
+    with listening_to_signals() as signals:
+        run = RunFolder.create(scratch, spec.name)
+        launch = Launch(run, spec, workers, job.resolved.source, job.checkpoint, job.mode)
+        launch = replace(launch, task=job.place.reference, search_path=job.place.search_path)
+        outcome = LocalEngine(launch, lambda _: None, job.accept, signals).run()
+    if outcome.failure is not None:
+        raise outcome.failure.error()
+    if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped
+        raise JobFailed(signals.failure(f"{signals.reason}; the run is as it was."))
+    return run, outcome.result

@@ -5,17 +5,60 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
-from quorate.api.job_keys import JobKeys
-from quorate.core.errors import TaskError
+from quorate.core.errors import RequestError, TaskError
 from quorate.core.user_code import is_installed
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.override import Layers, Override
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, dump_job
 
 REPLACED = "Job.replace"
+
+
+Section = Mapping[str, Any]
+
+
+class JobKeys(TypedDict, total=False):
+    """What `Job` takes besides its task: the keys of the job file, with the types that they have in Python."""
+
+    version: Literal[1]
+    name: str
+    params: Section
+    lanes: int
+    threads: int
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    seed: int
+    accumulate: int
+    clip_norm: float | None
+    schedule: Section | None
+    average: Section | None
+    last_batch: Literal["drop", "keep"]
+    evaluate: Section
+    early_stop: Section | None
+    on_poison: Literal["fail", "skip"]
+    on_bad_sample: Literal["fail", "skip"]
+    deterministic: bool
+    bucket_mb: float
+    strategy: str | Section
+    workers: int | Literal["auto"]
+    min_workers: int
+    spares: int
+    failure_timeout: float
+    step_timeout: float | None
+    setup_timeout: float | None
+    balance: Literal["even", "speed"]
+    runs: str
+    checkpoint: Section
+    loader_workers: int
+    loader_prefetch: int
+    links: Literal["auto", "tcp"]
+    overlap: bool
+    port: int
+    log_level: Literal["debug", "info", "warning", "error"]
 
 
 class Job:
@@ -95,8 +138,8 @@ class Job:
 
     def __repr__(self) -> str:
         """The task, and every key that is not at its default."""
-        told = {"task": self.spec.task, **self.spec.model_dump(exclude={"task"}, exclude_defaults=True)}
-        return f"Job({', '.join(f'{key}={value!r}' for key, value in told.items())})"
+        keys = {"task": self.spec.task, **self.spec.model_dump(exclude={"task"}, exclude_defaults=True)}
+        return f"Job({', '.join(f'{key}={value!r}' for key, value in keys.items())})"
 
 
 def reference_to(task: Any) -> str:
@@ -139,3 +182,16 @@ def _name_from(reference: str) -> str:
 
 def _dotted(key: str) -> str:
     return key if "." in key else key.replace("__", ".")
+
+
+def job_text(resolved: ResolvedJob) -> str:
+    """The content of a run's `job.yaml`; refused if it could not be read again."""
+    # YAML is UTF-8, and a path of Linux may be anything: the run would pass for damaged as soon as it had ended.
+    for key, value in {**resolved.spec.model_dump(), "job file": resolved.source}.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise RequestError(
+                f"{key}: {value!r} is not UTF-8, which a run needs to keep its job. Rename that folder or file."
+            ) from None
+    return dump_job(resolved)

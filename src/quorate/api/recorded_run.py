@@ -1,17 +1,23 @@
-"""What a run's folder says of its job and its environment, put right by its checkpoints, which hold both as well."""
+"""What a run folder says of its job and its environment, corrected by its checkpoints, which hold both as well.
+
+Also what is left of a run that did not complete, and what to type next.
+"""
 
 import contextlib
 import logging
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from quorate.api.remains import near
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, QuorateError, RunError
+from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
@@ -19,6 +25,7 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.runs_folder import runs_folder
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +58,8 @@ def _saved_keys(run: RunFolder) -> dict[str, Any]:
     own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)
     if not own:
         raise RunError(
-            f"{near(run.job_file)} is gone, and run {run.name} has no checkpoint that would hold the job. Put the file "
-            "back, or start anew with quorate train."
+            f"{short_path(run.job_file)} is gone, and run {run.name} has no checkpoint that would hold the job. "
+            "Put the file back, or start anew with quorate train."
         )
     problems = []
     for info in reversed(own):
@@ -66,9 +73,9 @@ def _saved_keys(run: RunFolder) -> dict[str, Any]:
         except CheckpointError as error:
             problems.append(error.message.rstrip("."))
             continue
-        log.warning("%s is gone: the job in checkpoint %s is used", near(run.job_file), info.path.name)
+        log.warning("%s is gone: the job in checkpoint %s is used", short_path(run.job_file), info.path.name)
         return job.model_dump()
-    raise RunError(f"{near(run.job_file)} is gone, and {problems[0]}. Put the file back.")
+    raise RunError(f"{short_path(run.job_file)} is gone, and {problems[0]}. Put the file back.")
 
 
 def recorded_environment(run: RunFolder, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
@@ -134,4 +141,53 @@ def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
                     f"checkpoint {info.path.name} is not of run {run.name} and cannot be moved to {aside}: "
                     f"{error.strerror or error}. Move it away."
                 ) from error
-            log.warning("checkpoint %s was moved to %s", info.path.name, near(aside))
+            log.warning("checkpoint %s was moved to %s", info.path.name, short_path(aside))
+
+
+def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
+    """What a run has left that failed, or was stopped."""
+    step = _newest_step(run)
+    changes = failure is not None and failure.is_repeatable
+    if step is None:
+        command, advice = None, _without_checkpoint(spec, failure, changes)
+    else:
+        command = f"quorate resume {run_argument(run)}" + (" --branch" if changes else "")
+        advice = _with_checkpoint(command, step, changes)
+    return Remains(run.name, str(run.path), short_path(run.logs), command, advice)
+
+
+def run_argument(run: RunFolder) -> str:
+    """What a person types for the run, here: its name in the usual folder of runs, its path elsewhere."""
+    return run.name if run.path.parent == runs_folder().absolute() else shlex.quote(short_path(run.path))
+
+
+def short_path(path: Path) -> str:
+    """A path as it can be typed here: relative, if it is below the working folder."""
+    here = Path(os.path.realpath("."))
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _with_checkpoint(command: str, step: int, changes: bool) -> str:
+    # The command comes first, where no terminal breaks it.
+    if changes:
+        return f"{command}  (once it is mended: goes on from step {step} in a new run)"
+    return f"{command}  (goes on from step {step})"
+
+
+def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -> str:
+    again = "mend it and train again" if changes else "train again"
+    if failure is not None and failure.kind == CHECKPOINT_LOST:
+        return f"put a checkpoint back into the run and resume it, or {again}"
+    if failure is None or not failure.step:
+        return f"{again}; nothing was trained yet, so there is nothing to resume"
+    rules = spec.checkpoint
+    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
+    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
+
+
+def _newest_step(run: RunFolder) -> int | None:
+    try:
+        saved = CheckpointFolder(run.checkpoints).list()
+    except CheckpointError:
+        return None  # trouble with the disk must not hide what has ended the job
+    return saved[-1].cursor.step if saved else None

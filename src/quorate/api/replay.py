@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.aside import Aside, held, run_aside
+from quorate.api.evaluate import ScratchJob, hold_checkpoint, run_in_scratch
 from quorate.api.recorded_run import recorded_environment, recorded_job
-from quorate.api.task_place import find_task, refuse_other_code
+from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
@@ -36,8 +36,8 @@ class Replay:
     """What a replay found.
 
     `moment` is "before" where the states differ already when the step begins, "after" where they do once it is done,
-    and None where the replay has ended with equal states. `unfaithful` names the runs whose replay has not told what
-    they told themselves: they ran with another processor, library or data than there is here.
+    and None where the replay has ended with equal states. `unfaithful` names the runs whose replay does not give
+    what their events say: they ran with another processor, library or data than there is here.
     """
 
     step: int
@@ -50,17 +50,19 @@ class Replay:
 class _Replayed:
     before: dict[str, Any]
     after: dict[str, Any]
-    told: dict[str, Any]
+    reported: dict[str, Any]
 
 
-def replay(runs: tuple[RunFolder, RunFolder], step: int, told: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Replay:
-    """Replay a step of two runs; `told` is what each of them has told of it: loss and gradient norm."""
+def replay(
+    runs: tuple[RunFolder, RunFolder], step: int, reported: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Replay:
+    """Replay a step of two runs; `reported` is what the events of each say of it: loss and gradient norm."""
     with scratch_folder() as scratch:
         left, right = (_replayed(run, step, scratch / str(side)) for side, run in enumerate(runs))
         unfaithful = tuple(
             run.name
-            for run, done, expected in zip(runs, (left, right), told, strict=True)
-            if any(done.told.get(name) != value for name, value in expected.items())
+            for run, done, expected in zip(runs, (left, right), reported, strict=True)
+            if any(done.reported.get(name) != value for name, value in expected.items())
         )
         for moment, pair in (("before", (left.before, right.before)), ("after", (left.after, right.after))):
             differences = tuple(_differences(*pair))
@@ -81,15 +83,15 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
             raise RunError(f"run {run.name} cannot be replayed: {error.message}") from None
 
     info = _checkpoint_before(run, step)
-    checkpoint = None if info is None else held(run, info, scratch)
-    done, _ = run_aside(Aside(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
+    checkpoint = None if info is None else hold_checkpoint(run, info, scratch)
+    done, _ = run_in_scratch(ScratchJob(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()
-    told = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
-    if told is None or not {step - 1, step} <= states.keys():
+    reported = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
+    if reported is None or not {step - 1, step} <= states.keys():
         raise RunError(f"run {run.name} cannot be replayed: trained again here, it ends before step {step}")
-    return _Replayed(states[step - 1], states[step], told)
+    return _Replayed(states[step - 1], states[step], reported)
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
-from quorate.api.resumption import warn_of_damaged_result
-from quorate.api.task_place import find_task, warn_of_other_code
+from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
+from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
@@ -55,12 +55,13 @@ class Result:
     @classmethod
     def of(cls, run: RunFolder, fields: dict[str, Any]) -> "Result":
         """From the content of `result.json`, or what is known of it."""
+        metrics: dict[str, Any] = fields.get("final_metrics") or {}
         return cls(
             run=run.name,
             folder=run.path,
             status=fields["status"],
             steps=fields.get("steps", 0),
-            metrics={name: math.nan if value is None else value for name, value in _metrics(fields).items()},
+            metrics={name: math.nan if value is None else value for name, value in metrics.items()},
             weights_digest=fields.get("weights_digest", ""),
             samples_per_second=fields.get("samples_per_second") or 0.0,
             wall_seconds=fields.get("wall_seconds") or 0.0,
@@ -162,6 +163,7 @@ def model_of(
     if averaged:
         refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
+    refuse_lost_checkpoints(run, spec, "load")
     info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
     warn_of_foreign(info, spec)
     with preserved_generators(), contextlib.ExitStack() as stack:
@@ -182,16 +184,12 @@ def model_of(
         return LoadedModel(info, replica.model, takes_over)
 
 
-def _metrics(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields.get("final_metrics") or {}
-
-
 def _ending_of(run: RunFolder) -> dict[str, Any]:
     """How a run ended; if it did not say, whether there is still somebody who will."""
     warn_of_damaged_result(run)
-    told = run.whole_result()
-    if told is not None:
-        return told
+    result = run.whole_result()
+    if result is not None:
+        return result
     if run.holder() is not None:
         return {"status": "running"}
     return run.whole_result() or {"status": "lost"}  # it may have ended between the two looks

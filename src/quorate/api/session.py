@@ -1,4 +1,7 @@
-"""Running a job in its folder: a new run, or one that goes on."""
+"""From a job to its result: a new run, or one that is resumed.
+
+`start` and `resume` decide in which folder and from which checkpoint; `_train` does the rest for both.
+"""
 
 import contextlib
 import logging
@@ -11,17 +14,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quorate.api.copies import Copies
-from quorate.api.fetched import fetch_run, is_copy
-from quorate.api.job_text import job_text
+from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.job import job_text
 from quorate.api.recorded_run import (
     recorded_and_asked,
     recorded_environment,
+    remains_of,
     restore_environment,
+    run_argument,
     set_foreign_aside,
+    short_path,
 )
-from quorate.api.remains import near, remains_of, typed
 from quorate.api.result import Result
-from quorate.api.resumption import (
+from quorate.api.resume_rules import (
     EARLY_STOP,
     newest_checkpoint,
     refuse_complete,
@@ -31,7 +36,7 @@ from quorate.api.resumption import (
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
-from quorate.api.task_place import TaskPlace, find_task, keep_task, placed, refuse_other_code
+from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -60,7 +65,7 @@ STOPPED = {130: "interrupted", 143: "terminated"}
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunStart:
     """What is known when a run begins, for whoever shows it."""
 
     run: RunFolder
@@ -80,7 +85,7 @@ class Show(Protocol):
         ...
 
 
-class Silence:
+class NoDisplay:
     """Shows nothing."""
 
     def handle(self, event: Event) -> None:
@@ -90,7 +95,85 @@ class Silence:
         """Still nothing."""
 
 
-class Narrator:
+Watch = Callable[[RunStart], Show]
+"""Called once when a run begins; what it returns is told every event, and then that there are no more."""
+
+
+def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
+    """Train a job in a new run folder; under faults, if it is to be seen what becomes of it."""
+    refuse_in_worker()
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, faults=faults)
+
+
+def resume(
+    runs: Path,
+    reference: str,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    watch: Watch,
+    branch: bool = False,
+    trust_source: bool = False,
+    faults: tuple[Fault, ...] = (),
+) -> Result:
+    """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
+
+    Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
+    source there may be run.
+    """
+    refuse_in_worker()
+    untrusted = ""
+    if is_copy(reference):
+        fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source)
+        reference, untrusted = str(fetched.path), fetched.untrusted
+    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
+    warn_of_damaged_result(run)
+    refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
+    if branch:
+        moved = resolved.spec.runs != recorded.spec.runs
+        folder = Path(resolved.spec.runs) if moved else run.path.parent
+        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
+        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
+        return _train_in_new_run(with_task_at(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
+    refuse_other_meaning(run, recorded, resolved)
+    with run.lock():
+        refuse_complete(run, recorded.spec, resolved.spec)
+        warn_of_stretched_schedule(recorded.spec, resolved.spec)
+        _refuse_without_key(resolved.spec)
+        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
+        refuse_edited_job(run, checkpoint, resolved)
+        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
+        resolved = with_task_at(resolved, place)
+        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, faults, place)
+        # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
+        with listening_to_signals() as signals, _restored_if_refused(run):
+            return _train(plan, watch, signals)
+
+
+def refuse_in_worker() -> None:
+    """A script that trains as soon as it is imported would start a job inside its own job."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name in ("quorate.engines.fork_server", "quorate.worker.__main__"):
+        raise RequestError(
+            "The task's file starts a job when it is imported, and workers import it. "
+            'Put the call of quorate.train under `if __name__ == "__main__":`.'
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
+
+    run: RunFolder
+    resolved: ResolvedJob
+    accept: Callable[[Prepared], None]
+    checkpoint: CheckpointInfo | None = None
+    faults: tuple[Fault, ...] = ()
+    place: TaskLocation | None = None
+
+
+class EventTracker:
     """Passes a run's events on to whoever shows it.
 
     It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
@@ -126,91 +209,13 @@ class Narrator:
         return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 
-Watch = Callable[[Begun], Show]
-"""Called once when a run begins; what it returns is told every event, and then that there are no more."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
-
-    run: RunFolder
-    resolved: ResolvedJob
-    accept: Callable[[Prepared], None]
-    checkpoint: CheckpointInfo | None = None
-    faults: tuple[Fault, ...] = ()
-    place: TaskPlace | None = None
-
-
-def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
-    """Train a job in a new run folder; under faults, if it is to be seen what becomes of it."""
-    refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, faults=faults)
-
-
-def resume(
-    runs: Path,
-    reference: str,
-    environment: Mapping[str, str],
-    overrides: Sequence[Override],
-    *,
-    watch: Watch,
-    branch: bool = False,
-    trust_source: bool = False,
-    faults: tuple[Fault, ...] = (),
-) -> Result:
-    """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
-
-    Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
-    source there may be run.
-    """
-    refuse_in_worker()
-    untrusted = ""
-    if is_copy(reference):
-        fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source)
-        reference, untrusted = str(fetched.path), fetched.untrusted
-    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    recorded, resolved = recorded_and_asked(run, environment, overrides)
-    warn_of_damaged_result(run)
-    refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
-    if branch:
-        moved = resolved.spec.runs != recorded.spec.runs
-        folder = Path(resolved.spec.runs) if moved else run.path.parent
-        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
-        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        return _train_in_new_run(placed(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
-    refuse_other_meaning(run, recorded, resolved)
-    with run.lock():
-        refuse_complete(run, recorded.spec, resolved.spec)
-        warn_of_stretched_schedule(recorded.spec, resolved.spec)
-        _refuse_without_key(resolved.spec)
-        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        refuse_edited_job(run, checkpoint, resolved)
-        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
-        resolved = placed(resolved, place)
-        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
-        # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
-        with listening_to_signals() as signals, _as_it_was(run):
-            return _train(plan, watch, signals)
-
-
-def refuse_in_worker() -> None:
-    """A script that trains as soon as it is imported would start a job inside its own job."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name in ("quorate.engines.fork_server", "quorate.worker.__main__"):
-        raise RequestError(
-            "The task's file starts a job when it is imported, and workers import it. "
-            'Put the call of quorate.train under `if __name__ == "__main__":`.'
-        )
-
-
 def _train_in_new_run(
     resolved: ResolvedJob,
     folder: Path,
     watch: Watch,
     checkpoint: CheckpointInfo | None,
     faults: tuple[Fault, ...] = (),
-    place: TaskPlace | None = None,
+    place: TaskLocation | None = None,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
@@ -239,7 +244,7 @@ def _refuse_without_key(spec: JobSpec) -> None:
 
 
 @contextlib.contextmanager
-def _as_it_was(run: RunFolder) -> Iterator[None]:
+def _restored_if_refused(run: RunFolder) -> Iterator[None]:
     """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
     job, result = run.job_file.read_text() if run.job_file.exists() else None, run.whole_result()
     try:
@@ -254,13 +259,13 @@ def _as_it_was(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskPlace | None) -> None:
+def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskLocation | None) -> None:
     """What a new run's bits depend on besides its job."""
     run.write_environment(now.facts)
     keep_task(run, resolved.spec.task, now.source, place)
 
 
-def _take_up(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
+def _adopt(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
     recorded = recorded_environment(run, checkpoint)
     _check_facts(run, recorded, now)
@@ -281,23 +286,21 @@ def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> 
 
 
 def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
+    """Show the run, launch its processes, write down what it comes to, and wait for copies of its checkpoints."""
     run, spec = plan.run, plan.resolved.spec
-    cores = usable_cores()
-    workers = spec.worker_count(cores)
-    _warn_of_crowd(workers, spec.threads, cores)
-    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    show = watch(Begun(run, spec, workers))
-    narrator = Narrator(show)
+    workers = spec.worker_count(usable_cores())
+    _warn_of_crowd(workers, spec.threads, usable_cores())
+    show = watch(RunStart(run, spec, workers))
+    tracker = EventTracker(show)
     copied: list[dict[str, Any]] = []
+    started = time.perf_counter()
     try:
-        copies = Copies(run, spec, narrator.handle)
-        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
-        if plan.place is not None:
-            launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
+        copies = Copies(run, spec, tracker.handle)
         try:
-            fields = _trained(plan, launch, signals, narrator, copies)
+            outcome = _launch(plan, workers, signals, tracker, copies)
+            fields = _conclude(plan, outcome, time.perf_counter() - started, tracker)
         finally:
-            copied = copies.conclude(signals) if narrator.has_trained else copies.abandon()
+            copied = copies.conclude(signals) if tracker.has_trained else copies.abandon()
     finally:
         show.close()
     if copied:
@@ -306,23 +309,34 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     return Result.of(run, fields)
 
 
-def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, copies: Copies) -> dict[str, Any]:
-    """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
-    started = time.perf_counter()
+def _launch(plan: Plan, workers: int, signals: Signals, tracker: EventTracker, copies: Copies) -> Outcome:
+    """Train on processes of this machine. Raises a refusal that comes before the first step; the rest is an outcome."""
+    spec = plan.resolved.spec
+    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
+    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+    if plan.place is not None:
+        launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
     try:
-        with namespaces_for(plan.faults, launch.workers + launch.spec.spares) as namespaces:
-            outcome = LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
+        with namespaces_for(plan.faults, workers + spec.spares) as namespaces:
+            return LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
     except QuorateError as error:
-        if isinstance(error, RequestError) and not narrator.has_trained:
+        if isinstance(error, RequestError) and not tracker.has_trained:
             raise
-        outcome = Outcome(Failure.of(error), {})
+        return Outcome(Failure.of(error), {})
+
+
+def _conclude(plan: Plan, outcome: Outcome, seconds: float, tracker: EventTracker) -> dict[str, Any]:
+    """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
     if outcome.failure is not None:
-        failure = _late(outcome.failure) if narrator.has_trained else outcome.failure
-        raise _failed(plan, failure, narrator.recoveries)
-    fields = _result_fields(plan, outcome.result, time.perf_counter() - started, narrator.recoveries)
-    fields |= narrator.waiting(plan.resolved.spec)
-    if narrator.has_trained and not narrator.has_finished:
-        log.warning("the last events could not be written: %s ends too early", near(plan.run.events_file))
+        failure = outcome.failure
+        if tracker.has_trained and failure.exit_code == RequestError.exit_code:
+            # Even where the request was to blame, a run that has trained tells of it and is kept.
+            failure = failure.at(exit_code=JobError.exit_code)
+        raise _failed(plan, failure, tracker.recoveries)
+    fields = _result_fields(plan, outcome.result, seconds, tracker.recoveries)
+    fields |= tracker.waiting(plan.resolved.spec)
+    if tracker.has_trained and not tracker.has_finished:
+        log.warning("the last events could not be written: %s ends too early", short_path(plan.run.events_file))
     _write_result(plan.run, fields)
     return fields
 
@@ -333,7 +347,7 @@ def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:
     except QuorateError as error:
         raise JobError(
             f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its checkpoint "
-            f"is kept. Make room, then: quorate resume {typed(run)}"
+            f"is kept. Make room, then: quorate resume {run_argument(run)}"
         ) from error
 
 
@@ -354,11 +368,6 @@ def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
             workers * threads,
             cores,
         )
-
-
-def _late(failure: Failure) -> Failure:
-    """A failure of a job that has trained: even where the request was to blame, the run tells of it and is kept."""
-    return failure.at(exit_code=JobError.exit_code) if failure.exit_code == RequestError.exit_code else failure
 
 
 def _failed(plan: Plan, failure: Failure, recoveries: Sequence[Recovery]) -> QuorateError:

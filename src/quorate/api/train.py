@@ -1,19 +1,28 @@
-"""`quorate.train` and `quorate.resume`."""
+"""`quorate.train` and `quorate.resume`: where a job is shown, and what becomes of signals that have ended it."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quorate.api import session
-from quorate.api.interruption import pass_on_signal, passing_on_signals
 from quorate.api.job import Job, overrides_from
+from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
-from quorate.api.show import NotebookStage, watch_here
+from quorate.api.session import NoDisplay, RunStart, Show, Watch
 from quorate.core.errors import QuorateError, RequestError
+from quorate.core.failure import JobFailed
 from quorate.core.user_code import given
+from quorate.engines.signals import Signals, overhearing_signals
+from quorate.observe.console import Console, QuietConsole
+from quorate.observe.notebook import Display, NotebookConsole, notebook_display
+from quorate.observe.progress import Progress
+from quorate.observe.screen import Screen
 from quorate.storage.runs_folder import runs_folder
 
 
@@ -74,7 +83,7 @@ def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
             result = run(watch)
     except QuorateError as error:
         raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
-    if isinstance(watch, NotebookStage):
+    if isinstance(watch, NotebookDisplay):
         watch.conclude(result)
     pass_on_signal(result.exit_code, _cut_short(result), signals.received)
     return result
@@ -84,3 +93,90 @@ def _cut_short(result: Result) -> str:
     if not result.steps:
         return f"run {result.run} was {result.status} before its first step"
     return f'run {result.run} was {result.status} at step {result.steps}; quorate.resume("{result.run}") goes on'
+
+
+def show_on_stderr(begun: RunStart) -> Show:
+    """A live bar on a terminal, a line now and then elsewhere."""
+    screen = _stderr()
+    return NoDisplay() if screen is None else Console(screen, _progress(begun))
+
+
+def show_quietly(begun: RunStart) -> Show:
+    """No progress, but warnings, and that the job is being stopped."""
+    screen = _stderr()
+    return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun))
+
+
+def show_nothing(_: RunStart) -> Show:
+    """No progress at all."""
+    return NoDisplay()
+
+
+class NotebookDisplay:
+    """Shows one run under a cell, and at its end a table of its result."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._console: NotebookConsole | None = None
+
+    def __call__(self, begun: RunStart) -> Show:
+        """Begin to show a run."""
+        self._console = NotebookConsole(self._display, _progress(begun))
+        return self._console
+
+    def conclude(self, result: Result) -> None:
+        """Show how it ended."""
+        if self._console is not None:
+            self._console.summarise(result.fields)
+
+
+def watch_here(progress: bool) -> Watch | NotebookDisplay:
+    """How a job is shown that a script or a notebook starts."""
+    display = notebook_display() if progress else None
+    if display is not None:
+        return NotebookDisplay(display)
+    return show_on_stderr if progress else show_nothing
+
+
+def _stderr() -> Screen | None:
+    # There is none in a program that was started with its standard error closed.
+    return None if sys.stderr is None else Screen(sys.stderr, is_terminal=sys.stderr.isatty())
+
+
+def _progress(begun: RunStart) -> Progress:
+    return Progress(
+        run=begun.run.name,
+        folder=short_path(begun.run.path),
+        workers=begun.workers,
+        lanes=begun.spec.lanes,
+        early_stop=begun.spec.early_stop,
+    )
+
+
+@contextlib.contextmanager
+def passing_on_signals() -> Iterator[Signals]:
+    """Around a job that raises `JobFailed` also when a signal has ended it; the signals that came while it ran."""
+    with overhearing_signals() as signals:
+        try:
+            yield signals
+        except JobFailed as failed:
+            pass_on_signal(failed.failure.exit_code, failed.message, signals.received)
+            raise
+
+
+def pass_on_signal(exit_code: int, message: str, received: Sequence[int] = ()) -> None:
+    """Let a signal do what it does without a job, now that the job is over: end what the job was a part of.
+
+    Without this, Ctrl-C in a loop over several jobs would only begin the next one. It is the first that was `received`:
+    the exit code does not tell SIGHUP from SIGTERM.
+    """
+    if exit_code <= 128:
+        return
+    number = received[0] if received else exit_code - 128
+    handler = signal.getsignal(number)
+    if callable(handler) and handler is not signal.default_int_handler:
+        handler(number, None)
+    elif number == signal.SIGINT:
+        raise KeyboardInterrupt(message) from None
+    else:
+        raise SystemExit(exit_code) from None

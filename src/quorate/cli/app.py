@@ -5,18 +5,11 @@ import os
 import typer
 
 from quorate.cli.chaos import chaos
-from quorate.cli.checkpoint import checkpoint
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.diff import diff
-from quorate.cli.doctor import doctor
-from quorate.cli.eval import evaluate
-from quorate.cli.init import init
-from quorate.cli.resize import resize
-from quorate.cli.resume import resume
-from quorate.cli.runs import runs
-from quorate.cli.show import show
-from quorate.cli.train import train
+from quorate.cli.history import diff, runs, show
+from quorate.cli.jobs import checkpoint, evaluate, resize, resume, train
+from quorate.cli.setup import doctor, init
 from quorate.cli.verbs import Verbs
 from quorate.core.errors import RequestError
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.completion import run_names
-from quorate.cli.document import print_document
-from quorate.cli.options import Epochs, JobFile, Json, Quiet, Set, Steps, Workers
+from quorate.cli.options import Epochs, JobFile, Json, Quiet, Set, Steps, Workers, overrides, run_names
+from quorate.cli.output import print_document
 
 Faults = Annotated[
     list[str] | None,
@@ -54,12 +53,12 @@ def chaos(
 ) -> None:
     """Train a job under faults, and compare the bits with the undisturbed run.
 
-    A fault comes when a worker begins a step, or in a phase of it: data, forward, exchange, apply, evaluation,
-    checkpoint; or copy and join, when it takes up a state or meets the others after an earlier fault. If the worker is
-    away or the phase does not come then, it is done at the next such moment; with `after 5ms` so much later.
+    A fault fires when a worker begins a step, or in a phase of it: data, forward, exchange, apply, evaluation,
+    checkpoint; or copy and join, when it copies a state or joins the others after an earlier fault. If the worker is
+    away or the phase does not come then, it fires at the next such moment; with `after 5ms` so much later.
 
     Workers are killed, stopped, made slow, asked to leave (term), cut off from the network (as root), added and
-    removed; coordinator and launcher are killed. The exit code is 0 if every fault came about, both runs end with the
+    removed; coordinator and launcher are killed. The exit code is 0 if every fault fired, both runs end with the
     same weights, and every sample was used exactly once an epoch, otherwise 1.
 
     \b
@@ -77,51 +76,33 @@ def chaos(
       quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
-    from quorate.api import session
-    from quorate.api.chaos import reference, try_under, worker_count
-    from quorate.api.show import show_on_stderr, show_quietly
-    from quorate.cli.chaos_view import print_trial, succeeded, to_document
-    from quorate.cli.fault_options import wish_for
-    from quorate.cli.overrides import overrides
+    from quorate.api.chaos import FaultRequest, Stopped, try_under
+    from quorate.api.documents import trial_document
+    from quorate.api.train import show_on_stderr, show_quietly
+    from quorate.cli.chaos_view import print_trial, succeeded
     from quorate.history.ledger import read_ledger
     from quorate.spec.load import load_job
     from quorate.storage.run_folder import RunFolder
 
-    wish = wish_for(fault, script, at_random, mtbf, seed)
+    request = FaultRequest.of(fault, script, at_random, mtbf, seed)
     layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
     resolved = load_job(job_file, os.environ, layer)
-    watch = show_quietly if quiet else show_on_stderr
-    crowd = worker_count(resolved)
-    undisturbed = None if against is None else reference(against, resolved)
-    # What is wrong is told before anything is trained, as far as the number of steps is known.
-    lanes, every = resolved.spec.lanes, resolved.spec.checkpoint.every
-    if every == "epoch":  # how many steps those have is not known yet
-        every = None
-    has_loaders = resolved.spec.loader_workers > 0
-    known_steps = resolved.spec.steps if undisturbed is None else undisturbed.steps
-    wish.script(crowd, known_steps, lanes, every, has_loaders=has_loaders)
-    if undisturbed is None:
-        undisturbed = session.start(resolved, watch)
-        _leave_if_stopped(undisturbed.status, undisturbed.exit_code, as_json)
-    faults = wish.script(crowd, undisturbed.steps, lanes, every, has_loaders=has_loaders)
-    trial = try_under(faults, resolved, undisturbed, watch)
-    _leave_if_stopped(trial.disturbed.status, 0 if trial.failure else trial.disturbed.exit_code, as_json)
+    trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
+    if isinstance(trial, Stopped):
+        _report_stop(trial.status, trial.exit_code, as_json)
+        raise typer.Exit(trial.exit_code)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:
-        print_document(to_document(trial, ledger))
+        print_document(trial_document(trial, ledger))
     else:
         print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
     raise typer.Exit(0 if succeeded(trial, ledger) else 1)
 
 
-def _leave_if_stopped(status: str, code: int, as_json: bool) -> None:
-    """Of a run that was stopped there is nothing to compare."""
-    if not code:
-        return
+def _report_stop(status: str, code: int, as_json: bool) -> None:
     if as_json:
         print_document(
             {"status": status, "exit_code": code, "error": f"{status} before there was something to compare"}
         )
     else:
         print(status, file=sys.stderr)
-    raise typer.Exit(code)

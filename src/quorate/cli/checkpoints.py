@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.document import print_document
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose
+from quorate.cli.output import print_document
 from quorate.cli.verbs import group_of_verbs
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
@@ -53,18 +53,18 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     """
     from datetime import UTC, datetime
 
-    from quorate.cli.checkpoint_document import list_document
-    from quorate.cli.checkpoint_table import print_list
-    from quorate.cli.page import Page
+    from quorate.cli.checkpoints_view import print_list
+    from quorate.cli.layout import Page
     from quorate.history.checkpoint_list import CheckpointList
+    from quorate.history.documents import checkpoints_document
     from quorate.storage.run_folder import RunFolder
 
     found = CheckpointList.read(RunFolder.find(runs, run))
     now = datetime.now(UTC)
     if as_json:
-        print_document(list_document(found, now))
+        print_document(checkpoints_document(found, now))
     else:
-        print_list(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found, now)
+        print_list(Page.on_stdout(), found, now)
 
 
 @app.command()
@@ -72,7 +72,7 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
     """Read checkpoints through and compare them with their digests.
 
     The exit code is 1 if one is damaged, and the file that is at fault is named. With the key of an encrypted run, that
-    is also one that was not written with it; without the key it is told that this was not checked.
+    is also one that was not written with it; without the key it says that this was not checked.
 
     \b
     Examples:
@@ -80,17 +80,17 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
       quorate checkpoints verify digits-0001 --checkpoint best
     """
     from quorate.api.checkpoints import verify_run
-    from quorate.cli.checkpoint_document import verified_document
-    from quorate.cli.checkpoint_table import print_verified
-    from quorate.cli.page import Page
+    from quorate.api.documents import verified_checkpoints_document
+    from quorate.cli.checkpoints_view import print_verified
+    from quorate.cli.layout import Page
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     verified = verify_run(folder, checkpoint)
     if as_json:
-        print_document(verified_document(folder.name, verified))
+        print_document(verified_checkpoints_document(folder.name, verified))
     else:
-        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), folder.name, verified)
+        print_verified(Page.on_stdout(), folder.name, verified)
     raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)
 
 
@@ -119,13 +119,12 @@ def export(
       quorate checkpoints export last model.safetensors
       quorate checkpoints export last model.pt --checkpoint best
     """
-    from quorate.api.export import Format, export_model
-    from quorate.cli.word import one_word
+    from quorate.api.checkpoints import Format, export_model
     from quorate.observe.quantities import size
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
-    wanted = one_word(kind, Format, "--format") if kind else None
+    wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)

@@ -1,13 +1,12 @@
 """`quorate data`: one verb for each thing that can be done with data in shards."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quorate.cli.document import print_document
 from quorate.cli.options import Json
+from quorate.cli.output import print_document
 from quorate.cli.verbs import group_of_verbs
 
 Place = Annotated[
@@ -56,16 +55,16 @@ def index(
       quorate data index s3://bucket/photos --force
     """
     from quorate.api.data import index_data
-    from quorate.cli.page import Page
-    from quorate.cli.shards_document import index_document
-    from quorate.cli.shards_view import Counter, print_indexed
+    from quorate.api.documents import index_document
+    from quorate.cli.data_view import Counter, print_indexed
+    from quorate.cli.layout import Page
 
     with Counter("indexed", as_json) as counter:
         done = index_data(path, output, force=force, progress=counter.show)
     if as_json:
         print_document(index_document(done))
     else:
-        print_indexed(Page(sys.stdout, is_terminal=sys.stdout.isatty()), done)
+        print_indexed(Page.on_stdout(), done)
 
 
 @app.command()
@@ -81,16 +80,16 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data verify s3://bucket/photos --json
     """
     from quorate.api.data import verify_data
-    from quorate.cli.page import Page
-    from quorate.cli.shards_document import verified_document
-    from quorate.cli.shards_view import Counter, print_verified
+    from quorate.api.documents import verified_data_document
+    from quorate.cli.data_view import Counter, print_verified
+    from quorate.cli.layout import Page
 
     with Counter("verified", as_json) as counter:
         done = verify_data(path, counter.show)
     if as_json:
-        print_document(verified_document(done))
+        print_document(verified_data_document(done))
     else:
-        print_verified(Page(sys.stdout, is_terminal=sys.stdout.isatty()), done)
+        print_verified(Page.on_stdout(), done)
     raise typer.Exit(1 if done.flaws else 0)
 
 
@@ -106,15 +105,15 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data stats /data/photos --json
     """
     from quorate.api.data import data_stats
-    from quorate.cli.page import Page
-    from quorate.cli.shards_document import stats_document
-    from quorate.cli.shards_view import print_stats
+    from quorate.api.documents import stats_document
+    from quorate.cli.data_view import print_stats
+    from quorate.cli.layout import Page
 
     found = data_stats(path)
     if as_json:
         print_document(stats_document(found))
     else:
-        print_stats(Page(sys.stdout, is_terminal=sys.stdout.isatty()), found)
+        print_stats(Page.on_stdout(), found)
 
 
 @app.command()
@@ -130,7 +129,7 @@ def preview(
 ) -> None:
     """Show some records with their places, or write their pictures as a contact sheet.
 
-    Those that cannot be read are marked as bad, and it is told why.
+    Those that cannot be read are marked as bad, with the reason.
 
     \b
     Examples:
@@ -138,11 +137,10 @@ def preview(
       quorate data preview /data/photos --from 31415 --records 1
       quorate data preview /data/photos --records 64 --sheet photos.png
     """
-    from quorate.api.contact_sheet import refuse_no_picture_file
-    from quorate.api.data import preview_data
-    from quorate.cli.page import Page
-    from quorate.cli.shards_document import preview_document
-    from quorate.cli.shards_view import print_preview
+    from quorate.api.documents import preview_document
+    from quorate.api.preview import preview_data, refuse_no_picture_file
+    from quorate.cli.data_view import print_preview
+    from quorate.cli.layout import Page
 
     if sheet is not None:
         refuse_no_picture_file(sheet)
@@ -151,11 +149,11 @@ def preview(
     if as_json:
         print_document(preview_document(index, found, sheet, pictures))
     else:
-        print_preview(Page(sys.stdout, is_terminal=sys.stdout.isatty()), index, found, sheet, pictures)
+        print_preview(Page.on_stdout(), index, found, sheet, pictures)
 
 
 def _written_sheet(file: Path, records: list[object]) -> int:
-    from quorate.api.contact_sheet import pictures_among, write_sheet
+    from quorate.api.preview import pictures_among, write_contact_sheet
     from quorate.core.errors import RequestError
 
     pictures = pictures_among(records)
@@ -164,5 +162,5 @@ def _written_sheet(file: Path, records: list[object]) -> int:
             f"none of these {len(records)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the shape "
             "of one). --records N looks at more of them, --from N at others."
         )
-    write_sheet(file, pictures)
+    write_contact_sheet(file, pictures)
     return len(pictures)

@@ -1,13 +1,14 @@
 """Two runs side by side, as a page for people and as a document for programs."""
 
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
 from quorate.api.replay import Replay, TensorDifference
-from quorate.history.difference import Pair, Parting, RunPair, RunSide
+from quorate.cli.layout import NONE
+from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
@@ -15,7 +16,6 @@ from quorate.spec.yaml_document import write_value
 
 TENSORS_SHOWN = 12
 DIGEST_SHOWN = 12
-NONE = "-"
 GAP = "  "
 
 
@@ -28,9 +28,12 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
     if replay is not None:
         _print_replay(screen, replay)
     tables = {
-        "keys": {f"{change.key} ({change.mark})": _values(change.before, change.after) for change in pair.keys},
-        "results": _results(pair.left, pair.right) | {name: _measures(both) for name, both in pair.metrics.items()},
-        "environment": {name: _shortened(both) for name, both in pair.environment.items()},
+        "keys": {
+            f"{change.key} ({change.mark})": (_value(change.before), _value(change.after)) for change in pair.keys
+        },
+        "results": _results(pair.left, pair.right)
+        | {name: _sides(both, measure) for name, both in pair.metrics.items()},
+        "environment": {name: _sides(both, lambda value: str(value)[:40]) for name, both in pair.environment.items()},
     }
     for title, rows in tables.items():
         if rows:
@@ -38,43 +41,10 @@ def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_te
             screen.print(_side_by_side(title, names, rows, screen.width))
     if pair.source:
         screen.print("\nThe code of their tasks differs:")
-        for told in pair.source:
-            screen.print(Text(told, style={"-": "red", "+": "green"}.get(told[:1], "")), soft_wrap=True)
+        for text in pair.source:
+            screen.print(Text(text, style={"-": "red", "+": "green"}.get(text[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
-
-
-def document(pair: RunPair, replay: Replay | None) -> dict[str, Any]:
-    """The same for programs."""
-    parting, weights = pair.comparison.parting, pair.weights
-    return {
-        "left": pair.left.folder.name,
-        "right": pair.right.folder.name,
-        "keys": [
-            {"key": change.key, "mark": change.mark.value} | _sides((_plain(change.before), _plain(change.after)))
-            for change in pair.keys
-        ],
-        "environment": {name: _sides(both) for name, both in pair.environment.items()},
-        "source": pair.source,
-        "metrics": {name: _sides(both) for name, both in pair.metrics.items()},
-        "weights_digest": _sides(weights),
-        "same_weights": None if None in weights else weights[0] == weights[1],
-        "common_steps": pair.comparison.common_steps,
-        "parting": None if parting is None else _parting_document(parting),
-        "replay": None if replay is None else asdict(replay),
-    }
-
-
-def _parting_document(parting: Parting) -> dict[str, Any]:
-    return {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}}
-
-
-def _sides(pair: Pair) -> dict[str, Any]:
-    return {"left": pair[0], "right": pair[1]}
-
-
-def _plain(value: Any) -> Any:
-    return None if value is Absent.NOT_GIVEN else value
 
 
 def _parting(pair: RunPair) -> Text:
@@ -129,7 +99,7 @@ def _results(left: RunSide, right: RunSide) -> dict[str, tuple[str, str]]:
 
 def _result(side: RunSide) -> dict[str, str]:
     result = side.result
-    told = {
+    line = {
         "status": result.get("status", "not ended"),
         "steps": f"{result['steps']:,}" if "steps" in result else None,
         "speed": f"{count(result['samples_per_second'])} samples/s"
@@ -138,23 +108,16 @@ def _result(side: RunSide) -> dict[str, str]:
         "time": duration(result["wall_seconds"]) if result.get("wall_seconds") is not None else None,
         "weights": result.get("weights_digest", "")[:DIGEST_SHOWN],
     }
-    return {name: text for name, text in told.items() if text}
-
-
-def _values(before: Any, after: Any) -> tuple[str, str]:
-    return _value(before), _value(after)
+    return {name: text for name, text in line.items() if text}
 
 
 def _value(value: Any) -> str:
     return NONE if value is Absent.NOT_GIVEN else write_value(value)
 
 
-def _measures(pair: Pair) -> tuple[str, str]:
-    return tuple(NONE if value is None else measure(value) for value in pair)  # type: ignore[return-value]
-
-
-def _shortened(pair: Pair) -> tuple[str, str]:
-    return tuple(NONE if value is None else str(value)[:40] for value in pair)  # type: ignore[return-value]
+def _sides(pair: Pair, text: Callable[[Any], str]) -> tuple[str, str]:
+    left, right = (NONE if value is None else text(value) for value in pair)
+    return left, right
 
 
 def _side_by_side(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]], width: int) -> Table | Text:

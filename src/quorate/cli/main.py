@@ -1,4 +1,4 @@
-"""The `quorate` command: it runs a verb, and tells mistakes and failures in a few lines, without a traceback of ours.
+"""The `quorate` command: it runs a verb, and reports mistakes and failures in a few lines, without a traceback of ours.
 
 Everything else is imported inside, so that a Ctrl-C in the first moments ends as quietly as a later one.
 """
@@ -30,7 +30,7 @@ def run(load: Callable[[], Any] | None = None) -> None:
                 signal.signal(number, _Stop())
         code = _run_verb(load or _load_quorate, as_json)
     except Stopped as stopped:
-        code = _tell_stop(stopped.number, as_json)
+        code = _report_stop(stopped.number, as_json)
     sys.exit(code)
 
 
@@ -58,34 +58,31 @@ def _run_verb(load: Callable[[], Any], as_json: bool) -> int:
     guard_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        code = _code_of(load()(standalone_mode=False))
+        answer = load()(standalone_mode=False)
+        code = answer if isinstance(answer, int) else 0
     except Exception as error:
-        code = _tell(error, as_json)
+        code = _report(error, as_json)
     try:
         sys.stdout.flush()
     except OutputError as error:
-        code = max(code, _tell(error, as_json=False))
+        code = max(code, _report(error, as_json=False))
     return code
 
 
-def _tell(error: Exception, as_json: bool) -> int:
+def _report(error: Exception, as_json: bool) -> int:
     import typer
 
     # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
-    from quorate.cli.trouble import tell, tell_bug, tell_usage
+    from quorate.cli.errors import show_bug, show_error, show_usage_error
     from quorate.core.errors import QuorateError
 
     if isinstance(error, QuorateError):
-        return tell(error, as_json)
-    return tell_usage(error, as_json) if isinstance(error, typer.TyperException) else tell_bug(error, as_json)
+        return show_error(error, as_json)
+    return show_usage_error(error, as_json) if isinstance(error, typer.TyperException) else show_bug(error, as_json)
 
 
-def _code_of(answer: object) -> int:
-    return answer if isinstance(answer, int) else 0
-
-
-def _tell_stop(number: int, as_json: bool) -> int:
-    from quorate.cli.document import print_document
+def _report_stop(number: int, as_json: bool) -> int:
+    from quorate.cli.output import print_document
 
     is_interrupt = number == signal.SIGINT
     status, code = ("interrupted", 130) if is_interrupt else ("terminated", 143)

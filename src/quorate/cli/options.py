@@ -1,15 +1,58 @@
-"""Arguments and options that several verbs share.
+"""What several verbs share of their command lines: arguments, options, and what Tab offers for them.
 
-Nothing of the job file is imported here: `--help` and the shell's completion answer without it.
+Nothing of the job file is imported at the top: `--help` and the shell's completion answer without it.
 """
 
+import re
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from quorate.cli.completion import job_files, run_names
+from quorate.core.errors import RequestError
 from quorate.storage.runs_folder import USUAL, VARIABLE
+
+JOB_FILE_ENDINGS = {".yaml", ".yml"}
+_NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def run_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the runs in the folder of `--runs`, and `last`, that begin like this.
+
+    A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
+    """
+    from quorate.storage.run_search import LAST, is_run
+    from quorate.storage.runs_folder import runs_folder
+
+    try:
+        runs = runs_folder(context.params.get("runs"))
+        names = sorted(folder.name for folder in runs.iterdir() if is_run(folder))
+    except OSError:
+        return []
+    return [name for name in (*names, LAST) if names and name.startswith(incomplete)]
+
+
+def job_files(incomplete: str) -> list[str]:
+    """Job files in the folder that is being typed, and in the folders just below it, that begin like this."""
+    typed = "".join(incomplete.rpartition("/")[:2])
+    try:
+        found = sorted(f"{typed}{file}" for file in _job_files_below(Path(typed).expanduser()))
+    except (OSError, RuntimeError):  # the latter for a home that nobody has
+        return []
+    return [path for path in found if path.startswith(incomplete) and _NEEDS_NO_QUOTES.fullmatch(path)]
+
+
+def _job_files_below(folder: Path) -> Iterator[Path]:
+    """Relative to the folder. One level down as well: the shell would put a space behind the name of a folder."""
+    for pattern in ("*", "*/*"):
+        for path in folder.glob(pattern):
+            file = path.relative_to(folder)
+            if file.suffix in JOB_FILE_ENDINGS and not any(part.startswith(".") for part in file.parts):
+                yield file
+
 
 RUNS = USUAL
 
@@ -50,3 +93,32 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")
 ]
+
+
+def choose(given: str, choices: type[Choice], option: str) -> Choice:
+    """The choice that was given; a mistake is answered with all that are allowed and the nearest."""
+    if given in list(choices):
+        return choices(given)
+    from quorate.spec.keys import nearest, one_of
+
+    allowed = [choice.value for choice in choices]
+    meant = nearest(given.lower(), allowed)
+    hint = f" Did you mean {meant[0]}?" if meant else ""
+    raise RequestError(f"{option}: {given!r} is not one of {one_of(allowed)}.{hint}")
+
+
+def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any]:
+    """The `Override`s that the command line puts over the job file; flags go over `--set`."""
+    from quorate.spec.override import Override, parse_set
+
+    from_flags = [
+        Override(key, _number_or_text(value), f"--{key}") for key, value in flags.items() if value is not None
+    ]
+    return [*(parse_set(text) for text in settings or ()), *from_flags]
+
+
+def _number_or_text(value: str | int) -> str | int:
+    try:
+        return int(value)
+    except ValueError:
+        return value

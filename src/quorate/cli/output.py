@@ -1,13 +1,17 @@
-"""Standard output and standard error as the command writes to them: trouble there is told once, in a line."""
+"""Standard output and standard error as the command writes to them, and the one JSON document of a verb."""
 
 import io
+import json
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
+from weakref import WeakSet
 
 from quorate.core.errors import OutputError
+from quorate.core.finite import finite
 
 STDOUT, STDERR = 1, 2
+_printed_on: WeakSet[TextIO] = WeakSet()
 
 
 class _Stdout(io.FileIO):
@@ -65,3 +69,16 @@ def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
     # A character that the encoding does not have must not end the command either.
     errors = "backslashreplace" if before is None or is_stderr or before.errors == "strict" else before.errors
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=is_stderr or raw.isatty())
+
+
+def print_document(document: dict[str, Any]) -> None:
+    """Print a verb's document: the only one on this standard output, so what comes after it is not printed.
+
+    What is not finite becomes null, since JSON has no word for it.
+    """
+    if sys.stdout in _printed_on:
+        return
+    text = json.dumps(finite(document), allow_nan=False)
+    # Noted first: after a signal in between, none is better than two.
+    _printed_on.add(sys.stdout)
+    sys.stdout.write(f"{text}\n")

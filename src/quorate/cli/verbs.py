@@ -31,7 +31,7 @@ class Verbs(TyperGroup):
 
 
 def group_of_verbs(name: str, metavar: str = "VERB ...") -> typer.Typer:
-    """A verb that has verbs of its own, told as the others are."""
+    """A verb that has verbs of its own, shown as the others are."""
     return typer.Typer(
         name=name,
         cls=Verbs,

@@ -14,6 +14,7 @@ import xxhash
 from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.data.block_sampler import Blocked, records_of
+from quorate.data.collate import collate
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 
@@ -91,15 +92,12 @@ def fingerprint(samples: Samples) -> Fingerprint:
         for part in _arrangement(samples, source, length):
             layout.update(part)
         for index in _looked_at(samples, source, length):
-            answer = _read_anew(samples, source, index)
-            if _content(answer) != _content(_read_anew(samples, source, index)):
-                raise TaskError(
-                    f"Sample {index} of the {source.value} set is another one each time it is read, so it depends on "
-                    "who reads what. Draw from the global generators, which are seeded for each sample, and do not "
-                    "change what the dataset holds."
-                )
+            request = Request(source, 0, (index,))
+            answer = _read_anew(samples, request)
+            if _content(answer) != _content(_read_anew(samples, request)):
+                raise TaskError(_why_not_the_same(samples, request))
             key = samples.shards[source].cache_key if source in samples.shards else None
-            if key is not None and _content(answer) != _content(samples[Request(source, 0, (index,))]):
+            if key is not None and _content(answer) != _content(samples[request]):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one in the cache than decode makes now. "
                     f"cache_key= ({key!r}) says what decode makes: give another one whenever decode, or anything that "
@@ -113,11 +111,23 @@ def fingerprint(samples: Samples) -> Fingerprint:
     return Fingerprint(layout.hexdigest(), f"{content.hexdigest()}{without}", _libraries(), words)
 
 
-def _read_anew(samples: Samples, source: Source, index: int) -> Batch | FetchFailure:
+def _read_anew(samples: Samples, request: Request) -> Batch | FetchFailure:
     """Not from a cache of decoded samples, which may be of an earlier decode."""
-    shards = samples.shards.get(source)
+    shards = samples.shards.get(request.source)
     with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
-        return samples[Request(source, 0, (index,))]
+        return samples[request]
+
+
+def _why_not_the_same(samples: Samples, request: Request) -> str:
+    """Of a sample that is another one when it is read again: whether the dataset or collate() is to blame."""
+    sample = f"{request.indices[0]} of the {request.source.value} set"
+    remedy = "so it depends on who reads what. Draw from the global generators, which are seeded for each sample, and"
+    uncollated = dataclasses.replace(samples, collate=list)
+    if samples.collate is not collate and _content(_read_anew(uncollated, request)) == _content(
+        _read_anew(uncollated, request)
+    ):
+        return f"collate() makes another batch of sample {sample} each time, {remedy} keep nothing between two calls."
+    return f"Sample {sample} is another one each time it is read, {remedy} do not change what the dataset holds."
 
 
 def _in_words(samples: Samples, source: Source) -> str:

@@ -3,13 +3,12 @@
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import FrameError, LinkError
+from quorate.core.errors import FrameError, LinkError, RunError
 from quorate.core.regular_file import read_regular
-from quorate.doctor.finding import Finding, Level
+from quorate.doctor.report import Finding, Level
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.address import split_address
 
@@ -17,15 +16,6 @@ PATIENCE = 10.0
 
 Call = Callable[[str, str], bool]
 """Call the coordinator at an address, with a token: whether its job has ended. LinkError if nobody answers."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a run folder says about its coordinator; `trouble` if that cannot be read."""
-
-    address: str = ""
-    token: str = ""
-    trouble: str = ""
 
 
 def running(runs: Path) -> Sequence[RunFolder]:
@@ -36,20 +26,21 @@ def running(runs: Path) -> Sequence[RunFolder]:
 def check_coordinator(run: RunFolder, call: Call) -> Finding:
     """The coordinator of one run."""
     name = f"run {run.name}"
-    place = read_place(run.address_file)
-    if place is None:
-        return Finding(name, Level.NOTE, _without_coordinator(run))
-    if place.trouble:
-        return Finding(name, Level.WARNING, f"where its coordinator is cannot be read: {place.trouble}", _remedy(run))
     try:
-        ended = call(place.address, place.token)
+        address, token = _read_address(run.address_file)
+    except FileNotFoundError:
+        return Finding(name, Level.NOTE, _without_coordinator(run))
+    except RunError as error:
+        return Finding(name, Level.WARNING, f"where its coordinator is cannot be read: {error.message}", _remedy(run))
+    try:
+        ended = call(address, token)
     except FrameError:
-        text = f"another job's coordinator listens at {place.address}"
+        text = f"another job's coordinator listens at {address}"
     except LinkError as error:
         text = str(error)
     else:
         doing = "its job has just ended" if ended else "its job is under way"
-        return Finding(name, Level.OK, f"its coordinator answers at {place.address}: {doing}")
+        return Finding(name, Level.OK, f"its coordinator answers at {address}: {doing}")
     return _unreachable(run, name, text)
 
 
@@ -74,18 +65,18 @@ def _without_coordinator(run: RunFolder) -> str:
     return f"is not running ({ending})"
 
 
-def read_place(file: Path) -> Place | None:
-    """What is written about the coordinator; None if nothing is, as when no job runs."""
+def _read_address(file: Path) -> tuple[str, str]:
+    """The coordinator's address and token; FileNotFoundError if there is none, as when no job runs."""
     try:
         fields: dict[str, Any] = json.loads(read_regular(file))
         split_address(fields["address"])
-        return Place(fields["address"], str(fields["token"]))
+        return fields["address"], str(fields["token"])
     except FileNotFoundError:
-        return None
+        raise
     except OSError as error:
-        return Place(trouble=f"{file}: {error.strerror}")
+        raise RunError(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Place(trouble=f"{file} is damaged")
+        raise RunError(f"{file} is damaged") from None
 
 
 def call_coordinator(address: str, token: str) -> bool:

@@ -1,11 +1,72 @@
-"""Python, the packages that are needed, and the extras that may be."""
+"""Python, packages, torch, and variables of the environment."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import shorten
 
-from quorate.doctor.finding import Finding, Level
-from quorate.doctor.requirement import Requirement
+from quorate.core.errors import JobFileError, Problem
+from quorate.doctor.probes import TorchFacts
+from quorate.doctor.report import Finding, Level
+from quorate.engines.fork_server_process import ENVIRONMENT
+from quorate.spec.load import resolve_mapping
+from quorate.spec.override import PREFIX
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 SHOWN = 3
+# So big that nothing in the environment is too big for it.
+_ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "lanes": 2**20, "steps": 1}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package, the version it has to have (`==`) or to reach (`>=`), the one that is too new (`below`), and the extra
+    that needs it, if one does."""
+
+    package: str
+    relation: str = ""
+    version: str = ""
+    extra: str = ""
+    below: str = ""
+
+    def accepts(self, version: str) -> bool:
+        """Whether an installed version will do."""
+        given, asked = _release(version), _release(self.version)
+        is_enough = {"": True, "==": given == asked, ">=": given >= asked}[self.relation]
+        return is_enough and (not self.below or given < _release(self.below))
+
+    @property
+    def versions(self) -> str:
+        """The versions that will do, as they are written in the metadata."""
+        return f"{self.relation}{self.version}" + (f",<{self.below}" if self.below else "")
+
+    def __str__(self) -> str:
+        return f"{self.package}{self.versions}"
+
+
+def read_requirements(lines: Iterable[str]) -> list[Requirement]:
+    """The requirements in a package's metadata, such as ``torch<2.14,>=2.11; extra == "examples"``."""
+    requirements = []
+    for line in lines:
+        specifier, _, marker = line.partition(";")
+        name, extra = _NAME.match(specifier.strip()), _EXTRA.search(marker)
+        bounds = dict(_BOUND.findall(specifier))
+        below = bounds.pop("<", "")
+        relation, version = next(iter(bounds.items()), ("", ""))
+        if name:
+            requirements.append(Requirement(name[0], relation, version, extra[1] if extra else "", below))
+    return requirements
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The leading numbers, without zeros at their end: 2.13.0+cpu is (2, 13), and so is 2.13."""
+    leading = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in leading[0].split(".")] if leading else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
 
 
 def check_system(system: str, release: str, machine: str) -> Finding:
@@ -52,9 +113,83 @@ def _as_it_is(requirement: Requirement, installed: Mapping[str, str]) -> str:
     version = installed.get(requirement.package)
     if version is None:
         return f"{requirement.package} is not installed"
-    return f"{requirement.package} is {version}, not {requirement.relation}{requirement.version}"
+    return f"{requirement.package} is {version}, not {requirement.versions}"
 
 
 def _listed(words: list[str]) -> str:
     more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
     return ", ".join(words[:SHOWN]) + more
+
+
+def check_torch(facts: TorchFacts, pinned: Requirement) -> Finding:
+    """Whether it can be imported, is the version that was tested, and computes the same bits twice."""
+    install = f"pip install '{pinned}'"
+    if facts.error:
+        return Finding("torch", Level.PROBLEM, f"cannot be used: {facts.error}", f"Install it anew: {install}")
+    if not facts.repeats_bits:
+        text = f"{facts.version} computes other bits the second time, with deterministic kernels and one thread"
+        return Finding("torch", Level.PROBLEM, text, f"No job can keep its promise with it. {install}")
+    same = "deterministic kernels give the same bits twice"
+    is_pinned = pinned.relation == "=="
+    if not pinned.accepts(facts.version):
+        tested = pinned.version if is_pinned else pinned.versions
+        text = f"{facts.version}, not the {tested} that Quorate is tested with; {same}"
+        return Finding("torch", Level.WARNING, text, install)
+    return Finding("torch", Level.OK, f"{facts.version}, {'as pinned' if is_pinned else 'a tested version'}; {same}")
+
+
+def check_devices(facts: TorchFacts) -> Finding:
+    """What torch could compute on."""
+    if facts.error:
+        return Finding("devices", Level.NOTE, "unknown as long as torch cannot be used")
+    cpu = f"CPU ({facts.capability} kernels)"
+    if not facts.cuda:
+        return Finding("devices", Level.NOTE, f"{cpu} only")
+    text = f"{cpu}; {', '.join(facts.cuda)} by CUDA, which this version of Quorate does not use yet"
+    return Finding("devices", Level.NOTE, text)
+
+
+def check_job_variables(environment: Mapping[str, str]) -> Sequence[Finding]:
+    """Variables that stand over the keys of every job file."""
+    ours = [name for name in sorted(environment) if name.startswith(PREFIX)]
+    if not ours:
+        return [Finding("job variables", Level.OK, f"no {PREFIX} variable stands over the keys of a job file")]
+    return [check_job_variable(name, environment[name]) for name in ours]
+
+
+def check_job_variable(name: str, value: str) -> Finding:
+    """One of them: which key it sets, or why no job takes it."""
+    origin = f"environment {name}"
+    key = name.removeprefix(PREFIX).lower().replace("__", ".")
+    # What another key of a job might clash with is that job's matter.
+    wrong = [each for each in _problems(name, value) if origin in f"{each.path} {each.text}" or _is_unknown(key, each)]
+    # Among a task's own parameters there may be secrets, and what is found here gets into reports.
+    is_private = key.split(".")[0] == "params"
+    if not wrong:
+        said = "" if is_private else f" to {shorten(value, 40, placeholder='...') or 'nothing'}"
+        return Finding(name, Level.NOTE, f"sets `{key}` of every job{said}, over its job file")
+    reason = "no job takes its value" if is_private else re.sub(r" \((environment \w+|default)\)", "", wrong[0].text)
+    text = f"{reason}; every job is refused while it is set"
+    return Finding(name, Level.WARNING, text, f"{wrong[0].hint} Or: unset {name}".removeprefix(" Or: "))
+
+
+def _is_unknown(key: str, problem: Problem) -> bool:
+    """Whether it says that no job has the key's first part: what is written below that has no origin of its own."""
+    return "." in key and problem.path == key.split(".")[0] and problem.text.startswith("there is no such key")
+
+
+def _problems(name: str, value: str) -> Sequence[Problem]:
+    try:
+        resolve_mapping(_ANY_JOB, "the environment", {name: value}, [])
+    except JobFileError as error:
+        return error.problems
+    return ()
+
+
+def check_pinned_variables(environment: Mapping[str, str]) -> Finding:
+    """Variables that change how many threads a library uses: workers have their own."""
+    pinned = {"OMP_THREAD_LIMIT", *ENVIRONMENT}
+    found = [f"{name}={environment[name]}" for name in sorted(pinned) if name in environment]
+    if not found:
+        return Finding("thread variables", Level.OK, "none is set, and workers set their own")
+    return Finding("thread variables", Level.NOTE, f"{', '.join(found)}: harmless, workers set their own")

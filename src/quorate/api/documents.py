@@ -1,0 +1,158 @@
+"""What was done with checkpoints, with data in shards and with a job under faults, as JSON documents.
+
+Each is described by a schema in docs/json; those that tell of runs are in `history`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quorate.api.chaos import Trial
+from quorate.api.checkpoints import Verified as VerifiedCheckpoints
+from quorate.api.data import Indexed, Spread, Stats, Verified
+from quorate.api.preview import Previewed, short_fields
+from quorate.core.cursor import Phase
+from quorate.core.fault import PHASES
+from quorate.data.shards.index import ShardIndex
+from quorate.history.ledger import Ledger
+from quorate.history.samples_documents import shown_place
+from quorate.worker.faults import Firing
+
+_PHASE_NAMES = {status: name for name, status in PHASES.items()}
+
+
+def verified_checkpoints_document(run: str, verified: VerifiedCheckpoints) -> dict[str, Any]:
+    """What became of each checkpoint that was read through."""
+    examined = verified.examined
+    return {
+        "run": run,
+        "authenticated": not verified.not_authenticated,
+        "not_authenticated": verified.not_authenticated or None,
+        "damaged": sum(bool(each.problem) for each in examined),
+        "checkpoints": [
+            {
+                "name": each.path.name,
+                "step": each.cursor.step,
+                "evaluated": each.cursor.phase is Phase.EVALUATED,
+                "bytes": each.bytes,
+                "whole": not each.problem,
+                "problem": each.problem or None,
+            }
+            for each in examined
+        ],
+    }
+
+
+def trial_document(trial: Trial, ledger: Ledger) -> dict[str, Any]:
+    """What became of a job under faults."""
+    return {
+        "undisturbed_run": trial.undisturbed.run,
+        "undisturbed_digest": trial.undisturbed.weights_digest,
+        "run": trial.disturbed.run,
+        "folder": str(trial.disturbed.folder),
+        "status": "complete" if trial.failure is None else "failed",
+        "steps": trial.disturbed.steps,
+        "digest": None if trial.failure else trial.disturbed.weights_digest,
+        "same": trial.is_same,
+        "failure": None if trial.failure is None else trial.failure.to_dict(),
+        "differing_facts": list(trial.differing_facts),
+        "ledger_whole": ledger.is_whole,
+        "faults": [_fault_document(trial, number) for number in range(len(trial.faults))],
+        "recoveries": trial.disturbed.recoveries,
+    }
+
+
+def index_document(done: Indexed) -> dict[str, Any]:
+    """An index that was made."""
+    return {
+        **_head(done.index),
+        "index": shown_place(done.file),
+        "bytes": int(done.index.sizes.sum()),
+        "digest": done.index.digest,
+        "seconds": round(done.seconds, 3),
+    }
+
+
+def verified_data_document(done: Verified) -> dict[str, Any]:
+    """All that is not as it was indexed."""
+    return {
+        **_head(done.index),
+        "damaged_shards": done.damaged_shards,
+        "damaged_records": done.damaged_records,
+        "new_shards": done.new_shards,
+        "flaws": [
+            {
+                "file": flaw.file,
+                "unit": flaw.unit if flaw.start is not None else None,
+                "start": flaw.start,
+                "length": flaw.length,
+                "records": flaw.records,
+                "problem": flaw.problem,
+            }
+            for flaw in done.flaws
+        ],
+    }
+
+
+def stats_document(found: Stats) -> dict[str, Any]:
+    """What an index says of its shards."""
+    return {
+        **_head(found.index),
+        "bytes": found.bytes,
+        "shard_bytes": _spread(found.shard_bytes),
+        "shard_records": _spread(found.shard_records),
+        "block_bytes": _spread(found.block_bytes),
+        "block_records": _spread(found.block_records),
+        "schema": dict(found.index.schema),
+        "digest": found.index.digest,
+    }
+
+
+def preview_document(
+    index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int
+) -> dict[str, Any]:
+    """Some records, each field as a short text."""
+    return {
+        **_head(index),
+        "preview": [
+            {
+                "sample": each.sample,
+                "file": each.file,
+                "row": each.row,
+                "fields": {} if each.bad else short_fields(each.record),
+                "bad": each.bad or None,
+            }
+            for each in found
+        ],
+        "sheet": None if sheet is None else str(sheet.absolute()),
+        "pictures": pictures,
+    }
+
+
+def _head(index: ShardIndex) -> dict[str, Any]:
+    return {
+        "place": shown_place(index.place),
+        "kind": index.kind,
+        "shards": len(index.shards),
+        "blocks": index.blocks,
+        "records": len(index),
+    }
+
+
+def _spread(spread: Spread | None) -> dict[str, int] | None:
+    return None if spread is None else asdict(spread)
+
+
+def _fault_document(trial: Trial, number: int) -> dict[str, Any]:
+    fault, met = trial.faults[number], trial.firings_of(number)
+    return {
+        "fault": str(fault),
+        "fired": bool(met),
+        "firings": [{"worker": one.worker, "pid": one.pid, "step": one.step, "phase": phase_of(one)} for one in met],
+    }
+
+
+def phase_of(firing: Firing) -> str:
+    """The phase in which a fault came about, by the name that fault scripts use."""
+    return _PHASE_NAMES.get(firing.phase, firing.phase)

@@ -1,0 +1,327 @@
+"""Where the task of a run is found: where the job says, where the project was moved to, or in the run itself.
+
+It is imported into a person's own process without disturbing modules of the same names that may be there.
+"""
+
+import builtins
+import contextlib
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from quorate.api.recorded_run import short_path
+from quorate.core.errors import RunError
+from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
+from quorate.engines.fork_server_process import Prepared
+from quorate.engines.messages import SOURCE
+from quorate.spec.job import TaskReference
+from quorate.spec.resolved import ResolvedJob
+from quorate.storage.kept_source import KeptSource, keep_source, read_source
+from quorate.storage.project_files import files_of, is_own, locate
+from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+# `sys.path` and `sys.modules` are the process's: two loads at once would undo each other's changes.
+_turn = threading.RLock()
+
+
+@dataclass(frozen=True)
+class TaskLocation:
+    """What to load a task by. `kept` is set where that is the source that the run keeps."""
+
+    reference: str
+    kept: KeptSource | None = None
+    search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+
+    @contextlib.contextmanager
+    def loaded(self, seed: int) -> Iterator[type[Any]]:
+        """The task's class, imported in this process, for a `with` block in which something is built by it.
+
+        Modules of the same names may be here, of another run or of the project as it is now: they are as before
+        afterwards, and neither gets the other's, also when it imports them later.
+        """
+        from quorate.training.source import load_task_type
+
+        file = TaskReference.parse(self.reference).file
+        folder = self.kept.folder if self.kept is not None else None if file is None else file.parent
+        if folder is None or not folder.is_dir():  # a module that is installed, or a mistake, told where it is loaded
+            yield load_task_type(self.reference, seed)
+            return
+        imports = FolderImports(folder, isolated=self.kept is not None)
+        with imports.active():
+            yield load_task_type(self.reference, seed, imports.builtins)
+
+    def load(self, seed: int) -> type[Any]:
+        """The task's class."""
+        with self.loaded(seed) as task_type:
+            return task_type
+
+
+def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskLocation:
+    """Where the task of a run is, as recorded, unless another place is asked for.
+
+    A file that is gone is looked for where it lay relative to the run, as when a project was moved with its runs; there
+    it counts only with the code that the run keeps, since another project may have a file of that name. Otherwise the
+    source that the run keeps is the task. `untrusted` says of one that was not kept why.
+    """
+    if asked is not None and asked != recorded:
+        return TaskLocation(asked)
+    try:
+        reference = TaskReference.parse(recorded)
+    except ValueError:
+        return TaskLocation(recorded)  # told with both names where it is loaded
+    kept = read_source(run.path)
+    moved, why = _moved(run, reference, kept)
+    if _is_there(reference):
+        return _of_two(reference, recorded, moved, why)
+    if moved is not None:
+        log.warning("the task is not at %s any more: the one at %s is used", reference.file, short_path(moved))
+        return TaskLocation(f"{moved}:{reference.class_name}")
+    if kept is None:
+        if untrusted:
+            raise RunError(
+                f"the task {reference.file or f'module {reference.module}'} is not here, and {untrusted}; or name the "
+                "task by --task FILE:Class."
+            )
+        return TaskLocation(recorded)
+    log.warning(
+        "the task %s is not there any more%s: the source that the run keeps is used (%s); --task FILE:Class names "
+        "another",
+        reference.file or f"module {reference.module}",
+        why,
+        short_path(kept.folder),
+    )
+    return _from_kept(kept, reference)
+
+
+def _of_two(reference: TaskReference, recorded: str, moved: Path | None, why: str) -> TaskLocation:
+    """The task where it is recorded; or, of a project that was copied with its runs, the copy of it."""
+    if moved is not None and reference.file is not None and moved != reference.file.resolve():
+        return TaskLocation(f"{moved}:{reference.class_name}")
+    if why:
+        log.warning("the task at %s is used, as recorded%s (--task FILE:Class names another)", reference.file, why)
+    return TaskLocation(recorded)
+
+
+def with_task_at(resolved: ResolvedJob, place: TaskLocation) -> ResolvedJob:
+    """The job with its task where that was moved to; a source that the run keeps is no place to be recorded."""
+    if place.kept is not None or place.reference == resolved.spec.task:
+        return resolved
+    return replace(resolved, spec=resolved.spec.model_copy(update={"task": place.reference}))
+
+
+def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation | None = None) -> None:
+    """Keep the source of a run's task in the run; not that of one that is installed, which is no project's."""
+    if source is None:
+        log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
+        return
+    reference = TaskReference.parse(task)
+    file = reference.file or locate(reference.module or "")
+    if (place is not None and place.kept is not None) or (file is not None and is_own(file.resolve())):
+        keep_source(run.path, source, reference.file)
+
+
+def is_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> bool:
+    """Whether the task's code is another than the run began with, as far as that can be told."""
+    digest = now.facts[SOURCE]
+    if recorded.get(SOURCE, digest) == digest:
+        return False
+    # Another version of Python may read the same text into another tree.
+    kept = read_source(run.path) if recorded.get("python") != now.facts.get("python") else None
+    return kept is None or now.source is None or kept.source.files != now.source.files
+
+
+def warn_of_other_code(run: RunFolder, recorded: Mapping[str, Any], place: TaskLocation) -> None:
+    """Warn that a task is loaded whose code is another than the run began with, as far as that can be told."""
+    then = str(recorded.get(SOURCE, ""))
+    python = recorded.get("python", platform.python_version())
+    # Another version of Python may read the same text into another tree.
+    if not then.startswith(KIND) or python != platform.python_version():
+        return
+    kept = read_source(run.path) if place.kept is None else place.kept
+    now: TaskSource | None
+    if place.kept is not None:
+        now, where = place.kept.source, place.kept.folder
+    else:
+        file = TaskReference.parse(place.reference).file
+        now, where = (None, run.path) if file is None else (_source_at(file), file)
+        if now is not None and kept is not None and _is_same(now, kept.source):
+            now, where = kept.source, kept.folder
+    if now is not None and now.digest != then:
+        log.warning(
+            "the task's code in %s is not what run %s began with (digest %s… then, %s… now); it is used all the same",
+            *(short_path(where), run.name, then.removeprefix(KIND)[:12], now.digest.removeprefix(KIND)[:12]),
+        )
+
+
+def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared, remedy: str) -> None:
+    """Refuse code that differs from what a run began with, and show how; `remedy` says what to do."""
+    if not is_other_code(run, recorded, now):
+        return
+    then = str(recorded[SOURCE])
+    if not then.startswith(KIND):
+        raise RunError(
+            f"run {run.name} was begun by an earlier version of Quorate, which recorded the text of the task and not "
+            f"its code (digest {then[:12]}…), so it cannot be known whether that is the same now. {remedy}"
+        )
+    message = (
+        f"the task's code has changed since run {run.name} began, so it would not produce what it promised. {remedy}"
+    )
+    kept = read_source(run.path)
+    if kept is None or now.source is None:
+        since = now.facts[SOURCE]
+        short = [digest.removeprefix(KIND)[:12] for digest in (then, since)]
+        raise RunError(f"{message} Its digest was {short[0]}… then and is {short[1]}… now; the run keeps no source.")
+    lines = kept.source.difference(now.source, (f"kept in {short_path(run.path)}", "now"))
+    raise RunError("\n".join([f"{message} What differs:", *(f"  {line}" for line in lines)]))
+
+
+def _is_there(reference: TaskReference) -> bool:
+    return reference.file.is_file() if reference.file is not None else locate(reference.module or "") is not None
+
+
+def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) -> tuple[Path | None, str]:
+    """The task's file where it lies relative to the run, as before; or why there is none."""
+    if reference.file is None or kept is None or kept.found_at is None:
+        return None, ""
+    file = (run.path / kept.found_at).resolve()
+    if not file.is_file() or file == reference.file.resolve():
+        return None, ""
+    present = _source_at(file)
+    if present is None:
+        return None, ""
+    if not _is_same(present, kept.source):
+        return None, f", and {short_path(file)} has other code"
+    return file, ""
+
+
+def _source_at(file: Path) -> TaskSource | None:
+    """A task's file and what it says that it imports of its project; None where it cannot be read."""
+    files = files_of(file.stem, file, [str(file.parent), *sys.path])
+    try:
+        return TaskSource(file.name, {name: path.read_bytes() for name, path in files.items()})
+    except OSError:
+        return None
+
+
+def _is_same(present: TaskSource, kept: TaskSource) -> bool:
+    """Whether the code is the same, except for what is imported by names that are computed."""
+    names = {kept.main, *(name for name in kept.files if name in present.files)}
+    return present.digest == TaskSource(kept.main, {name: kept.files[name] for name in names}).digest
+
+
+def _from_kept(kept: KeptSource, reference: TaskReference) -> TaskLocation:
+    place = TaskLocation(str(replace(reference, file=kept.folder / kept.source.main)), kept)
+    if reference.module is not None:
+        place = TaskLocation(str(reference), kept)
+    return replace(place, search_path=[str(kept.folder), *place.search_path])
+
+
+class FolderImports:
+    """What is imported from below one folder, by the code that lies there, whenever that imports it.
+
+    Within `active` the folder comes first, and modules of other projects that have names of its own are out of the way;
+    afterwards all is as it was. What its code imports later, inside a function, is found in the same way: its modules
+    have an `__import__` of their own. Those of an `isolated` folder are never seen by anybody else; those of a person's
+    project stay in `sys.modules` where they are in nobody's way, so that pickle finds them.
+    """
+
+    def __init__(self, folder: Path, *, isolated: bool) -> None:
+        self._folder = os.path.realpath(folder)
+        self._isolated = isolated
+        self._path = [str(folder)]
+        self._modules: dict[str, ModuleType] = {}
+        self._is_active = False
+        self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """For a `with` block around whatever imports or builds something of it."""
+        with _turn:
+            if self._is_active:
+                yield
+                return
+            path, finder = list(sys.path), _Finder(self)
+            rivals = self._rivals()
+            for name in rivals:
+                del sys.modules[name]
+            sys.modules.update(self._modules)
+            sys.path[:0] = self._path
+            sys.meta_path.insert(0, finder)
+            self._is_active = True
+            try:
+                yield
+            finally:
+                self._is_active = False
+                sys.meta_path.remove(finder)
+                self._path = [entry for entry in sys.path if entry not in path]
+                sys.path[:] = path
+                self._modules = {name: module for name, module in list(sys.modules.items()) if self._has(module)}
+                for name in self._modules if self._isolated else self._modules.keys() & rivals.keys():
+                    del sys.modules[name]
+                sys.modules.update(rivals)
+
+    def is_below(self, file: str) -> bool:
+        """Whether a file lies in the folder."""
+        return os.path.realpath(file).startswith(self._folder + os.sep)
+
+    def _import(self, *given: Any, **named: Any) -> Any:
+        with self.active():
+            return builtins.__import__(*given, **named)
+
+    def _has(self, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and self.is_below(file) and is_own(Path(os.path.realpath(file)))
+
+    def _rivals(self) -> dict[str, ModuleType]:
+        """Modules of other projects by the names that modules of this folder have."""
+        names = {entry.name.removesuffix(".py") for entry in Path(self._folder).iterdir()}
+        found = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in names}
+        return {name: module for name, module in found.items() if self._is_rival(name, module)}
+
+    def _is_rival(self, name: str, module: ModuleType) -> bool:
+        if name in self._modules:
+            return module is not self._modules[name]
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or not isinstance(file, str) or self.is_below(file):
+            return False
+        top = Path(self._folder) / name.partition(".")[0]
+        is_here = top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
+        # A project may have a random.py; whoever has imported Python's own goes on to use that.
+        return is_here and is_own(Path(os.path.realpath(file)))
+
+
+class _Finder:
+    """Gives modules of a folder its `__import__`, before their code runs: a function keeps what it was made with."""
+
+    def __init__(self, imports: FolderImports) -> None:
+        self._imports = imports
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """That of a module in the folder; others are for others to find."""
+        found = PathFinder.find_spec(name, path, target)
+        if found is None or found.origin is None or type(found.loader) is not SourceFileLoader:
+            return None
+        if not self._imports.is_below(found.origin):
+            return None
+        loader = _Loader(name, found.origin)
+        loader.builtins = self._imports.builtins
+        locations = found.submodule_search_locations
+        return spec_from_file_location(name, found.origin, loader=loader, submodule_search_locations=locations)
+
+
+class _Loader(SourceFileLoader):
+    builtins: dict[str, Any]
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = self.builtins
+        super().exec_module(module)

@@ -1,0 +1,73 @@
+"""The checkpoints of a run as tables that fit a terminal."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from quorate.api.checkpoints import NO_KEY, Verified
+from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.runs_view import age
+from quorate.history.checkpoint_list import CheckpointList, Kept
+from quorate.observe.quantities import measure, size
+
+
+def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
+    """What a run has saved, oldest first, and what is wrong with it."""
+    if not found.checkpoints:
+        page.line(
+            f"Run {found.run} has no checkpoint yet. It saves one every `checkpoint.every` steps and at its end; "
+            f"`quorate checkpoint {found.run}` has it save one now, while it runs."
+        )
+        return
+    headings = ("step", "size", "age", "metrics", "kept as", "")
+    page.table(_table(headings, [_row(each, now) for each in found.checkpoints]))
+    for each in found.checkpoints:
+        if each.record.problem:
+            page.line(f"{each.record.name} is damaged: {each.record.problem}")
+
+
+def print_verified(page: Page, run: str, verified: Verified) -> None:
+    """Which checkpoints are whole, and what is wrong with the others."""
+    examined = verified.examined
+    if not examined:
+        page.line(f"Run {run} has no checkpoint.")
+        return
+    rows = [
+        (
+            Text(each.path.name),
+            Text(size(each.bytes) if each.bytes else NONE),
+            Text("damaged" if each.problem else "whole", style="red" if each.problem else "green"),
+        )
+        for each in examined
+    ]
+    page.table(_table(("checkpoint", "size", ""), rows))
+    for each in examined:
+        if each.problem:
+            page.line(f"{each.path.name}: {each.problem}")
+    # Of a run without a key nobody expects it.
+    if verified.not_authenticated not in ("", NO_KEY):
+        page.line(f"Who wrote them was not checked, only that they are whole: {verified.not_authenticated}")
+
+
+def _row(each: Kept, now: datetime) -> tuple[Text, ...]:
+    record = each.record
+    seconds = each.age(now)
+    notes = [("damaged", "red")] if record.problem else []
+    notes += [("encrypted", "dim")] if record.encrypted else []
+    return (
+        Text(f"{each.step:,}" + (" evaluated" if record.name.endswith("-evaluated") else "")),
+        Text(size(record.bytes) if record.bytes else NONE),
+        Text(NONE if seconds is None else age(seconds)),
+        Text(", ".join(f"{name} {measure(value)}" for name, value in record.metrics.items()) or NONE),
+        Text(", ".join(reason.value for reason in each.because) or NONE),
+        Text(" ").join(Text(word, style=style) for word, style in notes),
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
+    table = headed_table(headings)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,234 @@
+"""The verbs that train, resume and evaluate, and those that ask a running job for something."""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from quorate.cli.options import (
+    RUNS,
+    Averaged,
+    Epochs,
+    JobFile,
+    Json,
+    Lanes,
+    Quiet,
+    Run,
+    Runs,
+    Seed,
+    Set,
+    Steps,
+    Task,
+    Workers,
+    overrides,
+)
+from quorate.cli.output import print_document
+
+
+def train(
+    job_file: JobFile,
+    workers: Workers = None,
+    lanes: Lanes = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    settings: Set = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train a job here.
+
+    The job is trained in a new run folder. Ctrl-C stops it cleanly and leaves a checkpoint; a second Ctrl-C stops it at
+    once. The number of workers changes how long it takes, never the result.
+
+    \b
+    Examples:
+      quorate train job.yaml
+      quorate train job.yaml --workers 4
+      quorate train job.yaml --steps 500 --set checkpoint.every=100
+    """
+    from quorate.api import session
+    from quorate.api.train import show_on_stderr, show_quietly
+    from quorate.spec.load import load_job
+
+    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
+    watch = show_quietly if quiet else show_on_stderr
+    report(session.start(load_job(job_file, os.environ, layer), watch), as_json)
+
+
+def resume(
+    run: Run,
+    workers: Workers = None,
+    lanes: Lanes = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    task: Task = None,
+    settings: Set = None,
+    runs: Runs = RUNS,
+    branch: Annotated[
+        bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")
+    ] = False,
+    trust_source: Annotated[
+        bool, typer.Option("--trust-source", help="Run the task's source that lies beside a copy of the run.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Resume a run from its newest whole checkpoint.
+
+    On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
+    may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
+
+    A task that is not where it was is looked for relative to the run; without it, the source that the run keeps is
+    used. Only its code counts: a run resumes after a changed comment, and not after a changed line.
+
+    A run of which only a copy is at hand (see checkpoint.to), on another disk or in a store, is fetched first. The task
+    is the one here, or that of --task. Its source that lies beside the copy is run only where the run's key vouches for
+    it, or with --trust-source: it is code of whoever can write there.
+
+    \b
+    Examples:
+      quorate resume last
+      quorate resume digits-0001 --workers 4
+      quorate resume last --branch --set params.learning_rate=0.05
+      quorate resume s3://bucket/prefix/digits-0001
+    """
+    from quorate.api import session
+    from quorate.api.train import show_on_stderr, show_quietly
+
+    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, task=task)
+    watch = show_quietly if quiet else show_on_stderr
+    result = session.resume(runs, run, os.environ, layer, watch=watch, branch=branch, trust_source=trust_source)
+    report(result, as_json)
+
+
+def evaluate(
+    run: Run,
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    averaged: Averaged = None,
+    workers: Workers = None,
+    task: Task = None,
+    settings: Set = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's checkpoint on the validation set. The run itself stays as it is.
+
+    The result has the same bits on any number of workers. With --set params.… the task may read other data.
+
+    \b
+    Examples:
+      quorate eval last
+      quorate eval digits-0001 --checkpoint best --workers 2
+    """
+    from quorate.api.evaluate import evaluate_run
+    from quorate.observe.summary import print_summary
+
+    layer = overrides(settings, workers=workers, task=task)
+    done = evaluate_run(runs, run, checkpoint, os.environ, layer, averaged=averaged)
+    if as_json:
+        fields = {
+            "run": done.run,
+            "checkpoint": str(done.checkpoint),
+            "step": done.step,
+            "averaged": done.averaged,
+            "metrics": done.metrics,
+            "weights_digest": done.weights_digest,
+        }
+        print_document(fields)
+        return
+    summary = {
+        "run": done.run,
+        "status": f"at step {done.step:,}" + (", averaged weights" if done.averaged else ""),
+        "final_metrics": done.metrics,
+        "weights_digest": done.weights_digest,
+    }
+    print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
+
+
+def resize(
+    run: Run,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="How many workers the job shall have from now on.")
+    ],
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Change the number of workers of a running job, to the same bits.
+
+    The change comes at a step boundary: no worker restarts, and no step is lost.
+
+    \b
+    Examples:
+      quorate resize last --workers 4
+      quorate resize digits-0001 --workers 1
+    """
+    from quorate.api import control
+
+    folder = control.resize(runs, run, workers)
+    if as_json:
+        print_document({"run": folder.name, "workers": workers})
+    else:
+        typer.echo(f"{folder.name} goes on with {workers} worker{'s' if workers > 1 else ''}.")
+
+
+def checkpoint(
+    run: Run,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it is saved.")
+    ] = 300.0,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Have a running job save a checkpoint now.
+
+    It is saved at the next step boundary, while training goes on. The command ends when it is complete on the disk.
+
+    \b
+    Examples:
+      quorate checkpoint last
+      quorate checkpoint digits-0001 --timeout 600
+    """
+    from quorate.api import control
+    from quorate.observe.quantities import size
+
+    saved = control.save(runs, run, timeout)
+    name = saved.path.absolute().parents[1].name
+    if as_json:
+        fields = {
+            "run": name,
+            "checkpoint": str(saved.path.absolute()),
+            "step": saved.cursor.step,
+            "bytes": saved.bytes,
+            "weights_digest": saved.manifest.weights_digest,
+        }
+        print_document(fields)
+    else:
+        typer.echo(f"{name} has saved {saved.path.name}: {size(saved.bytes)} at step {saved.cursor.step:,}.")
+
+
+def report(result: Any, as_json: bool) -> None:
+    """Print the `Result` of a job, with what to do next if it did not complete, and end the command."""
+    from quorate.api.recorded_run import remains_of
+    from quorate.cli.errors import show_next
+    from quorate.core.errors import OutputError
+    from quorate.observe.summary import print_summary
+    from quorate.spec.load import load_recorded
+    from quorate.storage.run_folder import RunFolder
+
+    run = RunFolder(result.folder)
+    try:
+        if as_json:
+            print_document(result.fields)
+        else:
+            print_summary(result.fields, sys.stdout, is_terminal=sys.stdout.isatty())
+        sys.stdout.flush()
+    except OutputError as error:
+        # A job that was stopped because its terminal is gone has nobody to tell, and its exit code says more.
+        if not result.exit_code:
+            raise OutputError(f"{error.message} The result is in {run.result_file}.") from None
+    if result.exit_code:
+        show_next(remains_of(run, load_recorded(run.job_file, {}, []).spec))
+    raise typer.Exit(result.exit_code)

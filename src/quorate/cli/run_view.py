@@ -1,0 +1,302 @@
+"""Everything about one run, for people: its state first, what was asked of it last."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.text import Text
+
+from quorate.checkpoint.best import BestEvaluation
+from quorate.cli.layout import Page
+from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
+from quorate.core.timing import Timing
+from quorate.history.advice import Advice
+from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
+from quorate.history.curve import Curve, loss_curves, metric_curves
+from quorate.history.job_value import JobValue, job_values
+from quorate.history.pace import RunPace
+from quorate.history.run_detail import RunDetail
+from quorate.history.run_record import RunRecord
+from quorate.history.status import Status
+from quorate.history.timeline import Timeline
+from quorate.observe.event import Event
+from quorate.observe.quantities import count, duration, measure, size
+from quorate.observe.recoveries import brief
+from quorate.observe.sparkline import blocks_for, sparkline
+from quorate.observe.summary import recovered
+from quorate.observe.waiting import waiting_in_words
+from quorate.spec.marks import Mark
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.yaml_document import write_value
+
+LONGEST_SPARKLINE = 40
+# From here on, all but the greatest values would look alike.
+STEEP = 30.0
+CHECKPOINTS_SHOWN = 8
+STORY_SHOWN = 12
+MEMBERS_SHOWN = 8
+FILES_SHOWN = 5
+NOUNS = {"lost": "lost worker", "copied": "copied state", "coordinator": "replaced coordinator"}
+STORY = frozenset({"generation", "lost", "resize", "coordinator"})
+SMALLEST_SHARE = 0.01
+DIGEST_SHOWN = 12
+_DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
+
+
+def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
+    """Print all sections that there is something to say in."""
+    _print_head(page, detail, advice, now)
+    _print_curves(page, detail.timeline)
+    _print_checkpoints(page, detail.checkpoints)
+    _print_events(page, detail.timeline)
+    if detail.job is not None:
+        _print_job(page, detail.job)
+    if detail.timing is not None:
+        _print_timing(page, detail.timing)
+    _print_bits(page, detail)
+    _print_traceback(page, detail.record)
+
+
+def _print_head(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
+    record = detail.record
+    status = Text(record.status.value, style=STATUS_STYLES[record.status])
+    page.title(Text.assemble((record.name, "bold"), "  ", status, f"  {progress(record)} steps"))
+    if why := _why(record):
+        page.row("why", why)
+    for problem in detail.problems:
+        page.row("problem", problem)
+    if record.failure is not None:
+        page.row("failure", Text(str(record.failure.message), style="red"))
+    is_pressing = record.status is not Status.COMPLETE
+    if advice is not None and is_pressing:
+        _print_advice(page, advice)
+    for label, text in _facts(detail, now):
+        page.row(label, text)
+    if record.weights_digest:
+        page.whole("weights", record.weights_digest)
+    page.whole("folder", str(record.path.absolute()))
+    if advice is not None and not is_pressing:
+        _print_advice(page, advice)
+
+
+def _why(record: RunRecord) -> str:
+    """The reason for the status, unless the failure tells it better."""
+    failure_says_more = record.status is Status.LOST and record.failure is not None
+    return "" if failure_says_more else record.reason
+
+
+def _print_advice(page: Page, advice: Advice) -> None:
+    if advice.command is None:
+        page.row("next", advice.purpose)
+        return
+    page.whole("next", Text(advice.command, style="bold"))
+    page.row("", Text(advice.purpose, style="dim"))
+
+
+def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
+    record = detail.record
+    if record.ending and record.ending != record.status:
+        yield "ending", record.ending
+    yield "created", f"{record.created.astimezone():%Y-%m-%d %H:%M:%S} ({ago(record.age(now))})"
+    yield from _duration(detail, now)
+    yield from _speed(record, RunPace.of(detail.timeline))
+    if advice := detail.advice_on_waiting:
+        yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
+    if record.best is not None:
+        yield "best", _best(record.best, detail.checkpoints)
+    if record.metrics:
+        yield "metrics", "   ".join(f"{name} {measure(value)}" for name, value in record.metrics.items())
+    if record.task:
+        yield "task", f"{short_task(record.task)}, {_hosting(record)}"
+    if detail.source is not None:
+        names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
+        more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
+        yield "source", f"kept in source/: {', '.join(names[:FILES_SHOWN])}{more}"
+    if record.launcher is not None:
+        listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
+        yield "launcher", f"{record.launcher}{listening}"
+
+
+def _best(best: BestEvaluation, checkpoints: Sequence[CheckpointRecord]) -> str:
+    """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
+    text = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
+    saved = nearest_saved(best.step, checkpoints)
+    if saved == best.step:
+        return text
+    return f"{text} (not saved)" if saved is None else f"{text} (not saved; nearest saved: step {saved:,})"
+
+
+def _duration(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
+    record, timeline = detail.record, detail.timeline
+    parts = timeline.counts.get("run", 0)
+    if parts > 1:
+        yield "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
+    elif record.wall_seconds is not None:
+        yield "took", duration(record.wall_seconds)
+    elif record.launcher is None and record.ended is not None:
+        known = ", as far as is known" if record.status is Status.LOST else ""
+        yield "took", f"{duration((record.ended - record.created).total_seconds())}{known}"
+    elif record.launcher is not None:
+        yield "takes", f"{duration(record.age(now))} so far"
+
+
+def _speed(record: RunRecord, pace: RunPace | None) -> Iterator[tuple[str, str]]:
+    if pace is None:
+        return
+    shares = ", ".join(f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE)
+    speed = record.samples_per_second or pace.samples_per_second
+    yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{f' ({shares})' if shares else ''}"
+
+
+def _hosting(record: RunRecord) -> str:
+    lanes = f"{_plural(record.lanes, 'lane')}" if record.lanes else "its lanes"
+    return f"{lanes} on {_plural(record.workers, 'worker')}" if record.workers else lanes
+
+
+def _print_curves(page: Page, timeline: Timeline) -> None:
+    curves = {"training": loss_curves(timeline), "evaluation": metric_curves(timeline)}
+    for heading, group in curves.items():
+        if group:
+            page.section(heading)
+        for curve in group:
+            _print_curve(page, curve)
+
+
+def _print_curve(page: Page, curve: Curve) -> None:
+    numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}
+    words = [f"{what} {measure(value)}" for what, value in numbers.items()]
+    if len(curve.points) == 1:
+        page.row(curve.name, measure(curve.first))
+        return
+    is_steep = curve.least[1] > 0 and curve.greatest[1] > STEEP * curve.least[1]
+    values = [math.log(value) for value in curve.values] if is_steep else curve.values
+    room = min(LONGEST_SPARKLINE, page.text_width)
+    page.whole(curve.name, Text(sparkline(values, room, blocks_for(page.screen.encoding)), style="cyan"))
+    page.items("", [*words, *(["drawn by its logarithm"] if is_steep else [])])
+
+
+def _print_checkpoints(page: Page, checkpoints: Sequence[CheckpointRecord]) -> None:
+    if not checkpoints:
+        return
+    page.section("checkpoints")
+    left_out = len(checkpoints) - CHECKPOINTS_SHOWN
+    if left_out > 0:
+        page.screen.print(Text(f"  {left_out} older ones; --json has all", style="dim"))
+    rows = [
+        (each.name, size(each.bytes) if each.step is not None else "", Text(each.problem, style="red"))
+        for each in checkpoints[-CHECKPOINTS_SHOWN:]
+    ]
+    has_problems = any(each.problem for each in checkpoints[-CHECKPOINTS_SHOWN:])
+    page.columns(rows if has_problems else [row[:2] for row in rows])
+
+
+def _print_events(page: Page, timeline: Timeline) -> None:
+    if not timeline.counts:
+        return
+    page.section("events")
+    page.items("told", [_plural(number, NOUNS.get(kind, kind)) for kind, number in _counts(timeline)])
+    if timeline.redone:
+        page.row("", f"{_plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
+    if timeline.unreadable_lines:
+        page.row("unreadable", f"{_plural(timeline.unreadable_lines, 'line')} of events.jsonl")
+    story = [event for event in timeline.others if event.kind in STORY]
+    if len(story) > STORY_SHOWN:
+        page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
+    for event in story[-STORY_SHOWN:]:
+        if event.kind == "generation":
+            page.items("generation", _members(event, timeline))
+        else:
+            page.row(event.kind, _event_text(event, timeline))
+    if timeline.recoveries:
+        page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
+    for event in timeline.of_kind("stop")[-1:]:
+        page.row("stop", str(event.fields.get("reason", "")))
+
+
+def _counts(timeline: Timeline) -> list[tuple[str, int]]:
+    usual = ("step", "evaluation", "checkpoint", "generation")
+    rest = sorted(timeline.counts.keys() - {*usual, "run", "finished"})
+    return [(kind, timeline.counts[kind]) for kind in (*usual, *rest) if kind in timeline.counts]
+
+
+def _event_text(event: Event, timeline: Timeline) -> str:
+    when = _when(event, timeline)
+    fields = event.fields
+    match event.kind:
+        case "resize":
+            what = f"{fields.get('before')} to {fields.get('workers')} workers"
+        case "coordinator":
+            what = f"another took over; {fields.get('present')} workers came back to it"
+        case _:
+            what = brief(fields.get("message", "a worker is lost"))
+    return f"{what}{f' ({when})' if when else ''}"
+
+
+def _when(event: Event, timeline: Timeline) -> str:
+    """How long the run was under way; nothing for its first moments."""
+    passed = event.time - (timeline.began or event.time)
+    return f"after {duration(passed)}" if passed > 0 else ""
+
+
+def _members(event: Event, timeline: Timeline) -> list[str]:
+    given = event.fields.get("members")
+    members = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    shown = [f"worker {each.get('worker')} hosts {_lanes(each.get('lanes'))}" for each in members[:MEMBERS_SHOWN]]
+    more = len(members) - len(shown)
+    first, *rest = [*shown, f"{_plural(more, 'more worker')}"] if more else shown or ["nobody"]
+    begin = event.fields.get("from_step")
+    place = [_when(event, timeline), f"from step {begin:,}" if begin and isinstance(begin, int) else ""]
+    where = ", ".join(words for words in place if words)
+    return [f"{event.fields.get('generation', '')}{f' ({where})' if where else ''}: {first}", *rest]
+
+
+def _lanes(lanes: Any) -> str:
+    """A worker hosts lanes that follow each other."""
+    if not isinstance(lanes, list) or not lanes:
+        return "no lane"
+    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"
+
+
+def _print_job(page: Page, job: ResolvedJob) -> None:
+    values = job_values(job)
+    for mark, heading in {Mark.MEANING: "job: meaning, which changes the bits", Mark.MANNER: "job: manner"}.items():
+        marked = [each for each in values if each.mark is mark]
+        page.section(heading)
+        page.columns(
+            [(each.key, _value(each), Text(each.origin, style="dim")) for each in marked if not each.is_default]
+        )
+        page.items("by default", [f"{each.key} {_value(each)}" for each in marked if each.is_default], style="dim")
+
+
+def _print_timing(page: Page, timing: Timing) -> None:
+    derived = {"so heartbeat": timing.heartbeat_every, "lease": timing.lease, "connect": timing.connect}
+    seconds = {"failure_timeout": timing.failure_timeout, **derived}
+    page.items("timing", [f"{name} {duration(value)}" for name, value in seconds.items()])
+
+
+def _value(each: JobValue) -> str:
+    return write_value(each.value)
+
+
+def _print_bits(page: Page, detail: RunDetail) -> None:
+    if not detail.environment:
+        return
+    page.section("what else the bits depend on")
+    matches = {name: _DIGEST.fullmatch(value) for name, value in detail.environment.items()}
+    digests = {name: match[1][:DIGEST_SHOWN] for name, match in matches.items() if match is not None}
+    facts = {name: value for name, value in detail.environment.items() if name not in digests}
+    page.items("machine", [f"{name} {value}" for name, value in facts.items()])
+    page.items("digests", [f"{name} {value}" for name, value in digests.items()])
+
+
+def _print_traceback(page: Page, record: RunRecord) -> None:
+    if record.failure is not None and record.failure.traceback:
+        page.section("traceback")
+        for line in str(record.failure.traceback).rstrip().splitlines():
+            page.screen.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _plural(number: int | None, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

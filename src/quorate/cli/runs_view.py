@@ -1,0 +1,132 @@
+"""A list of runs as a table that fits a terminal, and the words by which a run is shown."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from quorate.cli.layout import GAP, NONE, Page, headed_table
+from quorate.history.run_list import Listing
+from quorate.history.run_record import RunRecord
+from quorate.history.status import Status
+from quorate.observe.quantities import measure
+
+WORDS_SHOWN = 8
+STATUS_STYLES = {
+    Status.RUNNING: "cyan",
+    Status.COMPLETE: "green",
+    Status.INTERRUPTED: "yellow",
+    Status.TERMINATED: "yellow",
+    Status.LOST: "red",
+    Status.FAILED: "red",
+    Status.DAMAGED: "red",
+}
+_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+
+
+def print_listing(page: Page, listing: Listing, now: datetime) -> None:
+    """Print the runs that fit, and what to do where there are none."""
+    if not listing.records:
+        page.line(
+            f"There are no runs in the folder {listing.folder} yet. `quorate train JOB.yaml` makes one; "
+            "--runs looks elsewhere."
+        )
+        return
+    if not listing.fitting:
+        page.line(_none_fits(listing))
+        return
+    page.table(run_table(listing.shown, now, page.screen.width))
+    left_out = len(listing.fitting) - len(listing.shown)
+    if left_out:
+        page.line(f"and {left_out:,} more")
+    for record in listing.shown:
+        if record.status is Status.DAMAGED:
+            page.line(f"{record.name} is damaged: {record.reason}")
+
+
+def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
+    """As many columns as fit, the important ones first; a name is folded if need be, never cut."""
+    columns: dict[str, Callable[[RunRecord], Text]] = {
+        "name": lambda record: Text(record.name),
+        "status": lambda record: Text(record.status.value, style=STATUS_STYLES[record.status]),
+        "steps": lambda record: Text(progress(record)),
+        "best": lambda record: Text(_best(record)),
+        "age": lambda record: Text(age(record.age(now))),
+        "task": lambda record: Text(short_task(record.task) or NONE, style="dim"),
+    }
+    cells = {heading: [cell(record) for record in records] for heading, cell in columns.items()}
+    widths = {
+        heading: max(map(cell_len, [heading, *(cell.plain for cell in column)])) for heading, column in cells.items()
+    }
+    shown = _fitting(widths, width)
+    # What stands behind the name is short, so that only the name gives way.
+    table = headed_table(shown, whole=shown[1:])
+    for row in zip(*(cells[heading] for heading in shown), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _none_fits(listing: Listing) -> str:
+    wish = listing.wish
+    asked = [f"--status {status}" for status in wish.statuses]
+    asked += [f"--task {shlex.quote(wish.task)}"] if wish.task else []
+    asked += [f"--name {shlex.quote(wish.name)}"] if wish.name else []
+    return (
+        f"None of the {len(listing.records):,} runs in the folder {listing.folder} fits {' '.join(asked)}. "
+        f"There are: {_there_are(listing)}."
+    )
+
+
+def _there_are(listing: Listing) -> str:
+    """The words that would have found something."""
+    found = {
+        "status": [record.status.value for record in listing.records],
+        "task": [short_task(record.task) for record in listing.records] if listing.wish.task else [],
+        "name": [record.name for record in listing.records] if listing.wish.name else [],
+    }
+    return "; ".join(f"{what} {_some(sorted(set(words)))}" for what, words in found.items() if words)
+
+
+def _some(words: list[str]) -> str:
+    more = f" and {len(words) - WORDS_SHOWN} more" if len(words) > WORDS_SHOWN else ""
+    return ", ".join(words[:WORDS_SHOWN]) + more
+
+
+def _fitting(widths: dict[str, int], room: int) -> list[str]:
+    shown = list(widths)
+    while len(shown) > 2 and sum(widths[heading] + GAP for heading in shown) - GAP > room:
+        shown.pop()
+    return shown
+
+
+def _best(record: RunRecord) -> str:
+    best = record.best
+    return NONE if best is None else f"{best.watched.metric} {measure(best.value)}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, to one unit."""
+    return f"{age(seconds)} ago" if seconds >= 1 else "just now"
+
+
+def age(seconds: float) -> str:
+    """A time span to one unit: 3 minutes, 1 day."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            whole = int(seconds // length)
+            return f"{whole} {unit}" if whole == 1 else f"{whole} {unit}s"
+    return f"{int(seconds)} s"
+
+
+def progress(record: RunRecord) -> str:
+    """The steps done, and how many there are to be."""
+    return f"{record.steps:,}" + ("" if record.total_steps is None else f"/{record.total_steps:,}")
+
+
+def short_task(reference: str) -> str:
+    """A task without the folder that its file is in."""
+    place, colon, class_name = reference.rpartition(":")
+    return f"{place.rpartition('/')[2]}{colon}{class_name}"

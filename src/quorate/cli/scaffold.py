@@ -1,0 +1,136 @@
+"""A first job file and task, written into a folder of the user's, and what to type next."""
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from quorate.core.errors import JobFileError, RequestError
+from quorate.observe.screen import Screen
+from quorate.spec.load import resolve_mapping
+from quorate.spec.yaml_document import write_value
+from quorate.storage.atomic import discard, write_atomically, write_new_file
+
+SKELETON = Path(__file__).parent / "skeleton"
+JOB_FILE, TASK_FILE = "job.yaml", "task.py"
+_NAME_LINE = re.compile(r"^name: .*$", re.MULTILINE)
+_COMMENT_COLUMN = 35
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """What was written: the job's name, and the files in their folder."""
+
+    name: str
+    folder: Path
+    files: tuple[Path, ...]
+
+
+def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
+    """Write the skeleton into a folder: all of it, or nothing."""
+    job_name = name_of(folder) if name is None else _checked(name)
+    contents = {folder / file: text for file, text in skeleton(job_name).items()}
+    _refuse_existing(folder, list(contents), force)
+    with _explained_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(contents, force)
+    return Scaffold(job_name, folder, tuple(contents))
+
+
+def skeleton(name: str) -> dict[str, str]:
+    """The content of each file, for a job of this name."""
+    contents = {file: (SKELETON / file).read_text() for file in (JOB_FILE, TASK_FILE)}
+    line = f"{f'name: {write_value(name)}':<{_COMMENT_COLUMN}}# runs are {name}-0001, {name}-0002, …"
+    contents[JOB_FILE] = _NAME_LINE.sub(lambda _: line, contents[JOB_FILE], count=1)
+    return contents
+
+
+def name_of(folder: Path) -> str:
+    """A job's name after its folder: what a name cannot hold becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("._-")[:100] or "job"
+
+
+def _checked(name: str) -> str:
+    try:
+        resolve_mapping({"task": "task.py:Task", "batch_size": 8, "steps": 1, "name": name}, "--name", {}, [])
+    except JobFileError as error:
+        raise RequestError(f"--name: {error.problems[0].text.replace(' (--name)', '')}.") from None
+    return name
+
+
+def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RequestError(f"{folder} is there already and is not a folder. Choose another folder.")
+    there = [file for file in files if os.path.lexists(file)]
+    if there and not force:
+        names = " and ".join(map(str, there))
+        raise RequestError(
+            f"{names} {'is' if len(there) == 1 else 'are'} there already, and nothing was written. "
+            "Choose another folder, or replace with --force."
+        )
+    for file in there:
+        if file.is_dir() and not file.is_symlink():
+            raise RequestError(f"{file} is a folder, which --force does not replace. Choose another folder.")
+
+
+def _write(contents: dict[Path, str], force: bool) -> None:
+    written: list[Path] = []
+    try:
+        for file, text in contents.items():
+            if force:
+                write_atomically(file, text)
+            else:
+                # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
+                write_new_file(file, [text.encode()])
+                written.append(file)
+    except BaseException:
+        for file in written:
+            discard(file)
+        raise
+
+
+@contextlib.contextmanager
+def _explained_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        place = "" if error.filename in (None, os.fspath(folder)) else f" ({error.filename})"
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
+        ) from error
+
+
+def commands_after(scaffold: Scaffold) -> list[str]:
+    """The commands that train what was written."""
+    enter = [] if scaffold.folder == Path() else [f"cd {shlex.quote(str(scaffold.folder))}"]
+    return [*enter, f"quorate train {JOB_FILE}"]
+
+
+def print_next_steps(scaffold: Scaffold, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    """Say what was written, and what to do with it."""
+    screen = Screen(stream, is_terminal, width)
+    screen.print("Written:")
+    for file in scaffold.files:
+        screen.print(Text(f"  {file}"), soft_wrap=True)
+    screen.print("\nThey train as they are. Next:")
+    for command in commands_after(scaffold):
+        # Never broken by us: it is copied in one piece.
+        screen.print(Text(f"  {command}", "bold"), soft_wrap=True)
+    screen.print(f"\nThen put your own model and data into {TASK_FILE}.")
+
+
+def to_document(scaffold: Scaffold) -> dict[str, Any]:
+    """What was written, as a JSON document."""
+    return {
+        "status": "complete",
+        "name": scaffold.name,
+        "folder": str(scaffold.folder.absolute()),
+        "files": [str(file.absolute()) for file in scaffold.files],
+        "next": commands_after(scaffold),
+    }

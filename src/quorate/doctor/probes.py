@@ -1,0 +1,131 @@
+"""What is tried in a process of its own: ``python -m quorate.doctor.probes kernel``, and ``… torch``.
+
+Forking is for processes with one thread, and a torch that hangs or dies while it is imported takes nobody with it.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quorate.core.processes import describe_departure
+from quorate.core.user_code import describe
+from quorate.engines.fork_server_process import ENVIRONMENT
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """What torch says of itself; with an `error`, nothing else of it is known."""
+
+    error: str = ""
+    version: str = ""
+    capability: str = ""
+    repeats_bits: bool = False
+    cuda: tuple[str, ...] = ()
+
+
+def probe_kernel(patience: float) -> dict[str, str]:
+    """What went wrong with each feature of the kernel that jobs use; empty where it works."""
+    done = _run("kernel", patience)
+    done.check_returncode()
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+def probe_torch(patience: float) -> TorchFacts:
+    """Import torch with the environment that workers have, and compute the same twice."""
+    try:
+        done = _run("torch", patience)
+    except subprocess.TimeoutExpired:
+        return TorchFacts(error=f"its import has not ended within {patience:g} s")
+    # The last line: torch or a plug-in of it may have said something before.
+    try:
+        fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return TorchFacts(**{**fields, "cuda": tuple(fields["cuda"])})
+    except (IndexError, ValueError, KeyError, TypeError):
+        return TorchFacts(error=f"the process that imported it {describe_departure(done.returncode)}")
+
+
+def _run(probe: str, patience: float) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-P", "-m", "quorate.doctor.probes", probe]
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
+    )
+
+
+def _try_kernel() -> dict[str, str]:
+    features = {"fork": _fork, "pidfd": _pidfd, "parent-death signal": _death_signal, "memfd": _memfd}
+    return {name: _error_of(attempt) for name, attempt in features.items()}
+
+
+def _error_of(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except Exception as error:
+        return describe(error)
+    return ""
+
+
+def _fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        raise OSError(f"the child ended with status {status}")
+
+
+def _pidfd() -> None:
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def _memfd() -> None:
+    descriptor = os.memfd_create("quorate-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(descriptor, 0, 4096)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    finally:
+        os.close(descriptor)
+
+
+def _death_signal() -> None:
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0) != 0:
+        raise OSError("prctl has refused it")
+
+
+def _try_torch() -> TorchFacts:
+    try:
+        import torch
+
+        from quorate.training.machine import canary, pin_machine
+
+        pin_machine(1, deterministic=True)
+        return TorchFacts(
+            version=torch.__version__,
+            capability=torch.backends.cpu.get_cpu_capability(),
+            repeats_bits=canary() == canary(),
+            cuda=_cuda_devices(),
+        )
+    except Exception as error:
+        return TorchFacts(error=describe(error))
+
+
+def _cuda_devices() -> tuple[str, ...]:
+    import torch
+
+    try:
+        return tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    except Exception as error:  # of a driver that does not fit: the CPU can be used all the same
+        return (f"a device that cannot be asked ({describe(error)})",)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_try_kernel() if sys.argv[1] == "kernel" else asdict(_try_torch())))
