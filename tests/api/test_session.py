@@ -15,7 +15,7 @@ from quorate.core import cores
 from quorate.core.cgroup import Limits
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.engines.fork_server_process import Prepared
+from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping

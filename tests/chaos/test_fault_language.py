@@ -15,7 +15,7 @@ from quorate.chaos.script import (
     parse_script,
     random_script,
 )
-from quorate.core.fault import PHASES, Act, Fault, Whom
+from quorate.chaos.fault import PHASES, Act, Fault, Whom
 from quorate.worker.assignment import Assignment
 
 workers = st.none() | st.integers(0, 99)

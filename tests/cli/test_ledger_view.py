@@ -13,7 +13,7 @@ from quorate.cli.chaos_view import print_trial, succeeded, to_document
 from quorate.cli.ledger_view import EPOCHS_SHOWN, print_ledger
 from quorate.cli.page import Page
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
-from quorate.worker.faults import Firing
+from quorate.chaos.fault import Firing
 from schemas import validate
 
 

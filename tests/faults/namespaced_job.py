@@ -14,7 +14,7 @@ from quorate.coordinator.client import Outcome
 from quorate.core.failure import JobFailed
 from quorate.engines.local import Launch, LocalEngine
 from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
-from quorate.engines.signals import Signals
+from quorate.supervisor.signals import Signals
 from quorate.spec.load import load_job
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.status import read_status, status_file

@@ -17,7 +17,7 @@ from quorate.core.errors import ReplicasDiffer
 from quorate.training.divergence import CYCLE, ReplicaDigests, compare_replicas, divergence
 from quorate.training.replica import Replica
 from quorate.training.task import Task
-from quorate.worker.bit_flip import flip_bit
+from quorate.chaos.worker_hook import flip_bit
 
 
 class Odd(nn.Module):

@@ -12,12 +12,13 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError
 from quorate.core.failure import JobFailed
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.signals import listening_to_signals
+from quorate.engines.engine import Prepared
+from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import listening_to_signals
+from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.training.run_mode import RunMode
 
 
@@ -73,7 +74,8 @@ def run_aside(aside: Aside, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
         run = RunFolder.create(scratch, spec.name)
         launch = Launch(run, spec, workers, aside.resolved.source, aside.checkpoint, aside.mode)
         launch = replace(launch, task=aside.place.reference, search_path=aside.place.search_path)
-        outcome = LocalEngine(launch, _show_nothing, aside.accept, signals).run()
+        engine = LocalEngine(run, launch.preparation)
+        outcome = Supervisor(engine, launch, _show_nothing, aside.accept, signals).run()
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

@@ -7,16 +7,16 @@ from pathlib import Path
 from quorate.api import session
 from quorate.api.part import Part, play_apart
 from quorate.api.result import Result, open_run
+from quorate.chaos.fault import Fault, Firing, Whom, firings
+from quorate.chaos.supervisor_hook import run_under
 from quorate.core.cores import usable_cores
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.fault import Fault, Whom
 from quorate.spec.change import changes
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.worker.faults import Firing, firings
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch)
         return watch(beginning)
 
     try:
-        return session.start(resolved, look, faults), None
+        return session.start(resolved, look, run_under(faults)), None
     except JobFailed as error:
         if error.exit_code != JobFailed.exit_code or not begun:
             raise

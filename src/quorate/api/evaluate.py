@@ -19,7 +19,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
-from quorate.engines.fork_server_process import Prepared
+from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from quorate.core.failure import JobFailed
-from quorate.engines.signals import Signals, overhearing_signals
+from quorate.supervisor.signals import Signals, overhearing_signals
 
 
 @contextlib.contextmanager

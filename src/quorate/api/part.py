@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api import session
-from quorate.core.fault import Fault
+from quorate.chaos.fault import Fault
+from quorate.chaos.supervisor_hook import run_under
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 
@@ -31,9 +32,10 @@ class Part:
     def play(self) -> None:
         """Train it here."""
         if self.run is None:
-            session.start(self.resolved, self._tell_run, self.faults)
+            session.start(self.resolved, self._tell_run, run_under(self.faults))
         else:
-            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, faults=self.faults)
+            runner = run_under(self.faults)
+            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, runner=runner)
 
     def _tell_run(self, beginning: session.Begun) -> session.Show:
         print(beginning.run.path, flush=True)

@@ -39,12 +39,8 @@ from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.fault import Fault
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.messages import SOURCE
-from quorate.engines.network_namespaces import namespaces_for
-from quorate.engines.signals import Signals, listening_to_signals
+from quorate.engines.engine import SOURCE, Prepared
+from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import DataWaitLog
@@ -52,6 +48,8 @@ from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals, listening_to_signals
+from quorate.supervisor.supervisor import Launch, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +128,17 @@ Watch = Callable[[Begun], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 
+Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], Signals], Outcome]
+"""Runs a job to its end: shows its events, and has the machine and the task accepted first."""
+
+
+def run_locally(
+    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+) -> Outcome:
+    """On this machine."""
+    return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
@@ -138,14 +147,14 @@ class Plan:
     resolved: ResolvedJob
     accept: Callable[[Prepared], None]
     checkpoint: CheckpointInfo | None = None
-    faults: tuple[Fault, ...] = ()
+    runner: Runner = run_locally
     place: TaskPlace | None = None
 
 
-def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
-    """Train a job in a new run folder; under faults, if it is to be seen what becomes of it."""
+def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> Result:
+    """Train a job in a new run folder."""
     refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, faults=faults)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, runner=runner)
 
 
 def resume(
@@ -157,7 +166,7 @@ def resume(
     watch: Watch,
     branch: bool = False,
     trust_source: bool = False,
-    faults: tuple[Fault, ...] = (),
+    runner: Runner = run_locally,
 ) -> Result:
     """Go on from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
 
@@ -188,7 +197,7 @@ def resume(
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = placed(resolved, place)
-        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, faults, place)
+        plan = Plan(run, resolved, lambda now: _take_up(run, resolved, checkpoint, now), checkpoint, runner, place)
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _as_it_was(run):
             return _train(plan, watch, signals)
@@ -209,7 +218,7 @@ def _train_in_new_run(
     folder: Path,
     watch: Watch,
     checkpoint: CheckpointInfo | None,
-    faults: tuple[Fault, ...] = (),
+    runner: Runner = run_locally,
     place: TaskPlace | None = None,
 ) -> Result:
     text = job_text(resolved)
@@ -219,7 +228,7 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text)
-                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, faults, place)
+                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, runner, place)
                 return _train(plan, watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -282,16 +291,14 @@ def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> 
 
 def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     run, spec = plan.run, plan.resolved.spec
-    cores = usable_cores()
-    workers = spec.worker_count(cores)
-    _warn_of_crowd(workers, spec.threads, cores)
+    workers = spec.worker_count(usable_cores())
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
     show = watch(Begun(run, spec, workers))
     narrator = Narrator(show)
     copied: list[dict[str, Any]] = []
     try:
         copies = Copies(run, spec, narrator.handle)
-        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+        launch = Launch(run, spec, workers, _source_of_params(plan.resolved), checkpoint)
         if plan.place is not None:
             launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
         try:
@@ -310,8 +317,7 @@ def _trained(plan: Plan, launch: Launch, signals: Signals, narrator: Narrator, c
     """What the run comes to, written down before anybody waits for copies; or the failure, written down as well."""
     started = time.perf_counter()
     try:
-        with namespaces_for(plan.faults, launch.workers + launch.spec.spares) as namespaces:
-            outcome = LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
+        outcome = plan.runner(launch, copies.handle, plan.accept, signals)
     except QuorateError as error:
         if isinstance(error, RequestError) and not narrator.has_trained:
             raise
@@ -342,18 +348,6 @@ def _source_of_params(resolved: ResolvedJob) -> str:
     said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
     over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
     return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
-
-
-def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
-    if workers * threads > cores:
-        log.warning(
-            "%d workers × %d threads = %d, more than the %d cores that may be used here: they take turns, which is "
-            "slower (same result; fewer `workers` may be faster)",
-            workers,
-            threads,
-            workers * threads,
-            cores,
-        )
 
 
 def _late(failure: Failure) -> Failure:

@@ -13,8 +13,7 @@ from quorate.api.own_imports import OwnImports
 from quorate.api.remains import near
 from quorate.core.errors import RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.messages import SOURCE
+from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.task_reference import TaskReference
 from quorate.storage.kept_source import KeptSource, keep_source, read_source

@@ -7,11 +7,10 @@ from rich.text import Text
 from quorate.api.chaos import Trial
 from quorate.api.remains import near
 from quorate.api.result import Result
-from quorate.core.fault import PHASES
+from quorate.chaos.fault import PHASES, Firing
 from quorate.history.ledger import Ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
-from quorate.worker.faults import Firing
 
 _NAMES = {told: name for name, told in PHASES.items()}
 _SPANS = {

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.chaos.fault import Fault
+from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
 from quorate.core.errors import RequestError
-from quorate.core.fault import Fault
-from quorate.core.networks import can_make_networks
 
 
 @dataclass(frozen=True)

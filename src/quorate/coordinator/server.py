@@ -10,7 +10,7 @@ import grpc.aio
 
 from quorate.coordinator.service import CoordinatorService
 from quorate.core.errors import RequestError
-from quorate.wire.address import join_address
+from quorate.wire.sockets import join_address
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 

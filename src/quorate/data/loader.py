@@ -23,7 +23,7 @@ from quorate.data.parcel import Parcel, pack, receive, send, unpack
 from quorate.data.reading import Request
 from quorate.data.samples import Fetched, FetchTrouble
 from quorate.data.shards.waits import LOOK
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import close_in_children
 
 _GRACE = 1.0
 _LENGTH = struct.Struct("<Q")

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import close_in_children
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 
 LONGEST_MESSAGE = 32 * 1024

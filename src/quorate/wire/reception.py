@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 from quorate.core.errors import FrameError, LinkError, PeerLost
-from quorate.wire.address import join_address
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import join_address
+from quorate.wire.sockets import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 

@@ -18,7 +18,7 @@ import numpy
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import close_in_children
 from quorate.wire.doorbell import Doorbell
 from quorate.wire.frame import (
     HEADER_SIZE,

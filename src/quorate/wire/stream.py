@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from quorate.core.errors import PeerLost
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 from quorate.wire.silence import Silence

@@ -10,8 +10,8 @@ from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.address import join_address, split_address
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import join_address, split_address
+from quorate.wire.sockets import close_in_children
 from quorate.wire.frame import (
     HEADER_SIZE,
     Tag,

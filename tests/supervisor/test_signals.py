@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from quorate.core.processes import describe_departure
-from quorate.engines.signals import Signals, listening_to_signals
+from quorate.supervisor.signals import Signals, listening_to_signals
 
 
 @pytest.mark.parametrize(

@@ -119,13 +119,13 @@ def test_a_part_that_cannot_get_lost() -> None:
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.core.programs.SYSTEM_FOLDERS", "/nowhere")
+    monkeypatch.setattr("quorate.core.processes.SYSTEM_FOLDERS", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     assert why_impossible() == "`ip` is not installed, which namespaces are made with: install iproute2."
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_whoever_is_not_root_is_told_so() -> None:
-    code = "import os; from quorate.engines.network_namespaces import why_impossible as w; os.setuid(65534); print(w())"
+    code = "import os; from bad_networks import why_impossible as w; os.setuid(65534); print(w())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("the kernel gives no network namespace (Operation not permitted): it is for root")

@@ -1,6 +1,6 @@
 import pytest
 
-from quorate.wire.address import join_address, split_address
+from quorate.wire.sockets import join_address, split_address
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,17 @@
-"""A fault that is brought about on purpose: what happens to which worker, at which step, in which phase."""
+"""A fault that is brought about on purpose (what happens to which worker, at which step, in which phase), and the proof
+that it came about: a marker in the logs of its run."""
 
-from dataclasses import dataclass
+import contextlib
+import json
+import logging
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from quorate.storage.atomic import sync_folder, write_new_file
+
+log = logging.getLogger(__name__)
 
 PHASES = {
     "data": "data",
@@ -100,6 +109,48 @@ class Fault:
         """
         begun = step + 1 if phase in BETWEEN_STEPS else step
         return phase == PHASES[self.phase or "data"] and begun >= self.step
+
+
+@dataclass(frozen=True)
+class Firing:
+    """A fault that came about: its place in the script, and where the worker was. One from outside has no worker."""
+
+    fault: int
+    worker: int | None
+    pid: int
+    step: int
+    phase: str
+
+
+def marker_of(logs: Path, fault: int, worker: int | None) -> Path:
+    """The file that says that this worker has met this fault, or that it has come from outside."""
+    return logs / f"fault-{fault}-{'outside' if worker is None else f'worker-{worker}'}.fired"
+
+
+def call_of(logs: Path, fault: int) -> Path:
+    """The file that says that the moment of a fault from outside has come: workers wait there until it is met."""
+    return logs / f"fault-{fault}.due"
+
+
+def mark(logs: Path, firing: Firing) -> bool:
+    """Write down that a fault comes about, before it does; whether that could be done."""
+    try:
+        write_new_file(marker_of(logs, firing.fault, firing.worker), [json.dumps(asdict(firing)).encode()])
+        sync_folder(logs)
+        return True
+    except OSError as error:
+        # Without its proof it would come again and again.
+        log.warning("fault %d is left out, since it cannot be noted: %s", firing.fault, error.strerror)
+        return False
+
+
+def firings(logs: Path) -> list[Firing]:
+    """What has come about so far, in the order of the script."""
+    found = []
+    for marker in logs.glob("fault-*.fired"):
+        with contextlib.suppress(ValueError, TypeError):  # one that is being written
+            found.append(Firing(**json.loads(marker.read_text())))
+    return sorted(found, key=lambda firing: (firing.fault, -1 if firing.worker is None else firing.worker))
 
 
 def _plain(seconds: float) -> str:

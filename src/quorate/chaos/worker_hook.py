@@ -1,4 +1,4 @@
-"""Faults that a worker brings upon itself, at exactly the moment that a script names, and the proof that it has."""
+"""Faults that a worker brings upon itself, at exactly the moment that a script names."""
 
 import contextlib
 import json
@@ -8,19 +8,19 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from quorate.chaos.fault import BETWEEN_STEPS, PHASES, Act, Fault, Firing, Whom, call_of, mark, marker_of
 from quorate.core.errors import OutOfMemory
-from quorate.core.fault import BETWEEN_STEPS, PHASES, Act, Fault, Whom
 from quorate.core.phases import WAITING
 from quorate.core.processes import children_of
-from quorate.storage.atomic import sync_folder, write_new_file
+from quorate.storage.atomic import write_new_file
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment, Tell
 
 log = logging.getLogger(__name__)
-
-Tell = Callable[[int, str, int | None], None]
 
 LONGEST_WAIT = 20.0
 """Seconds that workers wait for a fault of the script. One that does not come then is seen not to have come."""
@@ -28,50 +28,14 @@ LONGEST_WAIT = 20.0
 _SIGNALS = {Act.KILL: signal.SIGKILL, Act.STOP: signal.SIGSTOP, Act.TERM: signal.SIGTERM}
 
 
-@dataclass(frozen=True)
-class Firing:
-    """A fault that came about: its place in the script, and where the worker was. One from outside has no worker."""
-
-    fault: int
-    worker: int | None
-    pid: int
-    step: int
-    phase: str
-
-
-def marker_of(logs: Path, fault: int, worker: int | None) -> Path:
-    """The file that says that this worker has met this fault, or that it has come from outside."""
-    return logs / f"fault-{fault}-{'outside' if worker is None else f'worker-{worker}'}.fired"
-
-
-def call_of(logs: Path, fault: int) -> Path:
-    """The file that says that the moment of a fault from outside has come: workers wait there until it is met."""
-    return logs / f"fault-{fault}.due"
-
-
-def mark(logs: Path, firing: Firing) -> bool:
-    """Write down that a fault comes about, before it does; whether that could be done."""
-    try:
-        write_new_file(marker_of(logs, firing.fault, firing.worker), [json.dumps(asdict(firing)).encode()])
-        sync_folder(logs)
-        return True
-    except OSError as error:
-        # Without its proof it would come again and again.
-        log.warning("fault %d is left out, since it cannot be noted: %s", firing.fault, error.strerror)
-        return False
-
-
-def firings(logs: Path) -> list[Firing]:
-    """What has come about so far, in the order of the script."""
-    found = []
-    for marker in logs.glob("fault-*.fired"):
-        with contextlib.suppress(ValueError, TypeError):  # one that is being written
-            found.append(Firing(**json.loads(marker.read_text())))
-    return sorted(found, key=lambda firing: (firing.fault, -1 if firing.worker is None else firing.worker))
+def hook_of(assignment: Assignment, tell: Tell) -> "FaultWatch":
+    """The hook of a worker, by what its assignment says of the faults."""
+    faults = [Fault.from_dict(fault) for fault in assignment.hook_options["faults"]]
+    return FaultWatch(faults, assignment.slot, assignment.workers, RunFolder(Path(assignment.run)).logs, tell)
 
 
 class FaultWatch:
-    """Hears what a worker does, passes it on, and has each of its faults come about once in a run.
+    """Watches what a worker does, and has each of its faults come about once in a run.
 
     A marker is on the disk before the act: who takes the worker's place finds it, and leaves that fault alone. One that
     comes after a delay is marked when the delay is over: a worker that is done, or dead, before has not met it.
@@ -87,9 +51,8 @@ class FaultWatch:
         self._tell = tell
         self._faults = tuple(faults)
         self._members: Collection[int] = self._everyone
-        self._is_called: Callable[[], bool] = lambda: True
-        # Flips a bit of the worker's state, once that is built; tells which.
-        self.flip: Callable[[random.Random], str] | None = None
+        self._is_ending: Callable[[], bool] = lambda: True
+        self._state: Callable[[], Mapping[str, Any]] | None = None
         self._place = (0, "start")
         self._factor = 1.0
         self._given_up: set[int] = set()
@@ -104,13 +67,16 @@ class FaultWatch:
             if fault.is_outside and not marker_of(logs, number, None).exists()
         }
 
-    def enter(self, members: Collection[int], is_called: Callable[[], bool]) -> None:
-        """A generation of these members begins; `is_called` is true when it shall end at the next step boundary."""
-        self._members, self._is_called = members, is_called
+    def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """A bit of these tensors may flip from now on."""
+        self._state = state
 
-    def tell(self, step: int, phase: str, lane: int | None = None) -> None:
+    def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
+        """A generation of these members begins; `is_ending` is true when it shall end at the next step boundary."""
+        self._members, self._is_ending = members, is_ending
+
+    def on_phase(self, step: int, phase: str, lane: int | None = None) -> None:
         """The worker begins with this now: if a fault is for this moment, it happens here."""
-        self._tell(step, phase, lane)
         self._place = step + 1 if phase in BETWEEN_STEPS else step, phase
         for number, fault in list(self._pending.items()):
             is_dragged_along = self._is_dragged_along(number, fault)
@@ -143,13 +109,13 @@ class FaultWatch:
         step, phase = self._place
         over = time.monotonic() + LONGEST_WAIT
         self._tell(step, WAITING, lane)
-        while is_early() and not self._is_called() and time.monotonic() < over:
+        while is_early() and not self._is_ending() and time.monotonic() < over:
             time.sleep(0.005)
             self._tell(step, WAITING, lane)  # on purpose, so nobody is to take it for stuck
         self._tell(step, phase, lane)
         return time.monotonic() < over
 
-    def linger(self, phase: str, seconds: float) -> float:
+    def stretch(self, phase: str, seconds: float) -> float:
         """Stay in a phase for longer than it took, if this worker is slow by a fault; how many seconds longer."""
         if self._factor == 1.0 or phase != PHASES["forward"]:
             return 0.0
@@ -208,9 +174,37 @@ class FaultWatch:
         log.warning("the fault `%s` comes about at step %d, in %s", fault, step, phase)
         if fault.act is Act.SLOW:
             self._factor = fault.factor or 1.0
-        elif fault.act is Act.FLIP and self.flip is not None:
-            log.warning("%s", self.flip(random.Random(f"{number} {fault}")))
+        elif fault.act is Act.FLIP and self._state is not None:
+            log.warning("%s", flip_bit(self._state(), random.Random(f"{number} {fault}")))
         elif fault.act is Act.STARVE:
             raise OutOfMemory("there is not enough memory for it, by a fault of the script")
         else:
             os.kill(min(loaders, default=os.getpid()), _SIGNALS[fault.act])
+
+
+def flip_bit(state: Mapping[str, Any], chance: random.Random) -> str:
+    """Flip one of the upper 16 bits of a value of the state, as bad memory does; which, in words. `state`: tensors.
+
+    Parameters, optimizer values and buffers are as likely as each other, however many there are of each. The value is
+    not zero: flips there often change nothing that a step makes of it.
+    """
+    import numpy  # only here: the other faults need neither
+    import torch
+
+    integers = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+    kinds: dict[str, list[str]] = {}
+    for name, tensor in state.items():
+        if tensor.count_nonzero():
+            kind = "optimizer" if name.startswith("optimizer ") else "parameter" if tensor.requires_grad else "buffer"
+            kinds.setdefault(kind, []).append(name)
+    name = chance.choice(kinds[chance.choice(sorted(kinds))])
+    tensor = state[name].detach()
+    places = tensor.reshape(-1).nonzero()[:, 0]
+    place = int(places[chance.randrange(len(places))])
+    width = 8 * tensor.element_size()
+    bit = chance.randrange(max(0, width - 16), width)
+    # Through NumPy: memory that goes bad tells nobody, and torch counts what is written through it.
+    raw = tensor.view(integers[width]).numpy()
+    where = numpy.unravel_index(place, raw.shape)
+    raw[where] ^= raw.dtype.type(1 << bit if bit < width - 1 or width == 8 else -(1 << bit))
+    return f"bit {bit} of element {place} of '{name}' has been flipped"

@@ -10,7 +10,7 @@ import pytest
 
 from command import await_condition
 from quorate.chaos.script import parse_fault
-from quorate.core.fault import Act, Fault
+from quorate.chaos.fault import Act, Fault
 from quorate.engines.sleepers import Sleepers
 from quorate.worker.faults import FaultWatch, firings, marker_of
 
