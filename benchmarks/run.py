@@ -14,8 +14,8 @@ from benchmarks.progress import Progress
 from benchmarks.report import Report
 from benchmarks.script import Scripts
 from benchmarks.sheet import print_report
-from quorate.supervisor.signals import listening_to_signals
 from quorate.observe.screen import Screen
+from quorate.supervisor.signals import listening_to_signals
 
 
 @dataclass(frozen=True)

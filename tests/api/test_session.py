@@ -23,6 +23,8 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch
 
 Show = Callable[[Event], None]
 
@@ -39,21 +41,16 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
     """Resume the finished run with an engine that trains so many steps and then refuses."""
     run = RunFolder(workplace.last)
 
-    class Engine:
-        def __init__(self, _: Any, show: Show, accept: Callable[[Prepared], None], *__: Any) -> None:
-            self.show, self.accept = show, accept
+    def train(_: Launch, show: Show, accept: Callable[[Prepared], None], __: Signals) -> Outcome:
+        kept = read_source(run.path)
+        assert kept is not None
+        accept(Prepared(run.read_environment() or {}, kept.source))
+        for step in range(steps):
+            show(Event("step", 9 + step, {}))
+        return refuse()
 
-        def run(self) -> Outcome:
-            kept = read_source(run.path)
-            assert kept is not None
-            self.accept(Prepared(run.read_environment() or {}, kept.source))
-            for step in range(steps):
-                self.show(Event("step", 9 + step, {}))
-            return refuse()
-
-    monkeypatch.setattr(session, "LocalEngine", Engine)
     layer = [Override("steps", 16, "--steps")]
-    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence())
+    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence(), runner=train)
 
 
 @pytest.mark.parametrize("refuse", [refuse_as_worker, refuse_as_engine])

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.chaos.fault import PHASES, Act, Fault, Whom
 from quorate.chaos.script import (
     NOMINAL_STEP,
     FaultError,
@@ -15,7 +16,6 @@ from quorate.chaos.script import (
     parse_script,
     random_script,
 )
-from quorate.chaos.fault import PHASES, Act, Fault, Whom
 from quorate.worker.assignment import Assignment
 
 workers = st.none() | st.integers(0, 99)

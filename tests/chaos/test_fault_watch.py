@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from command import await_condition
+from quorate.chaos.fault import Act, Fault, firings, marker_of
 from quorate.chaos.script import parse_fault
-from quorate.chaos.fault import Act, Fault
-from quorate.engines.sleepers import Sleepers
-from quorate.worker.faults import FaultWatch, firings, marker_of
+from quorate.chaos.supervisor_hook import FaultInjection
+from quorate.chaos.worker_hook import FaultWatch
 
 pytestmark = pytest.mark.faults
 
@@ -20,14 +20,15 @@ LIFE = """
 import sys
 from pathlib import Path
 from quorate.chaos.script import parse_fault
-from quorate.worker.faults import FaultWatch
+from quorate.chaos.worker_hook import FaultWatch
 
 logs, worker, script, moments = sys.argv[1:]
 tell = lambda *moment: print(*moment, flush=True)
 watch = FaultWatch([parse_fault(line) for line in script.split(";")], int(worker), 2, Path(logs), tell)
 for moment in moments.split(";"):
     step, phase, *stays = moment.split()
-    watch.tell(int(step), phase)
+    tell(int(step), phase, None)
+    watch.on_phase(int(step), phase)
     if stays:
         sys.stdin.read()
 """
@@ -88,9 +89,9 @@ def test_after_a_delay_a_worker_stops_and_can_be_woken(tmp_path: Path) -> None:
     with begin(tmp_path, 0, script, "2 exchange stays;2 apply") as sleeper:
         try:
             await_condition("a stopped process", lambda: _state(sleeper.pid) == "T")
-            sleepers = Sleepers([parse_fault(script)], tmp_path)
-            sleepers.wake_those_due({0: sleeper.pid}, now=10.0)
-            sleepers.wake_those_due({0: sleeper.pid}, now=11.0)
+            faults = FaultInjection([parse_fault(script)], tmp_path)
+            faults.continue_stopped({sleeper.pid}, now=10.0)
+            faults.continue_stopped({sleeper.pid}, now=11.0)
             told, _ = sleeper.communicate(timeout=60)  # which also ends its stay
             assert (sleeper.returncode, told) == (0, "2 exchange None\n2 apply None\n")
         finally:
@@ -102,12 +103,12 @@ def test_after_a_delay_a_worker_stops_and_can_be_woken(tmp_path: Path) -> None:
 def test_of_those_who_are_to_die_after_a_delay_nobody_is_given_time_once_somebody_has(tmp_path: Path) -> None:
     script = "kill all at step 2 in apply after 100ms"
     late = FaultWatch([parse_fault(script)], 1, 2, tmp_path, lambda *_: None)
-    late.tell(1, "apply")
+    late.on_phase(1, "apply")
     assert live(tmp_path, 0, script, "2 apply stays")[0] == -signal.SIGKILL
     killed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "kill", lambda *sent: killed.append(sent))
-        late.tell(1, "regroup")
+        late.on_phase(1, "regroup")
         assert killed == [(os.getpid(), signal.SIGKILL)]
 
 
@@ -117,14 +118,14 @@ def test_whoever_waits_for_somebody_who_is_away_says_so(tmp_path: Path) -> None:
         [parse_fault("kill worker 1 at step 1")], 0, 2, tmp_path, lambda step, phase, _: told.append((step, phase))
     )
     looks = iter([False, False, True])
-    watch.enter({0}, lambda: next(looks))
-    watch.tell(2, "data")
+    watch.on_generation({0}, lambda: next(looks))
+    watch.on_phase(2, "data")
     assert next(looks, None) is None, "it has waited until it was called"
     # Not a phase of a step, and told again and again: nobody counts as hung, or as slow, who waits on purpose.
-    assert told == [(2, "data"), *[(2, "wait")] * 3, (2, "data")]
-    watch.enter({0, 1}, lambda: False)
-    watch.tell(3, "data")
-    assert told[5:] == [(3, "data")]
+    assert told == [*[(2, "wait")] * 3, (2, "data")]
+    watch.on_generation({0, 1}, lambda: False)
+    watch.on_phase(3, "data")
+    assert told[4:] == []
 
 
 def test_faults_that_are_alike_come_one_after_the_other(tmp_path: Path) -> None:
@@ -137,12 +138,12 @@ def test_when_all_are_killed_nobody_lives_on_who_was_there_and_their_successors_
     script = "kill all at step 2 in apply"
     told: list[tuple[int, str]] = []
     survivor = FaultWatch([parse_fault(script)], 1, 2, tmp_path, lambda step, phase, _: told.append((step, phase)))
-    survivor.tell(1, "apply")
+    survivor.on_phase(1, "apply")
     assert live(tmp_path, 0, script)[0] == -signal.SIGKILL
     killed = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "kill", lambda *sent: killed.append(sent))
-        survivor.tell(1, "regroup")  # it has lost the other before it came to its own moment
+        survivor.on_phase(1, "regroup")  # it has lost the other before it came to its own moment
     assert killed == [(os.getpid(), signal.SIGKILL)]
     assert [(firing.worker, firing.step, firing.phase) for firing in firings(tmp_path)] == [
         (0, 2, "apply"),
@@ -157,12 +158,12 @@ def test_a_stopped_worker_sleeps_for_its_time_and_goes_on(tmp_path: Path) -> Non
     try:
         await_condition("the marker", lambda: firings(tmp_path))
         await_condition("a stopped process", lambda: _state(sleeper.pid) == "T")
-        sleepers = Sleepers([parse_fault(script)], tmp_path)
-        sleepers.wake_those_due({0: sleeper.pid + 1}, now=100.0)  # another process has its place
-        sleepers.wake_those_due({0: sleeper.pid}, now=10.0)
-        sleepers.wake_those_due({0: sleeper.pid}, now=12.9)
+        faults = FaultInjection([parse_fault(script)], tmp_path)
+        faults.continue_stopped({sleeper.pid + 1}, now=100.0)  # another process has its place
+        faults.continue_stopped({sleeper.pid}, now=10.0)
+        faults.continue_stopped({sleeper.pid}, now=12.9)
         assert _state(sleeper.pid) == "T"
-        sleepers.wake_those_due({0: sleeper.pid}, now=13.0)
+        faults.continue_stopped({sleeper.pid}, now=13.0)
         told, _ = sleeper.communicate(timeout=60)
         assert sleeper.returncode == 0
         assert told.endswith("2 apply None\n")
@@ -173,7 +174,7 @@ def test_a_stopped_worker_sleeps_for_its_time_and_goes_on(tmp_path: Path) -> Non
 
 def test_a_fault_that_cannot_be_noted_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch = FaultWatch([Fault(Act.KILL, 0, 1)], 0, 1, tmp_path / "gone", lambda *_: None)
-    watch.tell(1, "data")
+    watch.on_phase(1, "data")
     assert "fault 0 is left out, since it cannot be noted" in caplog.text
 
 
@@ -189,18 +190,18 @@ def _state(pid: int) -> str:
 def test_a_slow_worker_lingers_in_its_lanes_from_its_step_on_and_its_successor_does_not(tmp_path: Path) -> None:
     script = [parse_fault("slow worker 1 4x from step 2")]
     watch = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
-    watch.tell(1, "data")
-    assert watch.linger("compute", 0.01) == 0.0
-    watch.tell(2, "data")
+    watch.on_phase(1, "data")
+    assert watch.stretch("compute", 0.01) == 0.0
+    watch.on_phase(2, "data")
     (firing,) = firings(tmp_path)
     assert (firing.fault, firing.worker, firing.step) == (0, 1, 2)
-    assert watch.linger("compute", 0.01) >= 0.03
-    assert watch.linger("data", 0.01) == 0.0
-    watch.tell(3, "data")
-    assert watch.linger("compute", 0.01) >= 0.03
+    assert watch.stretch("compute", 0.01) >= 0.03
+    assert watch.stretch("data", 0.01) == 0.0
+    watch.on_phase(3, "data")
+    assert watch.stretch("compute", 0.01) >= 0.03
     successor = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
-    successor.tell(3, "data")
-    assert successor.linger("compute", 0.01) == 0.0
+    successor.on_phase(3, "data")
+    assert successor.stretch("compute", 0.01) == 0.0
     other = FaultWatch(script, 0, 2, tmp_path, lambda *_: None)
-    other.tell(3, "data")
-    assert other.linger("compute", 0.01) == 0.0
+    other.on_phase(3, "data")
+    assert other.stretch("compute", 0.01) == 0.0

@@ -1,4 +1,4 @@
-"""NetworkNamespaces: who reaches whom, that many of them live side by side, and that nothing of them is left."""
+"""Network namespaces: who reaches whom, that many of them live side by side, and that nothing of them is left."""
 
 import os
 import socket
@@ -9,30 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from bad_networks import BadNetworks, why_impossible
 from command import await_condition
+from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import RequestError
-from quorate.core.networks import inside_network
 from quorate.engines import network_namespaces as module
-from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces, why_impossible
+from quorate.engines.local import COORDINATOR
 
 needs_namespaces = pytest.mark.usefixtures("namespaces_allowed")
 
 PLACES = (COORDINATOR, 0, 1, 2)
 
 
-def severed(namespaces: NetworkNamespaces) -> set[tuple[int, int]]:
+def severed(namespaces: BadNetworks) -> set[tuple[int, int]]:
     """Who does not reach whom."""
     return {pair for pair in permutations(PLACES, 2) if not namespaces.reaches(*pair, 0.05)}
 
 
-def await_whole(namespaces: NetworkNamespaces) -> None:
+def await_whole(namespaces: BadNetworks) -> None:
     """The kernel takes up to a second to use a cable that is plugged in again."""
     await_condition("everybody reaches everybody", lambda: not severed(namespaces), 10.0)
 
 
 @needs_namespaces
 def test_each_cut_severs_what_it_says_and_healing_joins_it_again() -> None:
-    with NetworkNamespaces(3) as namespaces:
+    with BadNetworks(3) as namespaces:
         await_whole(namespaces)
         namespaces.cut(2)
         namespaces.cut(2)
@@ -54,7 +55,7 @@ def test_each_cut_severs_what_it_says_and_healing_joins_it_again() -> None:
 
 @needs_namespaces
 def test_what_gets_lost_is_found_again() -> None:
-    with NetworkNamespaces(3) as namespaces:
+    with BadNetworks(3) as namespaces:
         await_whole(namespaces)
         namespaces.lose(1, 100.0)
         assert severed(namespaces) == {pair for pair in permutations(PLACES, 2) if 1 in pair}
@@ -67,12 +68,12 @@ def test_what_gets_lost_is_found_again() -> None:
 
 @needs_namespaces
 def test_the_launcher_reaches_the_hub_and_nobody_else() -> None:
-    with NetworkNamespaces(1) as namespaces:
-        hub = namespaces[COORDINATOR]
-        with inside_network(hub.network, lambda: socket.create_server((hub.address, 0))) as server:
+    with BadNetworks(1) as namespaces:
+        hub = namespaces.network_of(COORDINATOR)
+        with inside_network(hub.namespace, lambda: socket.create_server((hub.address, 0))) as server:
             socket.create_connection(server.getsockname(), timeout=10).close()
         told = subprocess.run(
-            ["ip", "route", "get", namespaces[0].address], capture_output=True, text=True, check=False
+            ["ip", "route", "get", namespaces.network_of(0).address], capture_output=True, text=True, check=False
         )
         assert namespaces.cable not in told.stdout
 
@@ -80,12 +81,12 @@ def test_the_launcher_reaches_the_hub_and_nobody_else() -> None:
 @needs_namespaces
 def test_many_live_side_by_side_and_are_gone_afterwards() -> None:
     before = socket.if_nameindex()
-    with NetworkNamespaces(1) as one, NetworkNamespaces(2) as other:
+    with BadNetworks(1) as one, BadNetworks(2) as other:
         assert len({one[0].address, other[0].address, other[1].address}) == 3
         assert len({one.cable, other.cable} & {name for _, name in socket.if_nameindex()}) == 2
         assert one.reaches(0, COORDINATOR)
         assert other.reaches(0, 1)
-        networks = [Path(namespaces[0].network) for namespaces in (one, other)]
+        networks = [Path(namespaces.network_of(0).namespace) for namespaces in (one, other)]
         assert len({network.readlink() for network in networks}) == 2
     assert not {one.cable, other.cable} & {name for _, name in socket.if_nameindex()}
     assert not any(network.exists() for network in networks)
@@ -94,27 +95,27 @@ def test_many_live_side_by_side_and_are_gone_afterwards() -> None:
 
 @needs_namespaces
 def test_a_name_that_is_taken_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with NetworkNamespaces(1) as namespaces:
+    with BadNetworks(1) as namespaces:
         number = int(namespaces.cable.removeprefix("quorate-"))
         whole = list(module.RANGE.subnets(new_prefix=24))
         # Its way there is not known yet, as when two begin at the same moment.
         monkeypatch.setattr(module, "_routes", lambda: [net for place, net in enumerate(whole) if place != number])
-        with pytest.raises(RequestError, match=rf"link add name {namespaces.cable} .*exists"), NetworkNamespaces(1):
+        with pytest.raises(RequestError, match=rf"link add name {namespaces.cable} .*exists"), BadNetworks(1):
             pass
         monkeypatch.setattr(module, "_routes", lambda: whole)
-        with pytest.raises(RequestError, match=r"all of 198\.18\.0\.0/15 is in use"), NetworkNamespaces(1):
+        with pytest.raises(RequestError, match=r"all of 198\.18\.0\.0/15 is in use"), BadNetworks(1):
             pass
 
 
 @pytest.mark.parametrize("count", [0, 201])
 def test_a_count_that_cannot_be(count: int) -> None:
     with pytest.raises(RequestError, match=rf"1 to 200 namespaces, not {count}"):
-        NetworkNamespaces(count)
+        BadNetworks(count)
 
 
 @needs_namespaces
 def test_a_part_that_cannot_get_lost() -> None:
-    with NetworkNamespaces(1) as namespaces, pytest.raises(RequestError, match="101 percent"):
+    with BadNetworks(1) as namespaces, pytest.raises(RequestError, match="101 percent"):
         namespaces.lose(0, 101)
 
 
@@ -127,5 +128,8 @@ def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_whoever_is_not_root_is_told_so() -> None:
     code = "import os; from bad_networks import why_impossible as w; os.setuid(65534); print(w())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("the kernel gives no network namespace (Operation not permitted): it is for root")

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from quorate.chaos.fault import Act, Fault
 from quorate.cli.fault_options import FaultWish, wish_for
 from quorate.core.errors import RequestError
-from quorate.chaos.fault import Act, Fault
 
 
 def test_faults_of_the_command_line_come_before_those_of_a_file(tmp_path: Path) -> None:

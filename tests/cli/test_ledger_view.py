@@ -8,12 +8,12 @@ import pytest
 
 from quorate.api.chaos import Trial
 from quorate.api.result import Result
+from quorate.chaos.fault import Firing
 from quorate.chaos.script import parse_fault
 from quorate.cli.chaos_view import print_trial, succeeded, to_document
 from quorate.cli.ledger_view import EPOCHS_SHOWN, print_ledger
 from quorate.cli.page import Page
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
-from quorate.chaos.fault import Firing
 from schemas import validate
 
 

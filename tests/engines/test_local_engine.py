@@ -5,17 +5,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from command import await_condition, command_line
 from quorate.core.task_source import TaskSource
-from quorate.engines import fork_server_process
-from quorate.engines.fork_server_process import ForkServerLost, ForkServerProcess, Preparation, Prepared
-from quorate.engines.messages import STARTED
-from quorate.engines.pidfds import Pidfds
+from quorate.engines import local
+from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, SettingUp, Started
+from quorate.engines.local import LocalEngine, Pidfds
+from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
+from quorate.worker.status import StatusPage, status_file
 
 SOURCE = TaskSource("task.py", {"task.py": b"x = 'a'\n"})
 # A fork server that starts a worker, which does not die with it, and then does not listen any more.
@@ -27,7 +29,8 @@ heard = b""
 while b'"what": "start"' not in heard:
     heard += messages.recv(4096)
 worker = subprocess.Popen(["sleep", "60"])
-messages.sendall(json.dumps({{"what": "started", "slot": 0, "pid": worker.pid}}).encode() + b"\\n")
+started = {{"what": "started", "slot": 0, "pid": worker.pid, "how": "spawned", "reason": ""}}
+messages.sendall(json.dumps(started).encode() + b"\\n")
 pathlib.Path({sign!r}).touch()
 time.sleep(60)
 """
@@ -76,18 +79,19 @@ def test_a_process_that_is_watched_no_longer_is_not_waited_for(sleeper: "subproc
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ForkServerProcess, Path]:
-    """A fork server of that kind with a worker, and the file by which it has told that this is there."""
+def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalEngine, Path]:
+    """An engine that has a fork server of that kind with a worker, and the file which tells that this is there."""
+    (folder / "logs").mkdir()
     script, sign = folder / "python", folder / "started"
     script.write_text(kind.format(python=sys.executable, sign=str(sign), source=SOURCE.to_json()))
     script.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
-        fork_server = ForkServerProcess(folder / "log", Preparation("t:T", {}, "", [], 0, 1, True))
-    assert fork_server.await_ready(lambda: False) == Prepared({}, SOURCE)
-    fork_server.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
+        engine = LocalEngine(RunFolder(folder), Preparation("t:T", {}, "", [], 0, 1, True))
+    assert engine.poll(5.0) == [Ready(Prepared({}, SOURCE))]
+    engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
     await_condition("the worker", sign.exists)
-    return fork_server, sign
+    return engine, sign
 
 
 @pytest.mark.faults
@@ -95,21 +99,23 @@ def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[F
 def test_what_the_workers_of_a_killed_fork_server_have_started_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: "subprocess.Popen[bytes]", is_killed: bool
 ) -> None:
-    fork_server, sign = started(LEAVING_FORK_SERVER, tmp_path, monkeypatch)
+    engine, sign = started(LEAVING_FORK_SERVER, tmp_path, monkeypatch)
     left = int(sign.read_text())
     assert command_line(left) == "sleep 60 "
     if is_killed:
-        assert [message["what"] for message in fork_server.poll(5.0)] == [STARTED]
-        os.kill(fork_server._process.pid, signal.SIGKILL)
-        with pytest.raises(ForkServerLost, match="was killed by SIGKILL, and the workers with it"):
-            list(fork_server.poll(5.0))
+        assert [type(notice) for notice in engine.poll(5.0)] == [Started]
+        os.kill(engine._fork_server._process.pid, signal.SIGKILL)
+        interrupted, exited = engine.poll(5.0)
+        assert isinstance(interrupted, Interrupted)
+        assert interrupted.reason.endswith("was killed by SIGKILL, and the workers with it")
+        assert isinstance(exited, Exited)
     else:
-        monkeypatch.setattr(fork_server_process, "CLOSE_PATIENCE", 1.0)
-        fork_server.close()
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 1.0)
+        engine.close()
     await_condition("its end", lambda: not is_running(left))
     assert sleeper.poll() is None, "one of nobody's"
     if is_killed:
-        fork_server.close()
+        engine.close()
 
 
 def is_running(pid: int) -> bool:
@@ -124,16 +130,35 @@ def is_running(pid: int) -> bool:
 def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
 ) -> None:
-    monkeypatch.setattr(fork_server_process, "CLOSE_PATIENCE", 0.3)
-    fork_server, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
-    messages = list(fork_server.poll(5.0)) if told else []
-    assert [message["what"] for message in messages] == [STARTED] * told
+    monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
+    notices = engine.poll(5.0) if told else []
+    assert [type(notice) for notice in notices] == [Started] * told
     begun = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        fork_server.close()
+        engine.close()
     assert time.monotonic() - begun >= 0.55, "as long as for the fork server, and as long again for its worker"
     (warning,) = [record.getMessage() for record in caplog.records]
     pid = int(warning.rpartition(" ")[2])
     assert warning == f"workers still end after 0.3 s: processes {pid}"
     assert command_line(pid) == "sleep 60 "
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, where it may have trained for days."""
+    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
+    assert [type(notice) for notice in engine.poll(5.0)] == [Started]
+    assert engine.poll(0.0) == []
+    page = StatusPage(status_file(RunFolder(tmp_path), 0))
+    page.write_setup("datasets()")
+    (setup,) = engine.poll(0.0)
+    assert isinstance(setup, SettingUp)
+    assert (setup.slot, setup.phase) == (0, "datasets()")
+    page.write(0, "wait")
+    assert engine.poll(0.0) == [replace(setup, phase=None)]
+    page.write(1, "compute")
+    assert engine.poll(0.0) == [], "told once"
+    engine.kill(0, setup.pid)
+    monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+    engine.close()

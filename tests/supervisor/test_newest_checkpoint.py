@@ -7,7 +7,7 @@ import pytest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
-from quorate.engines.local import find_newest
+from quorate.supervisor.supervisor import find_newest
 from quorate.worker.process import newest_instead
 
 

@@ -1,23 +1,17 @@
 """Setups that take long: what is told of them, and when one is too long."""
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memory_engine import MemoryEngine
 from quorate.core.failure import JobFailed
-from quorate.engines import worker_processes
-from quorate.engines.fork_server_process import ForkServerProcess
-from quorate.engines.messages import STARTED
-from quorate.engines.setup_watch import FORK_SERVER, IMPORTING, SetupWatch
-from quorate.engines.worker_processes import WorkerProcesses
-from quorate.storage.run_folder import RunFolder
+from quorate.supervisor import worker_processes
+from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, SetupWatch
+from quorate.supervisor.worker_processes import WorkerProcesses
 from quorate.worker.assignment import Assignment
-from quorate.worker.status import StatusPage, status_file
 
 ONE = {(0, 4711): "datasets()"}
 
@@ -97,46 +91,23 @@ def test_without_a_limit_nothing_takes_too_long(now: float) -> None:
     assert watch.overdue(now) == []
 
 
-class ForkServer:
-    """Starts nobody, and says that it has."""
-
-    def __init__(self) -> None:
-        self.started: list[int] = []
-        self.killed: list[int] = []
-        self.is_importing = False
-
-    def start(self, assignment: Assignment) -> None:
-        self.started.append(assignment.slot)
-
-    def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
-        while self.started and not self.is_importing:
-            slot = self.started.pop()
-            yield {"what": STARTED, "slot": slot, "pid": 4710 + slot, "how": "forked", "reason": ""}
-
-    def kill(self, pid: int) -> None:
-        self.killed.append(pid)
-
-
 class Places:
     """The workers' processes, of which nobody is allowed any time for its setup."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run, self.fork_server = RunFolder(folder), ForkServer()
+    def __init__(self) -> None:
+        self.engine = MemoryEngine()
         self.told: list[str] = []
         self.has_formed = False
-        self.run.logs.mkdir()
         self.worker_processes = WorkerProcesses(
-            self.run,
-            lambda: cast(ForkServerProcess, self.fork_server),
-            lambda slot, *_: Assignment(str(folder), slot, 1, "t:T", {}, "", "127.0.0.1:1", "token"),
+            self.engine,
+            lambda slot, *_: Assignment("", slot, 1, "t:T", {}, "", "127.0.0.1:1", "token"),
             tell=self.told.append,
             setup_timeout=1e-9,
             has_formed=lambda: self.has_formed,
         )
 
-    def start(self, slot: int, *, is_replacement: bool = False) -> StatusPage:
+    def start(self, slot: int, *, is_replacement: bool = False) -> None:
         self.worker_processes.start(slot, None, is_replacement=is_replacement)
-        return StatusPage(status_file(self.run, slot))
 
     def look(self, times: int = 3) -> None:
         for _ in range(times):
@@ -144,17 +115,17 @@ class Places:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Places:
     monkeypatch.setattr(worker_processes, "SETUP_GLANCE", 0.0)
-    return Places(tmp_path)
+    return Places()
 
 
 @pytest.mark.parametrize("is_replacement", [False, True])
 def test_before_the_first_generation_a_setup_that_takes_too_long_ends_the_job(
     workers: Places, is_replacement: bool
 ) -> None:
-    workers.start(1, is_replacement=is_replacement).write_setup("initial_weights()")
-    with pytest.raises(JobFailed, match=r"worker 1 \(pid 4711\) is still in initial_weights\(\).*Raise setup_timeout"):
+    workers.start(1, is_replacement=is_replacement)
+    with pytest.raises(JobFailed, match=r"worker 1 \(pid 4710\) is still in model\(\).*Raise setup_timeout"):
         workers.look()
 
 
@@ -163,38 +134,28 @@ def test_while_others_may_train_a_setup_that_takes_too_long_is_begun_again(
     workers: Places, is_replacement: bool
 ) -> None:
     workers.has_formed = True
-    page = workers.start(1, is_replacement=is_replacement)
-    page.write_setup("initial_weights()")
+    workers.start(1, is_replacement=is_replacement)
     workers.look()
-    assert workers.fork_server.killed == [4711]
+    assert workers.engine.killed == [4710]
     (message,) = workers.told
     assert message.endswith("longer than setup_timeout (1e-09): it is ended, and another is started.")
-    page.write(0, "wait")  # it has registered
-    workers.look()
-    assert len(workers.told) == 1
-
-
-def test_a_worker_that_has_no_status_page_is_not_in_its_setup(workers: Places) -> None:
-    """As on a full disk, where it may have trained for days."""
-    workers.start(1)
-    status_file(workers.run, 1).unlink()
-    workers.look()
-    assert (workers.fork_server.killed, workers.told) == ([], [])
+    assert workers.worker_processes.processes() == {(1, 4710)}, "until its exit is reported"
 
 
 def test_one_that_has_no_process_yet_is_not_ended_while_another_runs(workers: Places) -> None:
     workers.has_formed = True
-    workers.start(1).write(3, "compute")
+    workers.engine.sets_up = False
+    workers.start(1)
     workers.look()
-    workers.fork_server.is_importing = True
+    workers.engine.is_importing = True
     workers.start(2, is_replacement=True)
     workers.look()
-    assert (workers.fork_server.killed, workers.told) == ([], [])
+    assert (workers.engine.killed, workers.told) == ([], [])
 
 
 def test_another_fork_server_that_does_not_come_to_its_end_with_the_import_ends_the_job(workers: Places) -> None:
     workers.has_formed = True
-    workers.fork_server.is_importing = True
+    workers.engine.is_importing = True
     workers.start(1, is_replacement=True)
     with pytest.raises(JobFailed, match="worker 1 is still in the import of torch and the task"):
         workers.look()

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.sockets import close_in_children
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
+from quorate.wire.sockets import close_in_children
 
 LONGEST_MESSAGE = 32 * 1024
 _HEADER = struct.Struct("<qqQ")

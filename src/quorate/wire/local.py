@@ -11,10 +11,10 @@ from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.sockets import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
+from quorate.wire.sockets import close_in_children
 from quorate.wire.stream import Stream, wait_for
 
 MOST_DESCRIPTORS = 4

@@ -18,7 +18,6 @@ import numpy
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.sockets import close_in_children
 from quorate.wire.doorbell import Doorbell
 from quorate.wire.frame import (
     HEADER_SIZE,
@@ -34,6 +33,7 @@ from quorate.wire.handshake import Credentials
 from quorate.wire.link import CLOSED_HERE, RECEIVE_LIMIT, Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.segment import Segment
+from quorate.wire.sockets import close_in_children
 
 SLOT = 2**19
 """Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.sockets import join_address, split_address
-from quorate.wire.sockets import close_in_children
 from quorate.wire.frame import (
     HEADER_SIZE,
     Tag,
@@ -28,6 +26,7 @@ from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import AGAIN, RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.silence import Watch
+from quorate.wire.sockets import close_in_children, join_address, split_address
 from quorate.wire.stream import Stream, wait_for
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from quorate.core.timing import Timing
-from quorate.engines.coordinator_keeper import CoordinatorKeeper
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.coordinator_process import CoordinatorProcess
 
 TOKEN = "word"
 HASTY = 0.01
@@ -15,7 +15,7 @@ HASTY = 0.01
 
 
 @pytest.fixture
-def keeper(cold: None, tmp_path: Path) -> Iterator[CoordinatorKeeper]:
+def coordinator(cold: None, tmp_path: Path) -> Iterator[CoordinatorProcess]:
     run = RunFolder(tmp_path)
     run.logs.mkdir()
     appointment = {
@@ -28,14 +28,14 @@ def keeper(cold: None, tmp_path: Path) -> Iterator[CoordinatorKeeper]:
         "port": 0,
         "log_level": "info",
     }
-    keeper = CoordinatorKeeper(run.logs / "coordinator.log", appointment, TOKEN, Timing(HASTY))
-    yield keeper
-    keeper.close()
+    coordinator = CoordinatorProcess(run.logs / "coordinator.log", appointment, TOKEN, Timing(HASTY))
+    yield coordinator
+    coordinator.close()
 
 
-def test_the_next_one_may_take_longer_to_begin_than_the_failure_timeout(keeper: CoordinatorKeeper) -> None:
-    keeper.open()
-    keeper.kill()
-    assert not keeper.is_alive
-    assert keeper.replace({})
-    assert keeper.is_alive, "it listens, and was not killed before it did"
+def test_the_next_one_may_take_longer_to_begin_than_the_failure_timeout(coordinator: CoordinatorProcess) -> None:
+    coordinator.open()
+    coordinator.kill()
+    assert not coordinator.is_alive
+    assert coordinator.replace({})
+    assert coordinator.is_alive, "it listens, and was not killed before it did"
