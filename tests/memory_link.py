@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import PeerLost
-from quorate.wire.frame import Tag, check_length, check_limit, check_tag, flat_bytes
-from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, RECEIVE_LIMIT, Deadline
+from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline, Tag, check_frame, flat_bytes
 
 
 @dataclass
@@ -59,7 +58,7 @@ class MemoryLink:
         """The payload of the next frame."""
         with self._operation():
             offer = self._next_offer(tag, deadline)
-            check_limit(RECEIVE_LIMIT, offer.payload.nbytes, tag, self.peer)
+            check_frame(tag, None, tag, offer.payload.nbytes, self.peer)
             payload = bytearray(offer.payload)
             self._take(offer)
             return payload
@@ -69,7 +68,7 @@ class MemoryLink:
         with self._operation():
             view = flat_bytes(buffer)
             offer = self._next_offer(tag, deadline)
-            check_length(view.nbytes, offer.payload.nbytes, tag, self.peer)
+            check_frame(tag, view.nbytes, tag, offer.payload.nbytes, self.peer)
             if view.nbytes:
                 view[:] = offer.payload
             self._take(offer)
@@ -95,7 +94,7 @@ class MemoryLink:
         self._wait_until(lambda: self._offered() is not None, deadline)
         offer = self._offered()
         assert offer is not None
-        check_tag(tag, offer.tag, self.peer)
+        check_frame(tag, 0, offer.tag, 0, self.peer)
         return offer
 
     def _offered(self) -> _Offer | None:

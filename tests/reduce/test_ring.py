@@ -13,8 +13,7 @@ from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.ring import REDUCE_CHANNEL, Ring
-from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
+from quorate.wire.link import Deadline, Link, Tag
 from reduce.reference import bits, reference_sum, wide_values
 from reduce.rings import everywhere, generation, memory_links, memory_rings
 from wire.pairs import wait_until, within

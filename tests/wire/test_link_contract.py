@@ -12,8 +12,7 @@ from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import memory, shared_link, tcp
-from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
+from quorate.wire.link import Deadline, Link, Tag
 from wire.pairs import GENERATION, shared_pair, tcp_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)

@@ -20,8 +20,8 @@ import pytest
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import reception, stream, tcp
-from quorate.wire.frame import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.handshake import Handshake, introduce
+from quorate.wire.link import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.sockets import split_address
 from quorate.wire.stream import LOW_WATER, Stream
 from quorate.wire.tcp import Listener, TcpLink, connect

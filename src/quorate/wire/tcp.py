@@ -10,20 +10,19 @@ from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.frame import (
+from quorate.wire.handshake import Credentials, introduce, receive_introduction
+from quorate.wire.link import (
+    AGAIN,
     HEADER_SIZE,
+    Deadline,
     Tag,
-    check_length,
-    check_limit,
+    check_frame,
     check_payload,
-    check_tag,
     checksum_of,
     decode_header,
     encode_header,
     flat_bytes,
 )
-from quorate.wire.handshake import Credentials, introduce, receive_introduction
-from quorate.wire.link import AGAIN, RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.silence import Watch
 from quorate.wire.sockets import close_in_children, join_address, split_address
@@ -82,11 +81,7 @@ class TcpLink:
         self._stream.fill(memoryview(self._header), deadline, followed_by=expected_length or 0)
         try:
             tag, length, checksum = decode_header(self._header, self.peer)
-            check_tag(expected, tag, self.peer)
-            if expected_length is None:
-                check_limit(RECEIVE_LIMIT, length, tag, self.peer)
-            else:
-                check_length(expected_length, length, tag, self.peer)
+            check_frame(expected, expected_length, tag, length, self.peer)
         except FrameError:
             self.close()
             raise

@@ -7,7 +7,7 @@ import pytest
 from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import JobError
 from quorate.wire import segment
-from quorate.wire.segment import Segment
+from quorate.wire.shared_memory import Segment
 
 
 @pytest.fixture
