@@ -12,7 +12,7 @@ SOONER = """
 from quorate.cli.main import run
 from quorate.supervisor import setup_watch
 
-setup_watch.FIRST_TOLD = 0.3
+setup_watch.FIRST_NOTICE = 0.3
 
 if __name__ == "__main__":
     run()

@@ -101,7 +101,7 @@ class Places:
         self.worker_processes = WorkerProcesses(
             self.engine,
             lambda slot, *_: Assignment("", slot, 1, "t:T", {}, "", "127.0.0.1:1", "token"),
-            tell=self.told.append,
+            notify=self.told.append,
             setup_timeout=1e-9,
             has_formed=lambda: self.has_formed,
         )

@@ -5,13 +5,13 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from quorate.core.failure import JobFailed
-from quorate.supervisor.signals import Signals, overhearing_signals
+from quorate.supervisor.signals import Signals, collecting_signals
 
 
 @contextlib.contextmanager
 def passing_on_signals() -> Iterator[Signals]:
     """Around a job that raises `JobFailed` also when a signal has ended it; the signals that came while it ran."""
-    with overhearing_signals() as signals:
+    with collecting_signals() as signals:
         try:
             yield signals
         except JobFailed as failed:

@@ -229,8 +229,8 @@ def port_of(place: int) -> str:
 
 def _routes() -> list[ipaddress.IPv4Network]:
     """Where this namespace has a way to, but for the one to everywhere."""
-    told = json.loads(call("ip", ["-json", "-4", "route", "show", "table", "all"]) or "[]")
-    found = (route["dst"] for route in told if route["dst"] != "default")
+    routes = json.loads(call("ip", ["-json", "-4", "route", "show", "table", "all"]) or "[]")
+    found = (route["dst"] for route in routes if route["dst"] != "default")
     return [ipaddress.IPv4Network(target, strict=False) for target in found]
 
 
@@ -238,13 +238,13 @@ def _ip(*commands: str) -> None:
     call("ip", ["-batch", "-"], "\n".join(commands))
 
 
-def call(program: str, arguments: list[str], told: str = "") -> str:
+def call(program: str, arguments: list[str], stdin: str = "") -> str:
     """What a program of iproute2 prints when it is given these arguments, and this on its standard input."""
-    done = subprocess.run([_find(program), *arguments], input=told, capture_output=True, text=True, check=False)
+    done = subprocess.run([_find(program), *arguments], input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
         remedy = "namespaces need root and, of the kernel, veth and bridge: modprobe -a veth bridge"
-        command = " ".join([program, *arguments]) + (f": {told}" if told else "")
+        command = " ".join([program, *arguments]) + (f": {stdin}" if stdin else "")
         raise RequestError(f"`{command}` failed: {reason} ({remedy}).")
     return done.stdout
 

@@ -31,11 +31,11 @@ def run_under(faults: Sequence[Fault]) -> Callable[..., Outcome]:
     """What runs a job on this machine under these faults."""
 
     def run(
-        launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+        launch: Launch, handle: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
     ) -> Outcome:
         with injecting(faults, launch.run.logs, launch.workers + launch.spec.spares) as hook:
             engine = LocalEngine(launch.run, launch.preparation, hook.network_of)
-            return Supervisor(engine, launch, show, accept, signals, hook).run()
+            return Supervisor(engine, launch, handle, accept, signals, hook).run()
 
     return run
 

@@ -1,4 +1,4 @@
-"""Processes that are being set up: alive as long as they run, told while it takes long, ended only by `setup_timeout`.
+"""Processes that are being set up: users are notified while it takes long, and only `setup_timeout` ends it.
 
 Downloading or tokenising a dataset may take hours, and nobody but the user knows how many. What helps is to know what
 is waited for.
@@ -7,11 +7,11 @@ is waited for.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-FIRST_TOLD = 15.0
-"""Seconds in one phase before it is told; then after three times as long, and so on."""
+FIRST_NOTICE = 15.0
+"""Seconds in one phase before users are notified; again after three times as long, and so on."""
 TIMES_LONGER = 3
 LONGEST_GAP = 3600.0
-"""Seconds between two tellings at most."""
+"""Seconds between two notices at most."""
 
 FORK_SERVER = -1
 """In the place of a worker: the process that imports torch and the task for all of them."""
@@ -29,18 +29,18 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One process on its way: since when, in which phase, since when in that, and when to tell of it next."""
+    """One process on its way: since when, in which phase, since when in that, and when the next notice is due."""
 
     worker: int
     pid: int
     began: float
     phase: str
     entered: float
-    tell_at: float
+    notice_at: float
 
-    def telling(self, now: float) -> "Setup":
-        """After it was told: the longer it takes, the seldomer."""
-        return replace(self, tell_at=now + min((TIMES_LONGER - 1) * (now - self.entered), LONGEST_GAP))
+    def noticed(self, now: float) -> "Setup":
+        """After a notice: the longer it takes, the longer until the next."""
+        return replace(self, notice_at=now + min((TIMES_LONGER - 1) * (now - self.entered), LONGEST_GAP))
 
     def overdue(self, now: float, limit: float) -> str:
         """What is wrong with a setup that takes longer than the user allows."""
@@ -59,17 +59,17 @@ class SetupWatch:
         self._setups: dict[tuple[int, int], Setup] = {}
 
     def look(self, now: float, phases: Mapping[tuple[int, int], str]) -> list[str]:
-        """What there is to tell; those in the same phase are told together."""
+        """The notices that are due; those in the same phase share one."""
         self._setups = {process: self._at(process, phase, now) for process, phase in phases.items()}
-        due = [setup for setup in self._setups.values() if now >= setup.tell_at]
-        told = []
+        due = [setup for setup in self._setups.values() if now >= setup.notice_at]
+        notices = []
         for phase in dict.fromkeys(setup.phase for setup in due):
             alike = [setup for setup in self._setups.values() if setup.phase == phase]
             seconds = now - min(setup.entered for setup in alike)
-            told.append(f"{_name([setup.worker for setup in alike])}: still in {in_words(phase)}, {seconds:.0f} s")
+            notices.append(f"{_name([setup.worker for setup in alike])}: still in {in_words(phase)}, {seconds:.0f} s")
             for setup in alike:
-                self._setups[setup.worker, setup.pid] = setup.telling(now)
-        return told
+                self._setups[setup.worker, setup.pid] = setup.noticed(now)
+        return notices
 
     def overdue(self, now: float) -> list[Setup]:
         """Those that take longer than the user allows."""
@@ -78,8 +78,8 @@ class SetupWatch:
     def _at(self, process: tuple[int, int], phase: str, now: float) -> Setup:
         known = self._setups.get(process)
         if known is None:
-            return Setup(*process, now, phase, now, now + FIRST_TOLD)
-        return known if known.phase == phase else replace(known, phase=phase, entered=now, tell_at=now + FIRST_TOLD)
+            return Setup(*process, now, phase, now, now + FIRST_NOTICE)
+        return known if known.phase == phase else replace(known, phase=phase, entered=now, notice_at=now + FIRST_NOTICE)
 
 
 def in_words(phase: str) -> str:

@@ -54,19 +54,19 @@ class _Listener:
         self.signals.received.append(number)
 
 
-_overheard: ContextVar[Signals | None] = ContextVar("_overheard", default=None)
+_collected: ContextVar[Signals | None] = ContextVar("_collected", default=None)
 
 
 @contextmanager
-def overhearing_signals() -> Iterator[Signals]:
+def collecting_signals() -> Iterator[Signals]:
     """What the jobs of this block have heard; before and after them a signal does what it does without a job."""
-    before = _overheard.get()
+    before = _collected.get()
     signals = before or Signals()
-    _overheard.set(signals)
+    _collected.set(signals)
     try:
         yield signals
     finally:
-        _overheard.set(before)
+        _collected.set(before)
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def listening_to_signals() -> Iterator[Signals]:
 
     Whoever listens while somebody else does already hears the same.
     """
-    signals, handler = _overheard.get() or Signals(), signal.getsignal(signal.SIGINT)
+    signals, handler = _collected.get() or Signals(), signal.getsignal(signal.SIGINT)
     if isinstance(handler, _Listener):
         signals = handler.signals
     if threading.current_thread() is not threading.main_thread():

@@ -90,14 +90,14 @@ class Supervisor:
         self,
         engine: Engine,
         launch: Launch,
-        show: Callable[[Event], None],
+        handle: Callable[[Event], None],
         accept: Callable[[Prepared], None],
         signals: Signals,
         hook: SupervisorHook | None = None,
     ) -> None:
         self._engine = engine
         self._launch = launch
-        self._show = show
+        self._handle = handle
         self._accept = accept
         self._signals = signals
         self._hook = hook
@@ -120,7 +120,7 @@ class Supervisor:
             workers = WorkerProcesses(
                 self._engine,
                 assign=functools.partial(self._assignment, coordinator),
-                tell=lambda message: self._show(Event("log", fields={"level": "info", "message": message})),
+                notify=lambda message: self._handle(Event("log", fields={"level": "info", "message": message})),
                 setup_timeout=self._launch.spec.setup_timeout,
                 has_formed=lambda: self._has_formed,
             )
@@ -143,10 +143,10 @@ class Supervisor:
             )
 
     def _conclude(self, coordinator: CoordinatorProcess, follower: EventFollower) -> None:
-        """End all workers, and show what they have told last."""
+        """End all workers, and pass on the last events."""
         self._engine.close()
         follower.close(read_rest=coordinator.is_alive)
-        self._show_events(follower)
+        self._handle_events(follower)
 
     def _attend(
         self,
@@ -199,7 +199,7 @@ class Supervisor:
                 self._hook.on_round(
                     Controls(workers.running, wanted, coordinator.kill, client.resize), time.monotonic()
                 )
-            if self._show_events(follower):
+            if self._handle_events(follower):
                 coordinator.note_step()
                 workers.note_step()
             if self._is_ordered_to_end():
@@ -259,15 +259,15 @@ class Supervisor:
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
         workers.let_leave(patience, lambda: self._signals.at_once)
 
-    def _show_events(self, follower: EventFollower) -> bool:
-        """Show what is new; whether a step is among it."""
+    def _handle_events(self, follower: EventFollower) -> bool:
+        """Pass on what is new; whether a step is among it."""
         has_stepped = False
         for event in follower.new():
             self._has_formed = self._has_formed or event.kind == "generation"
             self._saved = event.step if event.kind == "checkpoint" else self._saved
             if event.kind == "step":
                 self._step, has_stepped = event.step or 0, True
-            self._show(event)
+            self._handle(event)
         return has_stepped
 
     def _appointment(self) -> dict[str, Any]:

@@ -51,13 +51,13 @@ class WorkerProcesses:
         self,
         engine: Engine,
         assign: Callable[[int, Path | None, bool], Assignment],
-        tell: Callable[[str], None] = lambda _message: None,
+        notify: Callable[[str], None] = lambda _message: None,
         setup_timeout: float | None = None,
         has_formed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._assign = assign
-        self._tell = tell
+        self._notify = notify
         self._setup = SetupWatch(setup_timeout)
         self._has_formed = has_formed
         self._setup_due = 0.0
@@ -104,7 +104,7 @@ class WorkerProcesses:
             return
         self._setup_due = now + SETUP_GLANCE
         for message in self._setup.look(now, unstarted | self._phases):
-            self._tell(message)
+            self._notify(message)
         for setup in self._setup.overdue(now):
             self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
 
@@ -118,7 +118,7 @@ class WorkerProcesses:
             worker = None if setup.worker == FORK_SERVER else setup.worker
             raise JobFailed(Failure(SETUP_TIMEOUT, f"{why}. {remedy}", worker=worker, phase=setup.phase))
         if setup.pid and self._killed.get(setup.worker) != setup.pid:
-            self._tell(f"{why}: it is ended, and another is started.")
+            self._notify(f"{why}: it is ended, and another is started.")
             self._kill(setup.worker, setup.pid)
 
     def report(self, client: SupervisorClient) -> None:
