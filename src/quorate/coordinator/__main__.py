@@ -160,10 +160,11 @@ async def _until_over(service: CoordinatorService, timing: Timing) -> None:
 
 
 async def _told_everyone(service: CoordinatorService, timing: Timing) -> None:
-    """The job is over, its outcome was fetched, and the workers had time to hear of it."""
+    """The job is over, its outcome was fetched, the workers had time to hear of it, and the launcher to read the events
+    that they have told last."""
     await service.ended.wait()
     await service.outcome_fetched.wait()
-    await asyncio.sleep(timing.failure_timeout)
+    await asyncio.sleep(2 * timing.failure_timeout)
 
 
 def _watch_launcher() -> asyncio.Event:

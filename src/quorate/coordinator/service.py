@@ -91,8 +91,8 @@ class CoordinatorService(CoordinatorServicer):
         self._state = start(terms, clock()) if state is None else state
         self._directives = Directives()
         self._news = asyncio.Event()
-        # Not before may another process be started in these places.
-        self._refill_at: dict[int, float] = {}
+        # Places to be filled by order of a decision, until whoever does so has registered; and when.
+        self._refills: dict[int, tuple[float, Refill]] = {}
         self.ended = asyncio.Event()
         self.outcome_fetched = asyncio.Event()
         if isinstance(self._state, Ended):
@@ -107,6 +107,7 @@ class CoordinatorService(CoordinatorServicer):
         for action in decision.actions:
             if isinstance(action, Welcome):
                 reply.lease = action.lease
+                self._refills.pop(request.slot, None)
             elif isinstance(action, Refuse):
                 reply.refusal = encode_failure(action.failure)
         return reply
@@ -294,7 +295,7 @@ class CoordinatorService(CoordinatorServicer):
         elif isinstance(action, EndJob):
             self._tell_end(action.failure)
         elif isinstance(action, Refill):
-            self._refill_at[action.worker] = self._clock() + action.after
+            self._refills[action.worker] = self._clock() + action.after, action
             self._tell_news()
         elif isinstance(action, Expel | RecordResize):
             self._tell_news()
@@ -355,9 +356,12 @@ class CoordinatorService(CoordinatorServicer):
             return []
         crew, now = self._state.crew, self._clock()
         taken = {worker for worker, _ in (processes - crew.reaped) | crew.expelled}
+        # By the order, not by the state now: who may begin where nobody holds the state was decided with it.
+        usual = now, Refill(0, 0.0, restore=not crew.has_state)
+        orders = {worker: self._refills.get(worker, usual) for worker in sorted(crew.awaited - taken)}
         return [
-            pb.Vacancy(slot=worker, after=max(0.0, self._refill_at.get(worker, now) - now), restore=not crew.has_state)
-            for worker in sorted(crew.awaited - taken)
+            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore)
+            for worker, (due, order) in orders.items()
         ]
 
     def _outcome(self) -> Ended:
