@@ -70,6 +70,10 @@ class MemoryEngine:
         """A worker's process ends."""
         self._notices.append(Exited(slot, self.running.pop(slot), code))
 
+    def fail(self, failure: Failure) -> None:
+        """The task cannot be imported any more."""
+        self._notices.append(Unprepared(failure))
+
     def interrupt(self) -> None:
         """The engine itself fails."""
         self._notices.append(Interrupted("the memory was lost"))
