@@ -11,9 +11,9 @@ import pytest
 
 from bad_networks import BadNetworks, why_impossible
 from command import await_condition
+from quorate.chaos import network_namespaces as module
 from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import RequestError
-from quorate.engines import network_namespaces as module
 from quorate.engines.local import COORDINATOR
 
 needs_namespaces = pytest.mark.usefixtures("namespaces_allowed")

@@ -6,7 +6,7 @@ import pytest
 
 from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import JobError
-from quorate.wire import segment
+from quorate.wire import shared_memory
 from quorate.wire.shared_memory import Segment
 
 
@@ -35,6 +35,6 @@ def test_what_fits_into_the_container_is_created(container: Limits) -> None:
 def test_the_limits_of_this_process_are_asked_unless_others_are_given(
     container: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "read_limits", lambda: container)
+    monkeypatch.setattr(shared_memory, "read_limits", lambda: container)
     with pytest.raises(JobError, match="this container"):
         Segment.create(2_000)
