@@ -8,7 +8,7 @@ import pytest
 
 from memory_engine import MemoryEngine
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
-from quorate.core.errors import JobError, LinkError, TaskError
+from quorate.core.errors import JobError, LinkError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import Prepared
 from quorate.supervisor.worker_processes import MOST_INTERRUPTIONS, EngineLost, WorkerProcesses
@@ -125,7 +125,7 @@ def test_an_engine_that_fails_again_and_again_without_a_step_ends_the_job(job: J
 
 def test_before_it_is_ready_what_is_wrong_with_an_engine_or_a_task_is_raised_as_it_is() -> None:
     failure = Failure("TaskError", "there is no such task", exit_code=2)
-    with pytest.raises(TaskError, match="no such task"):
+    with pytest.raises(RequestError, match="no such task"):
         Job(MemoryEngine(failure)).workers.await_ready(lambda: False)
     engine = MemoryEngine()
     assert Job(engine).workers.await_ready(lambda: False) == Prepared({}, None)
