@@ -82,7 +82,8 @@ def test_the_launcher_reaches_the_hub_and_nobody_else() -> None:
 def test_many_live_side_by_side_and_are_gone_afterwards() -> None:
     before = socket.if_nameindex()
     with BadNetworks(1) as one, BadNetworks(2) as other:
-        assert len({one[0].address, other[0].address, other[1].address}) == 3
+        addresses = {network.address for network in (one.network_of(0), other.network_of(0), other.network_of(1))}
+        assert len(addresses) == 3
         assert len({one.cable, other.cable} & {name for _, name in socket.if_nameindex()}) == 2
         assert one.reaches(0, COORDINATOR)
         assert other.reaches(0, 1)

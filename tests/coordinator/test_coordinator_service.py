@@ -39,6 +39,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "Stop": lambda stub, token: stub.Stop(pb.StopRequest(), metadata=token, timeout=5),
     "Resize": lambda stub, token: stub.Resize(pb.ResizeRequest(workers=1), metadata=token, timeout=5),
     "Save": lambda stub, token: stub.Save(pb.SaveRequest(request="x"), metadata=token, timeout=5),
+    "Events": lambda stub, token: next(stub.Events(pb.EventsRequest(), metadata=token, timeout=5)),
     "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
 }
 
