@@ -110,7 +110,12 @@ def test_no_event_is_lost_or_told_twice_across_coordinators_and_the_last_are_rea
     log = Log(20, 7, 7, 13)
     follower = EventFollower(log, 5)
     told: list[Event] = []
-    await_condition("all events", lambda: told.extend(follower.new()) or len(told) == 15)
+
+    def have_come() -> bool:
+        told.extend(follower.new())
+        return len(told) == 15
+
+    await_condition("all events", have_come)
     log.count = 22
     follower.close(read_rest=True)
     assert [event.step for event in [*told, *follower.new()]] == list(range(6, 23))
