@@ -107,13 +107,13 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     assert shown.value.args == (3,)
 
 
-def test_events_that_are_a_folder_are_told_before_a_process_is_started(used_workplace: Workplace) -> None:
+def test_events_that_are_a_folder_are_told_before_a_worker_is_started(used_workplace: Workplace) -> None:
     run = RunFolder(used_workplace.last)
     run.events_file.unlink()
     run.events_file.mkdir()
     before = run.job_file.read_text(), run.read_result()
     layer = [Override("steps", 16, "--steps")]
-    with pytest.raises(RunError, match=r"cannot read .*events\.jsonl: Is a directory"):
+    with pytest.raises(RequestError, match=r"cannot read .*events\.jsonl: Is a directory"):
         session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.Silence())
     assert (run.job_file.read_text(), run.read_result()) == before
 
