@@ -9,7 +9,7 @@ import os
 import subprocess
 
 from benchmarks.gang import Seat
-from quorate.core.programs import find_program
+from quorate.core.processes import find_program
 
 PROGRAMS = ("ip", "tc")
 RIGHTS = ("CAP_SYS_ADMIN", "CAP_NET_ADMIN")

@@ -12,7 +12,7 @@ from benchmarks.script import Scripts, Trouble, script_command
 from benchmarks.system import Absence, System, Turn, absence_of
 from benchmarks.target import judge
 from benchmarks.targets import TARGETS
-from quorate.engines.signals import Signals
+from quorate.supervisor.signals import Signals
 
 Item = TypeVar("Item")
 

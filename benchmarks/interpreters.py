@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.system import Installed, System
 from quorate.core.errors import RequestError
-from quorate.core.programs import find_program
+from quorate.core.processes import find_program
 
 ENVIRONMENT_OF_PEERS = ".venv-bench"
 PATIENCE = 60.0

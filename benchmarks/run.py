@@ -17,9 +17,9 @@ from benchmarks.report import Report
 from benchmarks.script import Scripts
 from benchmarks.sheet import print_report
 from quorate.core.errors import OutputError, RequestError
-from quorate.engines.signals import listening_to_signals
 from quorate.observe.screen import Screen
 from quorate.storage.atomic import write_atomically
+from quorate.supervisor.signals import listening_to_signals
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import quorate
 from quorate.core.processes import die_with_parent
-from quorate.engines.fork_server_process import ENVIRONMENT
+from quorate.engines.local import ENVIRONMENT
 from quorate.spec.override import PREFIX
 
 GLANCE = 0.1

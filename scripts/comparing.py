@@ -21,7 +21,7 @@ from quorate.spec.job import JobSpec
 from quorate.training.divergence import CYCLE, ReplicaDigests
 from quorate.training.replica import Replica
 from quorate.training.task import Task
-from quorate.wire.frame import checksum_of
+from quorate.wire.link import checksum_of
 
 ROUNDS = 9
 

@@ -70,7 +70,7 @@ def child_signals() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def namespaces_allowed(request: pytest.FixtureRequest) -> None:
     """For tests that need network namespaces: skipped where none can be made, unless that must not be."""
-    from quorate.engines.network_namespaces import why_impossible
+    from bad_networks import why_impossible
 
     reason = why_impossible()
     if reason is None:

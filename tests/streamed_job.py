@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from command import PATIENCE, Done, Workplace
+from quorate.chaos.fault import firings
 from quorate.chaos.script import parse_fault
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.storage.run_folder import RunFolder
-from quorate.worker.faults import firings
 from schemas import validate
 
 SOURCE = (Path(__file__).parent / "streamed_task.py").read_text()

@@ -127,7 +127,7 @@ class Warmth:
         return start_anew(*given)
 
     def _start(self) -> None:
-        from quorate.engines.fork_server_process import ENVIRONMENT
+        from quorate.engines.local import ENVIRONMENT
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = os.environ | self._measuring | ENVIRONMENT

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from quorate.api.chaos import FaultRequest
+from quorate.chaos.fault import Act, Fault
 from quorate.core.errors import RequestError
-from quorate.core.fault import Act, Fault
 from quorate.spec.job import JobSpec
 
 SPEC = JobSpec(task="task.py:Task", batch_size=8, steps=24, lanes=4, workers=2)

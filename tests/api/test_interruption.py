@@ -4,7 +4,7 @@ import pytest
 
 from quorate.api.train import pass_on_signal, passing_on_signals
 from quorate.core.failure import Failure, JobFailed
-from quorate.engines.signals import listening_to_signals
+from quorate.supervisor.signals import listening_to_signals
 
 
 def test_ctrl_c_raises_what_it_always_raises() -> None:

@@ -7,9 +7,9 @@ import pytest
 import quorate
 from command import TASK_SOURCE
 from quorate.api.job import Job, JobKeys, reference_to
-from quorate.engines.local import Launch
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.supervisor import Launch
 
 KEYS: dict[str, Any] = {"lanes": 2, "batch_size": 8, "steps": 1}
 

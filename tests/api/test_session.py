@@ -15,7 +15,7 @@ from quorate.core import cores
 from quorate.core.cgroup import Limits
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.engines.fork_server_process import Prepared
+from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
@@ -23,6 +23,8 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch
 
 Show = Callable[[Event], None]
 
@@ -39,21 +41,16 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
     """Resume the finished run with an engine that trains so many steps and then refuses."""
     run = RunFolder(workplace.last)
 
-    class Engine:
-        def __init__(self, _: Any, show: Show, accept: Callable[[Prepared], None], *__: Any) -> None:
-            self.show, self.accept = show, accept
+    def train(_: Launch, show: Show, accept: Callable[[Prepared], None], __: Signals) -> Outcome:
+        kept = read_source(run.path)
+        assert kept is not None
+        accept(Prepared(run.read_environment() or {}, kept.source))
+        for step in range(steps):
+            show(Event("step", 9 + step, {}))
+        return refuse()
 
-        def run(self) -> Outcome:
-            kept = read_source(run.path)
-            assert kept is not None
-            self.accept(Prepared(run.read_environment() or {}, kept.source))
-            for step in range(steps):
-                self.show(Event("step", 9 + step, {}))
-            return refuse()
-
-    monkeypatch.setattr(session, "LocalEngine", Engine)
     layer = [Override("steps", 16, "--steps")]
-    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay())
+    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay(), runner=train)
 
 
 @pytest.mark.parametrize("refuse", [refuse_as_worker, refuse_as_engine])
@@ -110,7 +107,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     assert shown.value.args == (3,)
 
 
-def test_events_that_are_a_folder_are_told_before_a_process_is_started(used_workplace: Workplace) -> None:
+def test_events_that_are_a_folder_are_told_before_a_worker_is_started(used_workplace: Workplace) -> None:
     run = RunFolder(used_workplace.last)
     run.events_file.unlink()
     run.events_file.mkdir()

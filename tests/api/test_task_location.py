@@ -20,7 +20,7 @@ from quorate.api.tasks import (
 from quorate.core import task_source
 from quorate.core.errors import RunError
 from quorate.core.task_source import TaskSource
-from quorate.engines.fork_server_process import Prepared
+from quorate.engines.engine import Prepared
 from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.run_folder import RunFolder
 

@@ -11,7 +11,7 @@ from benchmarks.report import Report
 from benchmarks.row import Row
 from benchmarks.script import Scripts, Trouble
 from benchmarks.system import Needs, System, Turn
-from quorate.engines.signals import Signals
+from quorate.supervisor.signals import Signals
 
 OURS = System("ours", "module.ours", is_ours=True)
 PEER = System("peer", "module.peer")

@@ -1,9 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.chaos.fault import PHASES, Act, Fault, Whom
 from quorate.chaos.script import (
     NOMINAL_STEP,
     FaultError,
@@ -15,7 +17,8 @@ from quorate.chaos.script import (
     parse_script,
     random_script,
 )
-from quorate.core.fault import PHASES, Act, Fault, Whom
+from quorate.chaos.supervisor_hook import FaultInjection
+from quorate.chaos.worker_hook import FaultWatch
 from quorate.worker.assignment import Assignment
 
 workers = st.none() | st.integers(0, 99)
@@ -89,9 +92,15 @@ def test_a_fault_is_written_as_it_is_read(fault: Fault) -> None:
 
 @given(st.lists(faults))
 def test_faults_travel_to_the_worker_as_they_are(script: list[Fault]) -> None:
-    sent = Assignment("run", 0, 1, "t:T", {}, "", "127.0.0.1:1", "token", faults=tuple(script))
-    assert Assignment.from_json(sent.to_json()) == sent
+    plain = Assignment("run", 0, 1, "t:T", {}, "", "127.0.0.1:1", "token")
+    assert plain.make_hook(lambda *_: None) is None
+    sent = FaultInjection(script, Path("logs")).on_start(plain)
     assert json.loads(sent.to_json())
+    received = Assignment.from_json(sent.to_json())
+    assert received == sent
+    hook = received.make_hook(lambda *_: None)
+    assert isinstance(hook, FaultWatch)
+    assert hook._faults == tuple(script)
 
 
 @pytest.mark.parametrize(

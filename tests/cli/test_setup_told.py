@@ -10,9 +10,9 @@ from command import Done, Workplace
 
 SOONER = """
 from quorate.cli.main import run
-from quorate.engines import setup_watch
+from quorate.supervisor import setup_watch
 
-setup_watch.FIRST_TOLD = 0.3
+setup_watch.FIRST_NOTICE = 0.3
 
 if __name__ == "__main__":
     run()

@@ -39,6 +39,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "Stop": lambda stub, token: stub.Stop(pb.StopRequest(), metadata=token, timeout=5),
     "Resize": lambda stub, token: stub.Resize(pb.ResizeRequest(workers=1), metadata=token, timeout=5),
     "Save": lambda stub, token: stub.Save(pb.SaveRequest(request="x"), metadata=token, timeout=5),
+    "Events": lambda stub, token: next(stub.Events(pb.EventsRequest(), metadata=token, timeout=5)),
     "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
 }
 
@@ -96,16 +97,22 @@ def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path
         assert served.kinds() == ["generation", "log"]
 
 
-def test_an_exit_that_is_reported_is_answered_with_a_vacancy_until_too_many_have_died(tmp_path: Path) -> None:
+def test_an_exit_that_is_reported_leaves_a_vacancy_until_too_many_have_died(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         client = SupervisorClient(served.address, TOKEN)
-        assert client.news(0.01, seen_to=[0, 1]) == News(None, workers=2)
-        assert client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a") == Vacancy(0.0, restore=True)
-        assert client.report_exit(1, 4712, exit_code=1) == Vacancy(0.0, restore=True)
-        assert client.report_exit(1, 4713, exit_code=1) == Vacancy(1.0, restore=True)
-        assert client.report_exit(1, 4714, exit_code=1) is None
+        running = [(0, 4710), (1, 4711)]
+        assert client.news(0.01, running) == News(None, workers=2)
+        client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a")
+        # Also to one that has asked before the exit was known: the process that it names is no more.
+        assert client.news(5.0, running).vacant == {1: Vacancy(0.0, restore=True)}
+        assert client.news(0.01, [(0, 4710), (1, 0)]).vacant == {}, "another is on its way"
+        client.report_exit(1, 4712, exit_code=1)
+        client.report_exit(1, 4713, exit_code=1)
+        (vacancy,) = client.news(5.0, running).vacant.values()
+        assert 0.0 < vacancy.after <= 1.0
+        client.report_exit(1, 4714, exit_code=1)
         outcome = client.news(5.0).outcome
-        assert client.report_exit(0, 4710, exit_code=1) is None
+        client.report_exit(0, 4710, exit_code=1)
         assert client.news(5.0).outcome == outcome
         client.close()
         assert outcome is not None
@@ -124,10 +131,12 @@ def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> Non
         stub.Register(pb.RegisterRequest(pid=4710), metadata=token_metadata(TOKEN), timeout=5)
         client = SupervisorClient(served.address, TOKEN)
         assert client.news(5.0) == client.news(5.0) == News(None, ((0, 4710),), workers=1)
-        assert client.report_exit(0, 4710, signal=signal.SIGKILL) == Vacancy(0.0, restore=True)
+        assert client.news(0.01, [(0, 4710)]).vacant == {}, "until then it may still write somewhere"
+        client.report_exit(0, 4710, signal=signal.SIGKILL)
         # Whoever loses the answer is told of the empty place again.
-        assert client.news(0.01) == News(None, vacant={0: Vacancy(0.0, restore=True)}, workers=1)
-        assert client.news(0.01, seen_to=[0]) == News(None, workers=1)
+        for _ in range(2):
+            assert client.news(0.01) == News(None, vacant={0: Vacancy(0.0, restore=True)}, workers=1)
+        assert client.news(0.01, [(0, 0)]) == News(None, workers=1)
         client.close()
         channel.close()
         assert served.kinds() == ["generation", "lost"]
@@ -137,7 +146,7 @@ def test_a_job_is_resized_or_refuses_with_the_reason(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, lanes=2) as served:
         client = SupervisorClient(served.address, TOKEN)
         client.resize(2)
-        assert client.news(5.0, seen_to=[0]) == News(None, vacant={1: Vacancy(0.0, restore=True)}, workers=2)
+        assert client.news(5.0, [(0, 4710)]) == News(None, vacant={1: Vacancy(0.0, restore=True)}, workers=2)
         with pytest.raises(RequestError, match="it has 2 lanes, so 1 to 2 are possible"):
             client.resize(3)
         client.close()
@@ -187,3 +196,26 @@ def test_an_address_of_another_machine_is_explained() -> None:
         "cannot listen on 192.0.2.1:8000: Cannot assign requested address;"
         " choose another with `port`, or 0 for any free one"
     )
+
+
+def test_the_events_of_a_job_are_told_from_any_place_of_its_log_on(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, lanes=4) as served:
+        client = SupervisorClient(served.address, TOKEN)
+        client.resize(2)
+        client.resize(3)
+        ((events, offset),) = client.events(0, follow=False)
+        assert [event.fields["workers"] for event in events] == [2, 3]
+        assert list(client.events(offset, follow=False)) == []
+        following = client.events(offset, follow=True)
+        client.resize(4)
+        ((event,), last) = next(iter(following))
+        assert event.fields["workers"] == 4
+        following.cancel()
+        with pytest.raises(LinkError):
+            list(following)
+        ((events, _),) = client.events(0, follow=False)
+        assert len(events) == 3
+        assert last == (tmp_path / "events.jsonl").stat().st_size
+        client.close()
+        with pytest.raises(LinkError, match="was closed"):
+            client.events(0, follow=True)

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bad_networks import BadNetworks
 from command import await_condition
 from quorate.coordinator.client import Outcome
 from quorate.core.failure import JobFailed
-from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
-from quorate.engines.signals import Signals
+from quorate.core.networks import LOOPBACK
+from quorate.engines.local import COORDINATOR, LocalEngine
 from quorate.spec.load import load_job
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.worker.status import read_status, status_file
 
 WORKERS = 3
@@ -83,23 +85,25 @@ Happening = dict[str, Any]
 class NamespacedJob:
     """A run of the job, from its start to its end, however it ends."""
 
-    def __init__(self, folder: Path, namespaces: NetworkNamespaces | None, **keys: Any) -> None:
+    def __init__(self, folder: Path, namespaces: BadNetworks | None, **keys: Any) -> None:
         self.namespaces = namespaces
         self._hurry = folder / "hurry"
         file = folder / "job.yaml"
         file.write_text(json.dumps(JOB | keys))
         resolved = load_job(file, {}, [])
         self.run = RunFolder.create(folder / "runs", "unhurried")
-        launch = Launch(self.run, resolved.spec, WORKERS, resolved.source, namespaces=namespaces)
+        launch = Launch(self.run, resolved.spec, WORKERS, resolved.source)
         self._signals = Signals()
-        self._engine = LocalEngine(launch, lambda event: None, lambda facts: None, self._signals)
+        network_of = (lambda _: LOOPBACK) if namespaces is None else namespaces.network_of
+        engine = LocalEngine(self.run, launch.preparation, network_of)
+        self._supervisor = Supervisor(engine, launch, lambda event: None, lambda facts: None, self._signals)
         self.outcome: Outcome | None = None
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self._thread.start()
 
     def _live(self) -> None:
         try:
-            self.outcome = self._engine.run()
+            self.outcome = self._supervisor.run()
         except JobFailed as failed:
             self.outcome = Outcome(failed.failure, {})
 
@@ -161,10 +165,10 @@ def members(generation: Happening) -> set[int]:
 @contextlib.contextmanager
 def in_namespaces(folder: Path) -> Iterator[NamespacedJob]:
     """The job on three namespaces, under way; afterwards nothing of it is left."""
-    with NetworkNamespaces(WORKERS) as namespaces:
+    with BadNetworks(WORKERS) as namespaces:
         cable, networks = (
             namespaces.cable,
-            {namespace_of(namespaces[place].network) for place in (COORDINATOR, 0, 1, 2)},
+            {namespace_of(namespaces.network_of(place).namespace) for place in (COORDINATOR, 0, 1, 2)},
         )
         job = NamespacedJob(folder, namespaces)
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bad_networks import BadNetworks
 from command import PATIENCE, await_condition
 from faults.namespaced_job import (
     FAILURE_TIMEOUT,
@@ -26,8 +27,8 @@ from faults.namespaced_job import (
     members,
     wait_until,
 )
-from quorate.core.networks import inside_network
-from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
+from quorate.chaos.network_namespaces import inside_network
+from quorate.engines.local import COORDINATOR
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("namespaces_allowed", "unmeasured")]
 
@@ -169,7 +170,7 @@ def test_a_link_is_cut_while_both_ends_reach_the_coordinator(
 # --- the coordinator
 
 
-def cut_all_from_coordinator(namespaces: NetworkNamespaces) -> None:
+def cut_all_from_coordinator(namespaces: BadNetworks) -> None:
     for place in EVERYBODY:
         namespaces.cut_from_coordinator(place)
     assert not any(namespaces.reaches(place, COORDINATOR, 0.05) for place in EVERYBODY)
@@ -259,15 +260,15 @@ def test_five_percent_of_all_packets_get_lost(job: NamespacedJob, undisturbed: s
     assert_all_told(job)
 
 
-def part_that_arrives(namespaces: NetworkNamespaces, sender: int, receiver: int, count: int = 500) -> float:
-    source, target = namespaces[sender], namespaces[receiver]
+def part_that_arrives(namespaces: BadNetworks, sender: int, receiver: int, count: int = 500) -> float:
+    source, target = namespaces.network_of(sender), namespaces.network_of(receiver)
 
     def open_socket() -> socket.socket:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     with (
-        inside_network(target.network, open_socket) as listening,
-        inside_network(source.network, open_socket) as sending,
+        inside_network(target.namespace, open_socket) as listening,
+        inside_network(source.namespace, open_socket) as sending,
     ):
         listening.bind((target.address, 0))
         listening.setblocking(False)
@@ -290,7 +291,8 @@ with in_namespaces(Path(sys.argv[1])) as job:
     job.await_step(3)
     job.namespaces.cut(1)
     job.namespaces.lose(2, 5.0)
-    print(job.namespaces.cable, *(namespace_of(job.namespaces[place].network) for place in (-1, 0, 1, 2)), flush=True)
+    networks = [job.namespaces.network_of(place) for place in (-1, 0, 1, 2)]
+    print(job.namespaces.cable, *(namespace_of(network.namespace) for network in networks), flush=True)
     time.sleep(600)
 """
 

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from memory_link import memory_link_pair
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.ring import Ring
 from quorate.wire.link import Deadline, Link
-from quorate.wire.memory import memory_link_pair
 from wire.pairs import within
 
 T = TypeVar("T")

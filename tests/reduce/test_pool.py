@@ -18,9 +18,8 @@ from quorate.reduce import pool as pool_module
 from quorate.reduce.meeting import Listeners, Meeting, meet
 from quorate.reduce.memory import SCRATCH, SharedMemory
 from quorate.reduce.pool import Pool
-from quorate.wire.doorbell import LONGEST_MESSAGE
 from quorate.wire.handshake import Credentials
-from quorate.wire.segment import Segment
+from quorate.wire.shared_memory import LONGEST_MESSAGE, Segment
 from reduce.reference import bits, reference_sum, wide_values
 from wire.pairs import within
 

@@ -7,14 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.lanes import schedule
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.ring import REDUCE_CHANNEL, Ring
-from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
-from quorate.wire.memory import memory_link_pair
+from quorate.wire.link import Deadline, Link, Tag
 from reduce.reference import bits, reference_sum, wide_values
 from reduce.rings import everywhere, generation, memory_links, memory_rings
 from wire.pairs import wait_until, within

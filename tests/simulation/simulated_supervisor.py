@@ -1,4 +1,4 @@
-"""The supervisor of a simulation: keeps a coordinator and its workers, as engines/local.py does.
+"""The supervisor of a simulation: keeps a coordinator and its workers, as supervisor/ does.
 
 It starts workers, reaps them, reports their end until it is answered, kills whom it is told to, and has another
 coordinator take the place of one that is dead.

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gang
+from quorate.chaos.worker_hook import flip_bit
 from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import ReplicasDiffer
 from quorate.training.divergence import CYCLE, ReplicaDigests, compare_replicas, divergence
 from quorate.training.replica import Replica
 from quorate.training.task import Task
-from quorate.worker.bit_flip import flip_bit
 
 
 class Odd(nn.Module):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quorate.core.errors import FrameError
 from quorate.core.generation import GenerationId
-from quorate.wire.frame import HEADER_SIZE, MAGIC, Tag, decode_header, encode_header
+from quorate.wire.link import HEADER_SIZE, MAGIC, Tag, decode_header, encode_header
 
 TAG = Tag(GenerationId(1, 2), 3, 4, 5)
 NUMBERS = st.integers(0, 2**64 - 1)

@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire import memory, shared_link, tcp
-from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
-from quorate.wire.memory import memory_link_pair
+from quorate.wire.link import Deadline, Link, Tag
 from wire.pairs import GENERATION, shared_pair, tcp_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
@@ -142,8 +140,7 @@ def test_a_payload_of_another_length_is_refused_with_both_lengths(
 def test_a_payload_beyond_the_limit_is_refused_with_both_lengths(
     links: Links, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (memory, tcp, shared_link):
-        monkeypatch.setattr(module, "RECEIVE_LIMIT", 3)
+    monkeypatch.setattr("quorate.wire.link.RECEIVE_LIMIT", 3)
     sending = threads.submit(links[0].send, TAG, b"abcd", within(5))
     with pytest.raises(FrameError, match=r"sent 4 bytes .* at most 3 bytes"):
         links[1].receive(TAG, within(5))

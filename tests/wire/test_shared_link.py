@@ -18,11 +18,10 @@ import pytest
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import shared_link
-from quorate.wire.doorbell import Doorbell
-from quorate.wire.frame import HEADER_SIZE, Tag, encode_header
+from quorate.wire.link import HEADER_SIZE, Tag, encode_header
 from quorate.wire.local import connect_local, pass_descriptors
-from quorate.wire.segment import Segment
 from quorate.wire.shared_link import SLOT, SLOTS, SharedLink, accept_shared, connect_shared
+from quorate.wire.shared_memory import Doorbell, Segment
 from wire.pairs import GENERATION, credentials, listening_locally, open_descriptors, shared_pair, wait_until, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)

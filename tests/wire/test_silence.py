@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from bad_networks import BadNetworks
+from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import FrameError, PeerLost
-from quorate.core.networks import inside_network
 from quorate.core.timing import Timing
-from quorate.engines.network_namespaces import NetworkNamespaces
 from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo, Watch
 from quorate.wire.stream import Stream
 from quorate.wire.tcp import SHORTEST_CALL, Knock, connect
@@ -168,17 +168,17 @@ def test_a_peer_that_is_stopped_for_longer_than_the_limit_is_not_lost(size: int,
 
 
 @pytest.fixture
-def namespaces(namespaces_allowed: None) -> Iterator[NetworkNamespaces]:
-    with NetworkNamespaces(2) as namespaces:
+def namespaces(namespaces_allowed: None) -> Iterator[BadNetworks]:
+    with BadNetworks(2) as namespaces:
         yield namespaces
 
 
 @contextmanager
-def across(namespaces: NetworkNamespaces) -> Iterator[tuple[socket.socket, socket.socket]]:
+def across(namespaces: BadNetworks) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A connection from the first namespace to the second."""
-    server = inside_network(namespaces[1].network, lambda: socket.create_server((namespaces[1].address, 0)))
-    with server:
-        near = inside_network(namespaces[0].network, lambda: socket.create_connection(server.getsockname(), 5))
+    here, there = namespaces.network_of(0), namespaces.network_of(1)
+    with inside_network(there.namespace, lambda: socket.create_server((there.address, 0))) as server:
+        near = inside_network(here.namespace, lambda: socket.create_connection(server.getsockname(), 5))
         far = server.accept()[0]
     with near, far:
         yield near, far
@@ -187,7 +187,7 @@ def across(namespaces: NetworkNamespaces) -> Iterator[tuple[socket.socket, socke
 CUTS = {"both ways": [(0, 1), (1, 0)], "there": [(0, 1)], "back": [(1, 0)]}
 
 
-def cut(namespaces: NetworkNamespaces, ways: list[tuple[int, int]]) -> None:
+def cut(namespaces: BadNetworks, ways: list[tuple[int, int]]) -> None:
     for pair in ways:
         namespaces.cut_one_way(*pair)
         assert not namespaces.reaches(*pair, 0.05)
@@ -205,7 +205,7 @@ def assert_noticed(stream: Stream, threads: ThreadPoolExecutor) -> None:
 
 @pytest.mark.parametrize("ways", CUTS)
 def test_a_path_that_dies_under_what_was_sent_is_noticed(
-    ways: str, namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
+    ways: str, namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
     with across(namespaces) as (near, _):
         stream = Stream(near, "worker 1", LIMIT)
@@ -216,7 +216,7 @@ def test_a_path_that_dies_under_what_was_sent_is_noticed(
 
 @pytest.mark.parametrize("ways", CUTS)
 def test_a_path_that_dies_under_an_idle_connection_is_noticed(
-    ways: str, namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
+    ways: str, namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
     with across(namespaces) as (near, _):
         stream = Stream(near, "worker 1", LIMIT)
@@ -225,7 +225,7 @@ def test_a_path_that_dies_under_an_idle_connection_is_noticed(
 
 
 def test_a_path_that_dies_under_a_full_window_is_noticed_by_the_one_who_does_not_read(
-    namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
+    namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
     with across(namespaces) as (near, far):
         stream = Stream(far, "worker 1", LIMIT)
@@ -238,7 +238,7 @@ def test_a_path_that_dies_under_a_full_window_is_noticed_by_the_one_who_does_not
 
 
 def test_a_path_that_heals_before_the_limit_is_not_noticed(
-    namespaces: NetworkNamespaces, threads: ThreadPoolExecutor
+    namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
     with across(namespaces) as (near, far):
         stream = Stream(near, "worker 1", 10 * LIMIT)

@@ -20,10 +20,10 @@ import pytest
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import reception, stream, tcp
-from quorate.wire.address import split_address
-from quorate.wire.frame import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.handshake import Handshake, introduce
-from quorate.wire.stream import LOW_WATER, Stream
+from quorate.wire.link import HEADER_SIZE, Tag, checksum_of, encode_header
+from quorate.wire.sockets import split_address
+from quorate.wire.stream import LOW_WATER
 from quorate.wire.tcp import Listener, TcpLink, connect
 from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within
 
@@ -284,7 +284,7 @@ def test_a_worker_that_does_not_fit_is_told_so_and_named_when_the_wait_is_over(
 def test_bytes_that_are_no_frame_are_refused(sent: bytes, told: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
-        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+        link = TcpLink(server.accept()[0], "worker 0")
     with far:
         far.sendall(sent)
         with pytest.raises(FrameError, match=told):
@@ -296,7 +296,7 @@ def test_bytes_that_are_no_frame_are_refused(sent: bytes, told: str) -> None:
 def test_a_frame_that_breaks_off_says_how_much_came() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
-        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+        link = TcpLink(server.accept()[0], "worker 0")
     far.sendall(encode_header(TAG, 10) + b"abcd")
     far.close()
     with pytest.raises(PeerLost, match=r"worker 0 is gone: it closed the connection \(4 of 10 bytes came\)"):
@@ -321,7 +321,7 @@ def waiting_for_a_large_frame(threads: ThreadPoolExecutor) -> tuple[socket.socke
         return 60
 
     buffer = bytearray(2 * LOW_WATER)
-    receiving = threads.submit(TcpLink(Stream(near, "worker 0")).receive_into, TAG, buffer, deadline)
+    receiving = threads.submit(TcpLink(near, "worker 0").receive_into, TAG, buffer, deadline)
     assert asked.acquire(timeout=5)
     far.sendall(encode_header(TAG, len(buffer), checksum_of(buffer)) + bytes(1000))
     wait_until(lambda: unread(near) > 1000)
@@ -374,7 +374,7 @@ def test_a_small_frame_after_a_large_one_is_not_waited_for_longer(threads: Threa
 def test_a_peer_that_ends_its_direction_is_gone_though_it_keeps_the_connection(threads: ThreadPoolExecutor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
-        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+        link = TcpLink(server.accept()[0], "worker 0")
     with far:
         waiting = threading.Event()
 
@@ -477,7 +477,7 @@ def _reaped(child: int, status: list[int]) -> bool:
 def test_a_payload_that_was_damaged_on_its_way_is_refused(into: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())
-        link = TcpLink(Stream(server.accept()[0], "worker 0"))
+        link = TcpLink(server.accept()[0], "worker 0")
     sent, damaged = b"gradient" * 100, bytearray(b"gradient" * 100)
     damaged[333] ^= 4
     with far:

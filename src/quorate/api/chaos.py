@@ -12,19 +12,19 @@ from pathlib import Path
 
 from quorate.api import session
 from quorate.api.result import Result, open_run
+from quorate.chaos.fault import Fault, Firing, Whom, firings
+from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
+from quorate.chaos.supervisor_hook import run_under
 from quorate.core.cores import usable_cores
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.fault import Fault, Whom
-from quorate.core.networks import can_make_networks
 from quorate.spec.change import changes
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.worker.faults import Firing, firings
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.W
         return watch(start)
 
     try:
-        return session.start(resolved, look, faults), None
+        return session.start(resolved, look, run_under(faults)), None
     except JobFailed as error:
         if error.exit_code != JobFailed.exit_code or not begun:
             raise
@@ -225,9 +225,10 @@ class Launcher:
     def train(self) -> None:
         """What that process does."""
         if self.run is None:
-            session.start(self.resolved, self._print_run, self.faults)
+            session.start(self.resolved, self._print_run, run_under(self.faults))
         else:
-            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, faults=self.faults)
+            runner = run_under(self.faults)
+            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, runner=runner)
 
     def _print_run(self, start: session.RunStart) -> session.Show:
         print(start.run.path, flush=True)

@@ -14,11 +14,11 @@ from quorate.checkpoint.copying import Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
-from quorate.engines.signals import Signals
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
 
 PATIENCE = 60.0
 """Seconds that the end of a job waits for copies."""

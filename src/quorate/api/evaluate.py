@@ -12,7 +12,7 @@ from quorate.api.job import overrides_from
 from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
 from quorate.api.result import refuse_without_average
 from quorate.api.resume_rules import is_moved_task, listed, refuse_lost_checkpoints
-from quorate.api.session import refuse_in_worker
+from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
@@ -21,9 +21,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.signals import listening_to_signals
+from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec
@@ -33,6 +31,8 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.runs_folder import runs_folder
 from quorate.storage.scratch import scratch_folder
+from quorate.supervisor.signals import listening_to_signals
+from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def run_in_scratch(job: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str,
         run = RunFolder.create(scratch, spec.name)
         launch = Launch(run, spec, workers, job.resolved.source, job.checkpoint, job.mode)
         launch = replace(launch, task=job.place.reference, search_path=job.place.search_path)
-        outcome = LocalEngine(launch, lambda _: None, job.accept, signals).run()
+        outcome = run_locally(launch, lambda _: None, job.accept, signals)
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

@@ -25,7 +25,7 @@ from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import CheckpointError, QuorateError, RunError
-from quorate.engines.messages import SOURCE
+from quorate.engines.engine import SOURCE
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.override import Override

@@ -12,7 +12,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.regular_file import opened_regular
-from quorate.engines.fork_server_process import Prepared
+from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
 from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder

@@ -44,12 +44,8 @@ from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
-from quorate.core.fault import Fault
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.local import Launch, LocalEngine
-from quorate.engines.messages import SOURCE
-from quorate.engines.network_namespaces import namespaces_for
-from quorate.engines.signals import Signals, listening_to_signals
+from quorate.engines.engine import SOURCE, Prepared
+from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import DataWaitLog
@@ -57,6 +53,8 @@ from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals, listening_to_signals
+from quorate.supervisor.supervisor import Launch, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +97,21 @@ Watch = Callable[[RunStart], Show]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 
-def start(resolved: ResolvedJob, watch: Watch, faults: tuple[Fault, ...] = ()) -> Result:
-    """Train a job in a new run folder; under faults, if it is to be seen what becomes of it."""
+Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], Signals], Outcome]
+"""Runs a job to its end: shows its events, and has the machine and the task accepted first."""
+
+
+def run_locally(
+    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+) -> Outcome:
+    """On this machine."""
+    return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
+
+
+def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> Result:
+    """Train a job in a new run folder."""
     refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, faults=faults)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, runner=runner)
 
 
 def resume(
@@ -114,7 +123,7 @@ def resume(
     watch: Watch,
     branch: bool = False,
     trust_source: bool = False,
-    faults: tuple[Fault, ...] = (),
+    runner: Runner = run_locally,
 ) -> Result:
     """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
 
@@ -145,7 +154,7 @@ def resume(
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = with_task_at(resolved, place)
-        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, faults, place)
+        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, runner, place)
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
             return _train(plan, watch, signals)
@@ -169,7 +178,7 @@ class Plan:
     resolved: ResolvedJob
     accept: Callable[[Prepared], None]
     checkpoint: CheckpointInfo | None = None
-    faults: tuple[Fault, ...] = ()
+    runner: Runner = run_locally
     place: TaskLocation | None = None
 
 
@@ -214,7 +223,7 @@ def _train_in_new_run(
     folder: Path,
     watch: Watch,
     checkpoint: CheckpointInfo | None,
-    faults: tuple[Fault, ...] = (),
+    runner: Runner = run_locally,
     place: TaskLocation | None = None,
 ) -> Result:
     text = job_text(resolved)
@@ -224,7 +233,7 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text)
-                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, faults, place)
+                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, runner, place)
                 return _train(plan, watch, signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -289,7 +298,6 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     """Show the run, launch its processes, write down what it comes to, and wait for copies of its checkpoints."""
     run, spec = plan.run, plan.resolved.spec
     workers = spec.worker_count(usable_cores())
-    _warn_of_crowd(workers, spec.threads, usable_cores())
     show = watch(RunStart(run, spec, workers))
     tracker = EventTracker(show)
     copied: list[dict[str, Any]] = []
@@ -313,12 +321,11 @@ def _launch(plan: Plan, workers: int, signals: Signals, tracker: EventTracker, c
     """Train on processes of this machine. Raises a refusal that comes before the first step; the rest is an outcome."""
     spec = plan.resolved.spec
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint, faults=plan.faults)
+    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint)
     if plan.place is not None:
         launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
     try:
-        with namespaces_for(plan.faults, workers + spec.spares) as namespaces:
-            return LocalEngine(replace(launch, namespaces=namespaces), copies.handle, plan.accept, signals).run()
+        return plan.runner(launch, copies.handle, plan.accept, signals)
     except QuorateError as error:
         if isinstance(error, RequestError) and not tracker.has_trained:
             raise
@@ -356,18 +363,6 @@ def _source_of_params(resolved: ResolvedJob) -> str:
     said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
     over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
     return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
-
-
-def _warn_of_crowd(workers: int, threads: int, cores: int) -> None:
-    if workers * threads > cores:
-        log.warning(
-            "%d workers × %d threads = %d, more than the %d cores that may be used here: they take turns, which is "
-            "slower (same result; fewer `workers` may be faster)",
-            workers,
-            threads,
-            workers * threads,
-            cores,
-        )
 
 
 def _failed(plan: Plan, failure: Failure, recoveries: Sequence[Recovery]) -> QuorateError:

@@ -21,8 +21,7 @@ from typing import Any
 from quorate.api.recorded_run import short_path
 from quorate.core.errors import RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
-from quorate.engines.fork_server_process import Prepared
-from quorate.engines.messages import SOURCE
+from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import KeptSource, keep_source, read_source

@@ -18,12 +18,12 @@ from quorate.api.session import NoDisplay, RunStart, Show, Watch
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.core.user_code import given
-from quorate.engines.signals import Signals, overhearing_signals
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.storage.runs_folder import runs_folder
+from quorate.supervisor.signals import Signals, collecting_signals
 
 
 def train(job: Job, progress: bool = True) -> Result:
@@ -156,7 +156,7 @@ def _progress(begun: RunStart) -> Progress:
 @contextlib.contextmanager
 def passing_on_signals() -> Iterator[Signals]:
     """Around a job that raises `JobFailed` also when a signal has ended it; the signals that came while it ran."""
-    with overhearing_signals() as signals:
+    with collecting_signals() as signals:
         try:
             yield signals
         except JobFailed as failed:

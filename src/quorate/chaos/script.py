@@ -25,8 +25,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from quorate.chaos.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
 from quorate.core.errors import RequestError
-from quorate.core.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
 from quorate.core.seeds import derive_seed
 from quorate.spec.keys import nearest
 

@@ -7,10 +7,10 @@ from rich.text import Text
 from quorate.api.chaos import Trial
 from quorate.api.documents import phase_of
 from quorate.api.recorded_run import short_path
+from quorate.chaos.fault import Firing
 from quorate.history.ledger import Ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
-from quorate.worker.faults import Firing
 
 _SPANS = {
     "detect_s": "noticed",

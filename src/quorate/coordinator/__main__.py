@@ -30,6 +30,7 @@ from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -103,13 +104,15 @@ async def _serve(appointment: Appointment) -> None:
         spares=appointment.spares,
         balance=appointment.balance,
     )
+    earlier = EventTail(run.events_file)
+    earlier.read_lines()  # what an earlier part of the run has told is not news
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(terms, event_log, _begin(terms, event_log, appointment.roster))
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(server.address, appointment.token)
         try:
-            _answer({"address": server.address})
+            _answer({"address": server.address, "events_from": earlier.offset})
             await _until_over(service, timing)
         finally:
             run.remove_address()
@@ -157,10 +160,11 @@ async def _until_over(service: CoordinatorService, timing: Timing) -> None:
 
 
 async def _told_everyone(service: CoordinatorService, timing: Timing) -> None:
-    """The job is over, its outcome was fetched, and the workers had time to hear of it."""
+    """The job is over, its outcome was fetched, the workers had time to hear of it, and the launcher to read the events
+    that they have told last."""
     await service.ended.wait()
     await service.outcome_fetched.wait()
-    await asyncio.sleep(timing.failure_timeout)
+    await asyncio.sleep(2 * timing.failure_timeout)
 
 
 def _watch_launcher() -> asyncio.Event:

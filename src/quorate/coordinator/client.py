@@ -1,7 +1,7 @@
 """The supervisor's and the command line's end of the coordinator's service."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,8 @@ import grpc
 from quorate.coordinator.events import Reading
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
+from quorate.observe.event import Event
+from quorate.observe.tail import read_event
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
@@ -69,11 +71,8 @@ class SupervisorClient:
         phase: str = "",
         host: str = "",
         reading: Reading | None = None,
-    ) -> Vacancy | None:
-        """A worker's process is gone: with an exit code or by a signal, and how far it was last known to be.
-
-        The answer says whether another shall take its place.
-        """
+    ) -> None:
+        """A worker's process is gone: with an exit code or by a signal, and how far it was last known to be."""
         report = pb.ExitReport(slot=slot, pid=pid, host=host, step=step, phase=phase)
         if signal is not None:
             report.signal = signal
@@ -82,8 +81,7 @@ class SupervisorClient:
         if reading is not None:
             report.lane, report.epoch, report.sample_count = reading.lane, reading.epoch, reading.count
             report.samples.extend(reading.samples)
-        reply = self._call(self._stub.ReportExit, report, self._attempt)
-        return Vacancy(reply.after, reply.restore) if reply.refill else None
+        self._call(self._stub.ReportExit, report, self._attempt)
 
     def report_failure(self, failure: Failure) -> None:
         """The job cannot go on, for a reason that no worker tells."""
@@ -112,17 +110,29 @@ class SupervisorClient:
             raise RequestError(refusal.message)
         return int(reply.step)
 
-    def news(self, timeout: float, seen_to: Collection[int] = (), workers: int = 0) -> News:
+    def news(self, timeout: float, processes: Collection[tuple[int, int]] = (), workers: int = 0) -> News:
         """What there is to know; nothing if nothing happens within `timeout` seconds.
 
-        `seen_to` are the places that have a process, or will have one: of those it is not told that they are vacant.
-        `workers` is how many the job has as far as the caller knows.
+        `processes` are those that there are, by slot and pid, or will be, with the pid 0: places that one of them has
+        are not told to be vacant. `workers` is how many the job has as far as the caller knows.
         """
-        request = pb.OutcomeRequest(timeout=timeout, seen_to=sorted(seen_to), workers=workers)
+        known = [pb.Process(slot=slot, pid=pid) for slot, pid in sorted(processes)]
+        request = pb.OutcomeRequest(timeout=timeout, processes=known, workers=workers)
         reply = self._call(self._stub.Outcome, request, timeout + self._timeout / 2)
         outcome = Outcome(decode_failure(reply.failure), json.loads(reply.result)) if reply.ended else None
         expelled = tuple((one.slot, one.pid) for one in reply.expelled)
-        return News(outcome, expelled, {slot: Vacancy(0.0, reply.restore) for slot in reply.vacant}, reply.workers)
+        vacant = {one.slot: Vacancy(one.after, one.restore) for one in reply.vacant}
+        return News(outcome, expelled, vacant, reply.workers)
+
+    def events(self, offset: int, *, follow: bool) -> "EventStream":
+        """The job's events from a place of its log on: those that are there, or also all that follow."""
+        request = pb.EventsRequest(offset=offset, follow=follow)
+        timeout = None if follow else self._timeout
+        try:
+            call = self._stub.Events(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+        except ValueError:  # what gRPC raises for a closed channel
+            raise LinkError(f"the call to the coordinator at {self._address} was closed") from None
+        return EventStream(self._address, call)
 
     def close(self) -> None:
         """Call no more; a call under way ends with a LinkError."""
@@ -135,3 +145,22 @@ class SupervisorClient:
             raise unanswered(self._address, error) from None
         except ValueError:  # what gRPC raises for a closed channel
             raise LinkError(f"the call to the coordinator at {self._address} was closed") from None
+
+
+class EventStream:
+    """Events as they come, each time with the place in the log after them. LinkError where they break off."""
+
+    def __init__(self, address: str, call: Any) -> None:
+        self._address = address
+        self._call = call
+
+    def __iter__(self) -> Iterator[tuple[list[Event], int]]:
+        try:
+            for reply in self._call:
+                yield [event for line in reply.lines if (event := read_event(line)) is not None], reply.offset
+        except grpc.RpcError as error:
+            raise unanswered(self._address, error) from None
+
+    def cancel(self) -> None:
+        """Have whoever waits for more wait no longer."""
+        self._call.cancel()

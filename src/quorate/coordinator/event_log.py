@@ -40,6 +40,11 @@ class EventLog:
         # One bit a step: a set of ten million steps would take a gigabyte.
         self._told: dict[tuple[str, int], int] = {}
 
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._sink.path
+
     def recall(self, since: int) -> Recollection:
         """Know what a predecessor has written after this place of the file.
 

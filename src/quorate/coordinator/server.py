@@ -10,9 +10,9 @@ import grpc.aio
 
 from quorate.coordinator.service import CoordinatorService
 from quorate.core.errors import RequestError
-from quorate.wire.address import join_address
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from quorate.wire.sockets import join_address
 
 
 class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types

@@ -54,6 +54,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Recalling, State, Training
 from quorate.coordinator.terms import Terms
 from quorate.core.failure import Failure
+from quorate.observe.tail import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (
     decode_cursor,
@@ -68,6 +69,10 @@ from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
 log = logging.getLogger(__name__)
 
 _TICKS_PER_TIMEOUT = 20
+_EVENTS_EVERY = 0.05
+"""Seconds between two looks at the event log, for whoever follows it."""
+_EVENTS_AT_ONCE = 8 * 2**20
+"""Bytes of it that go into one message."""
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -86,6 +91,8 @@ class CoordinatorService(CoordinatorServicer):
         self._state = start(terms, clock()) if state is None else state
         self._directives = Directives()
         self._news = asyncio.Event()
+        # Places to be filled by order of a decision, until whoever does so has registered; and when.
+        self._refills: dict[int, tuple[float, Refill]] = {}
         self.ended = asyncio.Event()
         self.outcome_fetched = asyncio.Event()
         if isinstance(self._state, Ended):
@@ -100,6 +107,7 @@ class CoordinatorService(CoordinatorServicer):
         for action in decision.actions:
             if isinstance(action, Welcome):
                 reply.lease = action.lease
+                self._refills.pop(request.slot, None)
             elif isinstance(action, Refuse):
                 reply.refusal = encode_failure(action.failure)
         return reply
@@ -181,10 +189,10 @@ class CoordinatorService(CoordinatorServicer):
             await news.wait()
         return pb.CompleteReply(failure=encode_failure(self._outcome().failure))
 
-    async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.ExitReply:  # noqa: N802, ARG002
-        """Hear that a process is gone; say whether another shall take its place."""
+    async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.Ack:  # noqa: N802, ARG002
+        """Hear that a process is gone."""
         by_signal = request.HasField("signal")
-        decision = self.apply(
+        self.apply(
             ExitReported(
                 worker=request.slot,
                 pid=request.pid,
@@ -195,10 +203,7 @@ class CoordinatorService(CoordinatorServicer):
                 reading=_reading(request),
             )
         )
-        for action in decision.actions:
-            if isinstance(action, Refill):
-                return pb.ExitReply(refill=True, after=action.after, restore=action.restore)
-        return pb.ExitReply()
+        return pb.Ack()
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.Ack:  # noqa: N802, ARG002
         """Hear that the job shall stop."""
@@ -225,10 +230,10 @@ class CoordinatorService(CoordinatorServicer):
 
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
         """Tell how the job ended; or what there is to do; or, after the given time, that there is nothing to tell."""
-        seen_to = frozenset(request.seen_to)
+        processes = frozenset((process.slot, process.pid) for process in request.processes)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
-                while not self._has_news(seen_to, request.workers):
+                while not self._has_news(processes, request.workers):
                     await self._news.wait()
         if isinstance(self._state, Ended):
             return self._told_outcome()
@@ -236,8 +241,7 @@ class CoordinatorService(CoordinatorServicer):
         return pb.OutcomeReply(
             ended=False,
             expelled=self._expelled(),
-            vacant=self._vacant(seen_to),
-            restore=not crew.has_state,
+            vacant=self._vacant(processes),
             workers=crew.wanted,
         )
 
@@ -247,6 +251,18 @@ class CoordinatorService(CoordinatorServicer):
         return pb.OutcomeReply(
             ended=True, failure=encode_failure(outcome.failure), result=json.dumps(dict(outcome.result))
         )
+
+    async def Events(self, request: pb.EventsRequest, context: Any) -> AsyncIterator[pb.EventsReply]:  # noqa: N802, ARG002
+        """Tell what stands in the event log from a place on, and then what is written to it."""
+        tail = EventTail(self._event_log.path)
+        tail.offset = request.offset
+        while True:
+            if lines := tail.read_lines(_EVENTS_AT_ONCE):
+                yield pb.EventsReply(lines=lines, offset=tail.offset)
+            elif request.follow:
+                await asyncio.sleep(_EVENTS_EVERY)
+            else:
+                return
 
     # --- the loop around the pure function
 
@@ -278,6 +294,9 @@ class CoordinatorService(CoordinatorServicer):
             self._declare(directive)
         elif isinstance(action, EndJob):
             self._tell_end(action.failure)
+        elif isinstance(action, Refill):
+            self._refills[action.worker] = self._clock() + action.after, action
+            self._tell_news()
         elif isinstance(action, Expel | RecordResize):
             self._tell_news()
 
@@ -316,24 +335,34 @@ class CoordinatorService(CoordinatorServicer):
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _expelled(self) -> list[pb.Expelled]:
+    def _expelled(self) -> list[pb.Process]:
         """Told until they have been reaped."""
         lost = () if isinstance(self._state, Ended) else sorted(self._state.crew.expelled)
-        return [pb.Expelled(slot=worker, pid=pid) for worker, pid in lost]
+        return [pb.Process(slot=worker, pid=pid) for worker, pid in lost]
 
-    def _has_news(self, seen_to: frozenset[int], workers: int) -> bool:
+    def _has_news(self, processes: frozenset[tuple[int, int]], workers: int) -> bool:
         """Whether there is something that the supervisor does not know."""
         if isinstance(self._state, Ended):
             return True
         is_resized = workers not in (0, self._state.crew.wanted)
-        return is_resized or bool(self._expelled()) or bool(self._vacant(seen_to))
+        return is_resized or bool(self._expelled()) or bool(self._vacant(processes))
 
-    def _vacant(self, seen_to: frozenset[int]) -> list[int]:
-        """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty."""
+    def _vacant(self, processes: frozenset[tuple[int, int]]) -> list[pb.Vacancy]:
+        """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty.
+
+        By processes, not by places: what the supervisor knew when it asked may be reaped by now.
+        """
         if isinstance(self._state, Ended) or self._state.crew.stop is not None:
             return []
-        crew = self._state.crew
-        return sorted(crew.awaited - seen_to - {worker for worker, _ in crew.expelled})
+        crew, now = self._state.crew, self._clock()
+        taken = {worker for worker, _ in (processes - crew.reaped) | crew.expelled}
+        # By the order, not by the state now: who may begin where nobody holds the state was decided with it.
+        usual = now, Refill(0, 0.0, restore=not crew.has_state)
+        orders = {worker: self._refills.get(worker, usual) for worker in sorted(crew.awaited - taken)}
+        return [
+            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore)
+            for worker, (due, order) in orders.items()
+        ]
 
     def _outcome(self) -> Ended:
         assert isinstance(self._state, Ended)

@@ -2,10 +2,14 @@
 
 import ctypes
 import os
+import shutil
 import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+SYSTEM_FOLDERS = "/usr/sbin:/sbin"
+"""Where programs for root are; not everybody's PATH has them."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,6 +74,11 @@ def _candidates(parent: int, proc: Path) -> list[int]:
 
 def _all_pids(proc: Path) -> list[int]:
     return [int(entry.name) for entry in proc.glob("[0-9]*")]
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program; none if it is not installed."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]))
 
 
 def describe_departure(code: int) -> str:

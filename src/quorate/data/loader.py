@@ -23,7 +23,7 @@ from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
 from quorate.data.shards.threads import CHECK_EVERY
-from quorate.wire.descriptors import close_in_children
+from quorate.wire.sockets import close_in_children
 
 _GRACE = 1.0
 _LENGTH = struct.Struct("<Q")

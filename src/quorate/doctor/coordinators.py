@@ -10,7 +10,7 @@ from quorate.core.errors import FrameError, LinkError, RunError
 from quorate.core.regular_file import read_regular
 from quorate.doctor.report import Finding, Level
 from quorate.storage.run_folder import RunFolder
-from quorate.wire.address import split_address
+from quorate.wire.sockets import split_address
 
 PATIENCE = 10.0
 

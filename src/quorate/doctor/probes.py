@@ -15,7 +15,7 @@ from typing import Any
 
 from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
-from quorate.engines.fork_server_process import ENVIRONMENT
+from quorate.engines.local import ENVIRONMENT
 
 _PR_SET_PDEATHSIG = 1
 

@@ -8,7 +8,7 @@ from textwrap import shorten
 from quorate.core.errors import JobFileError, Problem
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
-from quorate.engines.fork_server_process import ENVIRONMENT
+from quorate.engines.local import ENVIRONMENT
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import PREFIX
 

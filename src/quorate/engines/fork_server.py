@@ -28,7 +28,8 @@ from quorate.core.failure import Failure
 from quorate.core.networks import enter_network
 from quorate.core.processes import adopt_orphans, children_of, die_with_parent
 from quorate.core.user_code import describe
-from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, SOURCE, START, STARTED, Messages
+from quorate.engines.engine import SOURCE
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -236,8 +237,8 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
         os.dup2(file.fileno(), 2)
     print_at_once()
     start_log(assignment)
-    if assignment.network:
-        enter_network(assignment.network)  # before anything opens a socket
+    if assignment.network.namespace:
+        enter_network(assignment.network.namespace)  # before anything opens a socket
     return Worker(assignment, task_type).live()
 
 

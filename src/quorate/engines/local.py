@@ -1,319 +1,350 @@
-"""The local engine: one coordinator, one fork server and the workers that it forks, all on this machine."""
+"""The local engine: worker processes on this machine, forked by a fork server that has imported torch and the task."""
 
 import contextlib
-import functools
 import logging
-import secrets
+import os
+import select
+import signal
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
-from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.client import Outcome, SupervisorClient
-from quorate.coordinator.event_log import EventLog
-from quorate.core.errors import LinkError, QuorateError
-from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
-from quorate.core.fault import Fault
-from quorate.core.networks import refuse_without_loopback
-from quorate.core.timing import Timing
-from quorate.engines.coordinator_keeper import CoordinatorKeeper
-from quorate.engines.external_faults import ExternalFaults
-from quorate.engines.fork_server_process import ForkServerLost, ForkServerProcess, Preparation, Prepared
-from quorate.engines.network_namespaces import COORDINATOR, NetworkNamespaces
-from quorate.engines.outcome_watch import OutcomeWatch
-from quorate.engines.signals import Signals
-from quorate.engines.sleepers import Sleepers
-from quorate.engines.worker_processes import TICK, WorkerProcesses
-from quorate.observe.event import Event
-from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
-from quorate.spec.job import JobSpec
+from quorate.core.cores import usable_cores
+from quorate.core.failure import Failure
+from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
+from quorate.core.processes import describe_departure, members_of
+from quorate.core.task_source import TaskSource
+from quorate.engines.engine import (
+    Capacity,
+    Exited,
+    Interrupted,
+    Notice,
+    Preparation,
+    Prepared,
+    Ready,
+    SettingUp,
+    Started,
+    Unprepared,
+)
+from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
-from quorate.training.run_mode import RunMode
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
 
 log = logging.getLogger(__name__)
 
+# The same for every worker, on every machine: the bits depend on how many threads a kernel uses, and a hash seed
+# decides the order of sets.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_DYNAMIC": "FALSE",
+    "MKL_DYNAMIC": "FALSE",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONHASHSEED": "0",
+    "GRPC_ENABLE_FORK_SUPPORT": "false",
+}
 
-@dataclass(frozen=True)
-class Launch:
-    """A job that is ready to run in its folder."""
+CLOSE_PATIENCE = 2.0
+LOG_LIMIT = 64 * 2**20
+"""Bytes from which a log is cut; how it began and what was written last stay."""
+LOGS_EVERY = 0.25
+"""Seconds between two looks at the logs."""
 
-    run: RunFolder
-    spec: JobSpec
-    workers: int
-    job_source: str
-    checkpoint: Path | None = None
-    mode: RunMode = field(default_factory=RunMode)
-    faults: tuple[Fault, ...] = ()
-    # Where the task is loaded from, if not from where the job says.
-    task: str | None = None
-    search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
-    # Where its processes live, if not all in the launcher's network.
-    namespaces: NetworkNamespaces | None = None
+COORDINATOR = -1
+"""The coordinator's place, where the network of a worker's is asked for as well."""
 
 
 class LocalEngine:
-    """Runs one job: starts its processes, passes on what happens to them, and leaves none behind."""
+    """Starts a fork server at once, and another when one dies: its workers die with it.
+
+    `network_of` gives the network of each place, a worker's slot or COORDINATOR.
+    """
 
     def __init__(
         self,
-        launch: Launch,
-        show: Callable[[Event], None],
-        accept: Callable[[Prepared], None],
-        signals: Signals,
+        run: RunFolder,
+        preparation: Preparation,
+        network_of: Callable[[int], Network] = lambda _place: LOOPBACK,
     ) -> None:
-        self._launch = launch
-        self._show = show
-        self._accept = accept
-        self._signals = signals
-        self._timing = Timing(launch.spec.failure_timeout)
-        self._token = secrets.token_urlsafe(32)
-        self._tail = EventTail(launch.run.events_file)
-        self._tail.read_new()  # what an earlier part of the run has told is not news
-        self._events_from = self._tail.offset
-        self._has_formed = False
-        self._saved: int | None = None
-        self._spares = launch.spec.spares if launch.mode.is_training else 0
-        self._sleepers = Sleepers(launch.faults, launch.run.logs)
+        self._run = run
+        self._preparation = preparation
+        self._network_of = network_of
+        if not network_of(COORDINATOR).namespace:
+            # Without it a job would lose one coordinator after the other, and never say why.
+            refuse_unreachable(network_of(COORDINATOR).address)
+        self._logs = LogTrimmer(run.logs)
+        self._is_ready = False
+        self._starting: dict[int, Assignment] = {}
+        self._running: dict[int, int] = {}
+        self._set_up: set[int] = set()
+        self._is_closed = False
+        self._fork_server = ForkServerProcess(run.logs / "fork_server.log", preparation)
 
-    def run(self) -> Outcome:
-        """Run the job to its end."""
-        if self._launch.namespaces is None:
-            refuse_without_loopback()
-        logs = self._launch.run.logs
+    def capacity(self) -> Capacity:
+        """This machine's cores."""
+        return Capacity(usable_cores(), self._network_of(COORDINATOR))
+
+    def start(self, assignment: Assignment) -> None:
+        """Have the fork server fork a worker."""
+        placed = replace(assignment, network=self._network_of(assignment.slot))
+        self._starting[placed.slot] = placed
+        status_file(self._run, placed.slot).unlink(missing_ok=True)  # of whoever was there before
+        self._fork_server.start(placed)
+
+    def poll(self, seconds: float) -> list[Notice]:
+        """What the fork server tells, and how far those are who are being set up."""
+        self._logs.trim(time.monotonic())
+        notices = [notice for message in self._fork_server.poll(seconds) for notice in self._noted(message)]
+        if self._fork_server.has_ended:
+            notices += self._replace_fork_server()
+        return [*notices, *self._setups()]
+
+    def kill(self, slot: int, pid: int) -> None:  # noqa: ARG002 (a pid says it all on one machine)
+        """Kill the process, and no other that may have its number by now."""
+        self._fork_server.kill(pid)
+
+    def close(self) -> None:
+        """End the fork server and whatever it still has."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._fork_server.close()
+
+    def _noted(self, message: dict[str, Any]) -> Iterator[Notice]:
+        if message["what"] == STARTED:
+            slot, pid = message["slot"], message["pid"]
+            self._starting.pop(slot, None)
+            self._running[slot] = pid
+            reason = f" ({message['reason']})" if message["reason"] else ""
+            yield Started(slot, pid, message["how"] + reason)
+        elif message["what"] == EXITED:
+            yield self._gone(message["slot"], message["pid"], message["code"])
+        elif message["what"] == FAILED:
+            yield Unprepared(Failure.from_dict(message["failure"]))
+        elif not self._is_ready:  # of the first one: what another finds later is the same
+            self._is_ready = True
+            source = message["source"]
+            yield Ready(Prepared(message["facts"], None if source is None else TaskSource.from_json(source)))
+
+    def _gone(self, slot: int, pid: int, code: int) -> Exited:
+        self._running.pop(slot, None)
+        self._set_up.discard(pid)
+        return Exited(slot, pid, code, read_status(status_file(self._run, slot)))
+
+    def _setups(self) -> Iterator[SettingUp]:
+        """Who is there and says nothing may have trained for days: on a full disk there is no page to say it on."""
+        for slot, pid in self._running.items():
+            status = None if pid in self._set_up else read_status(status_file(self._run, slot))
+            if status is not None and status.is_new:
+                yield SettingUp(slot, pid, status.phase)
+            elif status is not None:
+                self._set_up.add(pid)
+                yield SettingUp(slot, pid, None)
+
+    def _replace_fork_server(self) -> list[Notice]:
+        departure = self._fork_server.departure
+        if not self._is_ready:
+            log_file = self._run.logs / "fork_server.log"
+            return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
+        self._fork_server.close()
+        exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
+        self._fork_server = ForkServerProcess(self._run.logs / "fork_server.log", self._preparation)
+        for assignment in self._starting.values():
+            self._fork_server.start(assignment)
+        return [Interrupted(f"{departure}, and the workers with it"), *exits]
+
+
+class ForkServerProcess:
+    """The fork server's process, as the launcher holds it. Ends with the launcher, and all workers with it."""
+
+    def __init__(self, log_file: Path, preparation: Preparation) -> None:
+        self._is_ready = False
+        self._workers = Pidfds()
+        ours, theirs = socket.socketpair()
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
+        with log_file.open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quorate.engines.fork_server", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        # The numbers of its workers, and so of the process groups of whatever they have started.
+        self._groups: set[int] = set()
+        self._end = os.pidfd_open(self._process.pid)
+        self._messages = Messages(ours)
+        self._messages.send(PREPARE, **vars(preparation))
+
+    def start(self, assignment: Assignment) -> None:
+        """Ask for a worker; a message will tell of its start and one of its end."""
+        self._messages.send(START, assignment=assignment.to_json())
+
+    def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """What it tells; waits that long for something."""
+        if select.select([self._messages], [], [], seconds)[0]:
+            yield from self._read()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will tell nothing more."""
+        return self._messages.closed
+
+    @property
+    def departure(self) -> str:
+        """How it has ended; waits until it has."""
+        self._await_end(None)
+        code = self._reap()
+        return f"the fork server (pid {self._process.pid}), which starts the workers, {describe_departure(code)}"
+
+    def kill(self, pid: int) -> None:
+        """End one of its workers."""
+        self._workers.kill(pid)
+
+    def close(self) -> None:
+        """End the fork server and whatever it still has, and wait until they are gone."""
+        self._messages.end()
+        if not self._is_ready:
+            # User code that is being imported does not listen, and has no workers yet that could be left behind.
+            self._process.kill()
+        if not self._await_end(CLOSE_PATIENCE):
+            self._process.kill()  # the kernel ends the workers with it
+            self._await_end(None)
+        # Of workers that were started last. It does not wait: what the user's code has forked may hold the socket.
+        while not self._messages.closed and select.select([self._messages], [], [], 0)[0]:
+            list(self._read())
+        self._messages.close()
+        self._reap()
+        os.close(self._end)
+        # Only the fork server can reap them. Whoever holds the run's lock must not let go of it while one still writes.
+        left = self._workers.await_end(CLOSE_PATIENCE)
+        if left:
+            log.warning("workers still end after %s s: processes %s", CLOSE_PATIENCE, ", ".join(map(str, left)))
+        self._workers.close()
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        for message in self._messages.read():
+            if message["what"] == STARTED:
+                self._workers.add(message["pid"])
+                self._groups.add(message["pid"])
+            elif message["what"] == EXITED:
+                self._workers.discard(message["pid"])
+            elif message["what"] == READY:
+                self._is_ready = True
+            yield message
+
+    def _await_end(self, seconds: float | None) -> bool:
+        return bool(select.select([self._end], [], [], seconds)[0])
+
+    def _reap(self) -> int:
+        """Take note of its end, and of its exit code.
+
+        First end what its workers have started and left: it did so itself, unless it was killed. As long as the fork
+        server is not reaped its number is that of its session and of no other: nobody else's process is taken for ours.
+        """
+        over = time.monotonic() + CLOSE_PATIENCE
+        while self._process.returncode is None and self._groups and time.monotonic() < over:
+            found = members_of(self._process.pid, self._groups)
+            if not found:
+                break
+            left = Pidfds()
+            for pid in found:
+                left.add(pid)
+            for pid in found & members_of(self._process.pid, self._groups):
+                left.kill(pid)
+            left.await_end(over - time.monotonic())
+            left.close()
+        return self._process.wait()
+
+
+class Pidfds:
+    """Processes that somebody else has started. A descriptor, unlike a pid, never comes to mean another one."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+
+    def add(self, pid: int) -> None:
+        """Watch a process; one that is gone already is not watched."""
         try:
-            with contextlib.ExitStack() as stack:
-                # It does so itself, unless it was killed.
-                stack.callback(self._launch.run.remove_address)
-                coordinator = CoordinatorKeeper(
-                    logs / "coordinator.log", self._appointment(), self._token, self._timing
-                )
-                stack.callback(coordinator.close)
-                worker_processes = WorkerProcesses(
-                    self._launch.run,
-                    open_fork_server=lambda: ForkServerProcess(logs / "fork_server.log", self._preparation()),
-                    assign=lambda slot, checkpoint, is_replacement: self._assignment(
-                        slot, coordinator.address, checkpoint, is_replacement=is_replacement
-                    ),
-                    tell=lambda message: self._show(Event("log", fields={"level": "info", "message": message})),
-                    setup_timeout=self._launch.spec.setup_timeout,
-                    has_formed=lambda: self._has_formed,
-                )
-                stack.callback(worker_processes.close)
-                # Asked first, while torch is being imported: a port in use is told at once.
-                return self._attend(coordinator, worker_processes, coordinator.open())
-        finally:
-            self._show_events()
+            self._descriptors[pid] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
 
-    def _attend(
-        self, coordinator: CoordinatorKeeper, worker_processes: WorkerProcesses, client: SupervisorClient
-    ) -> Outcome:
-        """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
-        try:
-            prepared = worker_processes.await_ready(give_up=lambda: self._signals.reason is not None)
-            if prepared is None:
-                client.stop(self._signals.reason or "interrupted")
-                return Outcome(None, {"ending": self._signals.reason})
-            self._accept(prepared)
-            patience = self._timing.failure_timeout / 4
-            with contextlib.closing(OutcomeWatch(client, patience, worker_processes.seen_to)) as watch:
-                return self._supervise(coordinator, worker_processes, client, watch)
-        except QuorateError as error:
-            self._write_down(Failure.of(error), coordinator, client)
-            raise
+    def discard(self, pid: int) -> None:
+        """Watch a process no longer."""
+        descriptor = self._descriptors.pop(pid, None)
+        if descriptor is not None:
+            os.close(descriptor)
 
-    def _write_down(self, failure: Failure, coordinator: CoordinatorKeeper, client: SupervisorClient) -> None:
-        with contextlib.suppress(LinkError):
-            if coordinator.is_alive:
-                client.report_failure(failure)
-                return
-        # The run's events are the coordinator's to write, unless it cannot any more.
-        with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
-            event_log.job_failed(failure)
+    def kill(self, pid: int) -> None:
+        """End a process, and no other that may have its number by now."""
+        descriptor = self._descriptors.get(pid)
+        if descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
-    def _supervise(
-        self,
-        coordinator: CoordinatorKeeper,
-        worker_processes: WorkerProcesses,
-        client: SupervisorClient,
-        watch: OutcomeWatch,
-    ) -> Outcome:
-        for slot in range(self._launch.workers + self._spares):
-            worker_processes.start(slot, self._launch.checkpoint)
-        asked = False
-        faults = ExternalFaults(
-            self._launch.faults,
-            self._launch.run.logs,
-            coordinator,
-            client,
-            workers=lambda: watch.workers or self._launch.workers,
-            namespaces=self._launch.namespaces,
-        )
-        while watch.outcome is None:
-            # First of all: whoever reports to a coordinator that is gone waits for nothing.
-            if self._keep(coordinator, worker_processes, watch):
-                asked = False  # the next one has not heard of it
-            self._look_after(worker_processes, client, watch)
-            faults.bring_about(time.monotonic())
-            if self._show_events():
-                coordinator.note_step()
-                worker_processes.note_step()
-            if self._is_ordered_to_end():
-                raise JobFailed(_stopped_at_once(self._signals, self._launch.mode))
-            if self._signals.reason and not asked:
-                asked = self._ask_to_stop(client)
-                if not self._has_formed:  # nothing is trained yet that would have to be saved
-                    return Outcome(None, {"ending": self._signals.reason})
-        self._let_leave(worker_processes, watch.outcome)
-        return watch.outcome
+    def await_end(self, seconds: float) -> list[int]:
+        """Wait until all have ended, for so many seconds at most; the pids of those that have not."""
+        over = time.monotonic() + seconds
+        while self._descriptors:
+            remaining = max(0.0, over - time.monotonic())
+            ended, _, _ = select.select(list(self._descriptors.values()), [], [], remaining)
+            for pid in [pid for pid, descriptor in self._descriptors.items() if descriptor in ended]:
+                self.discard(pid)
+            if not ended and not remaining:
+                break
+        return sorted(self._descriptors)
 
-    def _look_after(self, worker_processes: WorkerProcesses, client: SupervisorClient, watch: OutcomeWatch) -> None:
-        try:
-            worker_processes.look(TICK)
-        except ForkServerLost as error:
-            raise JobFailed(self._lost(error.message)) from None
-        worker_processes.report(client)
-        with contextlib.suppress(Empty):
-            while True:
-                worker_processes.heed(watch.news.get_nowait())
-        self._sleepers.wake_those_due(worker_processes.running, time.monotonic())
-        worker_processes.refill(functools.cache(self._newest))  # to find it takes reading it through
-
-    def _keep(self, coordinator: CoordinatorKeeper, worker_processes: WorkerProcesses, watch: OutcomeWatch) -> bool:
-        """See to it that there is a coordinator that answers; whether it is another one now."""
-        coordinator.kill_if_silent(watch.answered)
-        if coordinator.is_alive or watch.outcome is not None:
-            return False
-        roster = worker_processes.roster() | {"events_from": self._events_from, "has_begun": self._has_formed}
-        workers = watch.workers or self._launch.workers
-        if not coordinator.replace({"workers": workers, "roster": roster}):
-            raise JobFailed(self._lost(coordinator.last_words))
-        return True
-
-    def _ask_to_stop(self, client: SupervisorClient) -> bool:
-        with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
-            client.stop(self._signals.reason or "interrupted")
-            return True
-        return False
-
-    def _is_ordered_to_end(self) -> bool:
-        """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
-        asked = self._signals.reason is not None
-        return self._signals.at_once or (asked and not self._launch.mode.is_training)
-
-    def _lost(self, what: str) -> Failure:
-        """Why a job ends that has lost, again and again, a process which is no worker."""
-        pages = [read_status(status_file(self._launch.run, slot)) for slot in range(self._launch.workers)]
-        step = max((page.step for page in pages if page is not None), default=0) or None
-        where = f" at step {step}" if step else " before the first step"
-        message = f"{what}{where}, as those before it; the job is given up. Its log is in {self._launch.run.logs}."
-        return Failure("ProcessLost", message, step=step)
-
-    def _newest(self) -> Path | None:
-        folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
-        return find_newest(folder, self._launch.checkpoint, self._saved)
-
-    def _let_leave(self, worker_processes: WorkerProcesses, outcome: Outcome) -> None:
-        """They have been told of the end; whoever does not leave in time is killed with the fork server."""
-        is_complete = outcome.failure is None and outcome.result.get("steps")
-        patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
-        with contextlib.suppress(ForkServerLost):  # one that dies now takes with it only who is to leave
-            worker_processes.let_leave(patience, lambda: self._signals.at_once)
-
-    def _show_events(self) -> bool:
-        """Show what is new; whether a step is among it."""
-        events = self._tail.read_new()
-        for event in events:
-            self._has_formed = self._has_formed or event.kind == "generation"
-            self._saved = event.step if event.kind == "checkpoint" else self._saved
-            self._show(event)
-        return any(event.kind == "step" for event in events)
-
-    def _appointment(self) -> dict[str, Any]:
-        spec = self._launch.spec
-        return {
-            "run": str(self._launch.run.path),
-            "lanes": spec.lanes,
-            "workers": self._launch.workers,
-            "spares": self._spares,
-            # A run beside it may have fewer workers than the job.
-            "min_workers": min(spec.min_workers, self._launch.workers),
-            "failure_timeout": spec.failure_timeout,
-            "step_timeout": spec.step_timeout,
-            "balance": spec.balance,
-            "token": self._token,
-            "port": spec.port,
-            "log_level": spec.log_level,
-            **self._home(COORDINATOR),
-        }
-
-    def _preparation(self) -> Preparation:
-        spec = self._launch.spec
-        return Preparation(
-            task=self._launch.task or spec.task,
-            params=spec.params,
-            job_source=self._launch.job_source,
-            search_path=self._launch.search_path,
-            seed=spec.seed,
-            threads=spec.threads,
-            deterministic=spec.deterministic,
-        )
-
-    def _assignment(self, slot: int, address: str, checkpoint: Path | None, *, is_replacement: bool) -> Assignment:
-        launch = self._launch
-        return Assignment(
-            run=str(launch.run.path),
-            slot=slot,
-            workers=launch.workers,
-            task=launch.task or launch.spec.task,
-            job=launch.spec.model_dump(mode="json"),
-            job_source=launch.job_source,
-            coordinator=address,
-            token=self._token,
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            is_replacement=is_replacement,
-            mode=launch.mode,
-            faults=launch.faults,
-            **self._home(slot),
-        )
-
-    def _home(self, place: int) -> dict[str, str]:
-        namespaces = self._launch.namespaces
-        return {} if namespaces is None else {"network": namespaces[place].network, "host": namespaces[place].address}
+    def close(self) -> None:
+        """Let go of all."""
+        for pid in list(self._descriptors):
+            self.discard(pid)
 
 
-def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | None) -> Path | None:
-    """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
+class LogTrimmer:
+    """Keeps the logs of a run from filling its disk: cuts a middle part out of every one that has grown too long.
 
-    `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
-    none is whole any more, the job fails: to begin again would throw away in silence what was trained.
+    By whoever looks after the processes, not by a pipe that all they print would go through: a process that writes to
+    a file never waits for anybody, and what it wrote last is there whoever dies. All of them append, so they go on at
+    the new end.
     """
-    folder, search = checkpoints.folder, checkpoints.search()
-    if search.newest is not None:
-        return search.newest.path
-    if begin is not None and begin.parent != folder and begin.is_dir():
-        return begin  # of another run, from which this one has branched off
-    if begin is None and saved is None and not search.skipped:
-        return None
-    missed = f"the checkpoint of step {saved}" if saved is not None else "what the job began from"
-    if saved is None and begin is None:
-        missed = "its newest checkpoint"
-    found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
-    message = (
-        f"every worker is lost, and {missed} cannot be read any more: there is no whole checkpoint in {folder}{found}."
-        " The job ends rather than begin again with step 1."
-    )
-    raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
 
+    def __init__(self, folder: Path, limit: int = LOG_LIMIT, beginning: int = 2**20, end: int = 8 * 2**20) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._beginning = beginning
+        self._end = end
+        self._due = 0.0
 
-def _stopped_at_once(signals: Signals, mode: RunMode) -> Failure:
-    message = "stopped at once, by the second signal; the checkpoints so far are kept."
-    if not mode.is_training:
-        message = f"{signals.reason}; the run is as it was."
-    return signals.failure(message)
+    def trim(self, now: float) -> None:
+        """Look at the logs, a few times a second at most."""
+        if now < self._due:
+            return
+        self._due = now + LOGS_EVERY
+        for path in self._folder.glob("*.log"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size > self._limit:
+                    self._cut(path)
+
+    def _cut(self, path: Path) -> None:
+        try:
+            with path.open("r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(size - self._end)
+                kept = file.read(self._end)
+                file.truncate(self._beginning)
+            dropped = size - self._beginning - self._end
+            note = f"\n--- {dropped} bytes were cut out here: the log was longer than {self._limit} bytes ---\n"
+            # Appended as everybody does: what somebody writes just now is not overwritten.
+            with path.open("ab", buffering=0) as file:
+                file.write(note.encode() + kept)
+        except OSError as error:
+            log.warning("cannot cut %s, which grows large: %s", path, error.strerror)

@@ -8,8 +8,6 @@ from typing import Any
 
 PREPARE, READY, FAILED = "prepare", "ready", "failed"
 START, STARTED, EXITED = "start", "started", "exited"
-SOURCE = "task source"
-"""The name, among the facts that a run's bits depend on, of the digest of its task's code."""
 
 
 class Messages:

@@ -13,11 +13,10 @@ from quorate.reduce.neighbours import Neighbour, meet_neighbours
 from quorate.reduce.pool import Pool
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, Ring, as_told
-from quorate.wire.doorbell import Doorbell
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors, share_a_host
-from quorate.wire.segment import Segment
+from quorate.wire.shared_memory import Doorbell, Segment
 from quorate.wire.silence import Watch
 from quorate.wire.tcp import Listener, TcpLink
 

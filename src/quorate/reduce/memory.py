@@ -9,7 +9,7 @@ import torch
 
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.layout import Layout, lay_out
-from quorate.wire.segment import Segment
+from quorate.wire.shared_memory import Segment
 
 SCRATCH = 2**20
 """Bytes for each lane, through which everything else is summed."""

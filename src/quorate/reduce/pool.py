@@ -15,8 +15,8 @@ from quorate.core.generation import Generation
 from quorate.lanes.chunks import cut
 from quorate.lanes.order import summation_order
 from quorate.reduce.memory import SharedMemory
-from quorate.wire.doorbell import LONGEST_MESSAGE, Doorbell
 from quorate.wire.link import Deadline
+from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
 
 BLOCK = 2**15
 """Elements that are summed over all lanes before the next are looked at: they stay in a core's cache meanwhile."""

@@ -14,8 +14,7 @@ from quorate.lanes.chunks import cut
 from quorate.lanes.schedule import Visit, plan_exchange
 from quorate.reduce.sender import Sender
 from quorate.reduce.tensor_bytes import tensor_bytes
-from quorate.wire.frame import Tag
-from quorate.wire.link import CLOSED_HERE, Deadline, Link
+from quorate.wire.link import CLOSED_HERE, Deadline, Link, Tag
 
 REDUCE_CHANNEL = 1
 GATHER_CHANNEL = 2

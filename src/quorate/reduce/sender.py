@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quorate.core.digests import Buffer
-from quorate.wire.frame import Tag
-from quorate.wire.link import Deadline, Link
+from quorate.wire.link import Deadline, Link, Tag
 
 
 class Sender:

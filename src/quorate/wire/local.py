@@ -8,13 +8,13 @@ import select
 import socket
 import time
 from collections.abc import Collection, Generator, Sequence
+from pathlib import Path
 
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.descriptors import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
-from quorate.wire.host import host_identity
 from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
+from quorate.wire.sockets import close_in_children
 from quorate.wire.stream import Stream, wait_for
 
 MOST_DESCRIPTORS = 4
@@ -85,6 +85,19 @@ def connect_local(address: str, credentials: Credentials, peer: int, deadline: D
         except BaseException:
             sock.close()
             raise
+
+
+def host_identity() -> str:
+    """Equal for processes that run under one kernel and can reach each other's sockets and memory.
+
+    By the boot and the namespaces, never by the host's name: containers of different machines share names.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("ipc", "net")]  # noqa: PTH116 (not a file)
+    except OSError:
+        return ""
+    return "-".join([boot, *map(str, spaces)])
 
 
 def share_a_host(addresses: Sequence[str]) -> bool:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 from quorate.core.errors import FrameError, LinkError, PeerLost
-from quorate.wire.address import join_address
-from quorate.wire.descriptors import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
+from quorate.wire.sockets import close_in_children, join_address
 
 MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""

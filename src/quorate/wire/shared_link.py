@@ -18,22 +18,20 @@ import numpy
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire.descriptors import close_in_children
-from quorate.wire.doorbell import Doorbell
-from quorate.wire.frame import (
+from quorate.wire.handshake import Credentials
+from quorate.wire.link import (
+    CLOSED_HERE,
     HEADER_SIZE,
+    Deadline,
     Tag,
-    check_length,
-    check_limit,
-    check_tag,
+    check_frame,
     decode_header,
     encode_header,
     flat_bytes,
 )
-from quorate.wire.handshake import Credentials
-from quorate.wire.link import CLOSED_HERE, RECEIVE_LIMIT, Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
-from quorate.wire.segment import Segment
+from quorate.wire.shared_memory import Doorbell, Segment
+from quorate.wire.sockets import close_in_children
 
 SLOT = 2**19
 """Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""
@@ -114,11 +112,7 @@ class SharedLink:
         if len(header) != HEADER_SIZE:
             raise FrameError(f"{self.peer} sent {len(header)} bytes where a frame begins with {HEADER_SIZE}")
         tag, length, _ = decode_header(header, self.peer)
-        check_tag(expected, tag, self.peer)
-        if expected_length is None:
-            check_limit(RECEIVE_LIMIT, length, tag, self.peer)
-        else:
-            check_length(expected_length, length, tag, self.peer)
+        check_frame(expected, expected_length, tag, length, self.peer)
         return length
 
     def _receive_payload(self, view: memoryview, deadline: Deadline) -> None:

@@ -10,24 +10,22 @@ from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.address import join_address, split_address
-from quorate.wire.descriptors import close_in_children
-from quorate.wire.frame import (
+from quorate.wire.handshake import Credentials, introduce, receive_introduction
+from quorate.wire.link import (
+    AGAIN,
     HEADER_SIZE,
+    Deadline,
     Tag,
-    check_length,
-    check_limit,
+    check_frame,
     check_payload,
-    check_tag,
     checksum_of,
     decode_header,
     encode_header,
     flat_bytes,
 )
-from quorate.wire.handshake import Credentials, introduce, receive_introduction
-from quorate.wire.link import AGAIN, RECEIVE_LIMIT, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.silence import Watch
+from quorate.wire.sockets import close_in_children, join_address, split_address
 from quorate.wire.stream import Stream, wait_for
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
@@ -36,23 +34,21 @@ SHORTEST_CALL = 1.5
 """Seconds. The kernel calls a host once more after one: a single packet that is lost says nothing."""
 
 
-class TcpLink:
-    """Frames over one connection whose ends have proven themselves."""
+class TcpLink(Stream):
+    """Frames over one connection whose ends prove themselves first.
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    `peer` is who is at the other end, for people: ``worker 2 (127.0.0.1:4711)``.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, silence: float | None = None) -> None:
+        super().__init__(sock, peer, silence)
         self._header = bytearray(HEADER_SIZE)
-
-    @property
-    def peer(self) -> str:
-        """Who is at the other end, for people: ``worker 2 (127.0.0.1:4711)``."""
-        return self._stream.peer
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
         """Send one frame; it is in the kernel's hands when this returns."""
         content = flat_bytes(payload)
         header = encode_header(tag, content.nbytes, checksum_of(content))
-        self._stream.send_all([memoryview(header), content], deadline)
+        self.send_all([memoryview(header), content], deadline)
 
     def receive(self, tag: Tag, deadline: Deadline) -> bytearray:
         """The payload of the next frame."""
@@ -67,34 +63,18 @@ class TcpLink:
         _, checksum = self._receive_header(tag, view.nbytes, deadline)
         self._receive_payload(tag, view, checksum, deadline)
 
-    def check_silence(self) -> None:
-        """Raise PeerLost if the peer's host has not answered for too long."""
-        self._stream.check_silence()
-
-    def suspicion(self) -> PeerLost | None:
-        """The loss that was to come, if its host has not answered for half of that time; also after `close`."""
-        return self._stream.suspicion()
-
-    def close(self) -> None:
-        """End every wait on both ends."""
-        self._stream.close()
-
     def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> tuple[int, int]:
-        self._stream.fill(memoryview(self._header), deadline, followed_by=expected_length or 0)
+        self.fill(memoryview(self._header), deadline, followed_by=expected_length or 0)
         try:
             tag, length, checksum = decode_header(self._header, self.peer)
-            check_tag(expected, tag, self.peer)
-            if expected_length is None:
-                check_limit(RECEIVE_LIMIT, length, tag, self.peer)
-            else:
-                check_length(expected_length, length, tag, self.peer)
+            check_frame(expected, expected_length, tag, length, self.peer)
         except FrameError:
             self.close()
             raise
         return length, checksum
 
     def _receive_payload(self, tag: Tag, payload: memoryview, checksum: int, deadline: Deadline) -> None:
-        self._stream.fill(payload, deadline)
+        self.fill(payload, deadline)
         try:
             check_payload(checksum, payload, tag, self.peer)
         except FrameError:
@@ -111,19 +91,19 @@ def connect(
     """
     name = f"worker {peer} ({address})"
     while True:
-        stream = Stream(_open_connection(address, name, deadline, silence), name, silence)
+        link = TcpLink(_open_connection(address, name, deadline, silence), name, silence)
         try:
-            watch = deadline if silence is None else Watch(deadline, [stream], silence)
-            stream.carry_out(introduce(credentials, peer), watch)
-            return TcpLink(stream)
+            watch = deadline if silence is None else Watch(deadline, [link], silence)
+            link.carry_out(introduce(credentials, peer), watch)
+            return link
         except PeerLost:
-            stream.close()
+            link.close()
             # Turned away before a word: strangers crowd its door. Whoever is dead does not take the next connection.
-            if not stream.hung_up_at_once or deadline() <= 0:
+            if not link.hung_up_at_once or deadline() <= 0:
                 raise
             time.sleep(AGAIN)
         except BaseException:
-            stream.close()
+            link.close()
             raise
 
 
@@ -159,7 +139,7 @@ class Listener:
         """
         name = f"worker {peer}"
         visitor = self._reception.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)
-        return TcpLink(Stream(visitor.socket, f"{name} ({visitor.address})", silence))
+        return TcpLink(visitor.socket, f"{name} ({visitor.address})", silence)
 
     def close(self) -> None:
         """Stop listening and turn everyone away; a wait for a peer ends with PeerLost."""

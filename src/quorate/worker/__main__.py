@@ -14,8 +14,8 @@ def main() -> int:
     die_with_parent(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assignment = Assignment.from_json(sys.stdin.readline())
-    if assignment.network:
-        enter_network(assignment.network)
+    if assignment.network.namespace:
+        enter_network(assignment.network.namespace)
     # Only now: importing torch takes seconds, in which the parent may die.
     from quorate.training.machine import pin_machine
     from quorate.training.source import load_task_type

@@ -1,13 +1,39 @@
-"""What a worker is told when it starts."""
+"""What a worker is told when it starts, and the hook by which it can be disturbed on purpose."""
 
+import importlib
 import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from quorate.core.fault import Fault
+from quorate.core.networks import LOOPBACK, Network
 from quorate.training.run_mode import RunMode
 
-LOOPBACK = "127.0.0.1"
+Tell = Callable[[int, str, int | None], None]
+"""Says which step, phase and lane a worker is in."""
+
+
+class WorkerHook(Protocol):
+    """Whoever disturbs a worker on purpose. A worker has one only where its assignment names one.
+
+    Its methods are called by the thread that trains, which they may hold up, or end.
+    """
+
+    def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """The replica is built; `state` gives its tensors by name."""
+        ...
+
+    def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
+        """A generation of these workers begins; `is_ending` is true when it shall end at the next step boundary."""
+        ...
+
+    def on_phase(self, step: int, phase: str, lane: int | None) -> None:
+        """The worker begins with this now, and has said so."""
+        ...
+
+    def stretch(self, phase: str, seconds: float) -> float:
+        """The worker has done with a phase; stay in it for longer, and say by how many seconds."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,10 +51,11 @@ class Assignment:
     checkpoint: str | None = None
     is_replacement: bool = False
     mode: RunMode = field(default_factory=RunMode)
-    faults: tuple[Fault, ...] = ()
-    host: str = LOOPBACK
-    # The namespace that it lives in, if it is another than that of its parent.
-    network: str = ""
+    # Its engine says where it listens.
+    network: Network = LOOPBACK
+    # A dotted name, `package.module:Name`, and what else the hook has to know.
+    hook: str = ""
+    hook_options: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """One line."""
@@ -38,5 +65,12 @@ class Assignment:
     def from_json(cls, text: str) -> "Assignment":
         """From that line."""
         fields = json.loads(text)
-        faults = tuple(Fault.from_dict(fault) for fault in fields["faults"])
-        return cls(**fields | {"mode": RunMode(**fields["mode"]), "faults": faults})
+        return cls(**fields | {"mode": RunMode(**fields["mode"]), "network": Network(**fields["network"])})
+
+    def make_hook(self, tell: Tell) -> WorkerHook | None:
+        """The hook that it names; imported only here, so that a worker without one never loads it."""
+        if not self.hook:
+            return None
+        module, _, name = self.hook.partition(":")
+        hook: WorkerHook = getattr(importlib.import_module(module), name)(self, tell)
+        return hook

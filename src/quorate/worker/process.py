@@ -46,8 +46,6 @@ from quorate.training.tensors import digests
 from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.backlog import Backlog
-from quorate.worker.bit_flip import flip_bit
-from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership, WorkerStatus
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.pace import PaceMeter
@@ -92,13 +90,10 @@ class Worker:
             assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
         )
         self._backlog = Backlog(self._membership.publish, self._timing)
-        self._faults = FaultWatch(
-            assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
-        )
-        # Nobody watches for faults where there are none.
-        self._tell = self._faults.tell if assignment.faults else self._page.write
-        linger = self._faults.linger if assignment.faults else None
-        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, linger)
+        self._hook = assignment.make_hook(self._page.write)
+        self._tell = self._page.write if self._hook is None else self._tell_hook
+        stretch = None if self._hook is None else self._hook.stretch
+        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, stretch)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -194,11 +189,17 @@ class Worker:
         moves = self._page.moves + self._activity.moves
         return WorkerStatus(status.step, status.phase, moves, self._activity.waits_for)
 
+    def _tell_hook(self, step: int, phase: str, lane: int | None = None) -> None:
+        assert self._hook is not None
+        self._page.write(step, phase, lane)
+        self._hook.on_phase(step, phase, lane)
+
     def _train(self) -> None:
         with announcing(self._page.write_setup):
             ground, progress = self._build()
-        self._faults.flip = lambda chance: flip_bit(ground.replica.state_tensors(), chance)
-        listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
+        if self._hook is not None:
+            self._hook.on_built(ground.replica.state_tensors)
+        listeners = Listeners.bind(self._assignment.network.address, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
             self._tell(progress.cursor.step, WAITING, None)
@@ -224,7 +225,7 @@ class Worker:
             listeners,
             self._membership,
             self._backlog,
-            self._faults,
+            self._hook,
             self._activity,
             self._tell,
             self._assignment,

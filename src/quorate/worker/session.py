@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +24,12 @@ from quorate.training.strategy import BREAK
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.worker.assembly import Ground, Surroundings, assemble
-from quorate.worker.assignment import Assignment
+from quorate.worker.assignment import Assignment, Tell, WorkerHook
 from quorate.worker.backlog import Backlog
-from quorate.worker.faults import FaultWatch
 from quorate.worker.membership import Membership
 from quorate.worker.state_copy import align
 
 log = logging.getLogger(__name__)
-
-Tell = Callable[[int, str, int | None], None]
 
 GLANCE = 0.1
 """Seconds between two looks at whether a generation is over, for those who wait for its members."""
@@ -53,7 +49,7 @@ class WorkerSession:
     listeners: Listeners
     membership: Membership
     backlog: Backlog
-    faults: FaultWatch
+    hook: WorkerHook | None
     activity: Activity
     tell: Tell
     assignment: Assignment
@@ -66,7 +62,8 @@ class WorkerSession:
         generation = None
         while True:
             generation = self.membership.await_generation(after=generation)
-            self.faults.enter({member.worker for member in generation.members}, self._is_called)
+            if self.hook is not None:
+                self.hook.on_generation({member.worker for member in generation.members}, self._is_called)
             ended = self._take_part(generation)
             if ended.is_complete:
                 return

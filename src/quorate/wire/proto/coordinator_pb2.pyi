@@ -309,16 +309,6 @@ class ExitReport(_message.Message):
     sample_count: int
     def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., lane: _Optional[int] = ..., epoch: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sample_count: _Optional[int] = ...) -> None: ...
 
-class ExitReply(_message.Message):
-    __slots__ = ("refill", "after", "restore")
-    REFILL_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_FIELD_NUMBER: _ClassVar[int]
-    refill: bool
-    after: float
-    restore: bool
-    def __init__(self, refill: _Optional[bool] = ..., after: _Optional[float] = ..., restore: _Optional[bool] = ...) -> None: ...
-
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -352,37 +342,61 @@ class SaveReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class OutcomeRequest(_message.Message):
-    __slots__ = ("timeout", "seen_to", "workers")
+    __slots__ = ("timeout", "processes", "workers")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    SEEN_TO_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     timeout: float
-    seen_to: _containers.RepeatedScalarFieldContainer[int]
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
     workers: int
-    def __init__(self, timeout: _Optional[float] = ..., seen_to: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ...) -> None: ...
+    def __init__(self, timeout: _Optional[float] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., workers: _Optional[int] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("ended", "failure", "result", "expelled", "vacant", "restore", "workers")
+    __slots__ = ("ended", "failure", "result", "expelled", "vacant", "workers")
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     EXPELLED_FIELD_NUMBER: _ClassVar[int]
     VACANT_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ended: bool
     failure: str
     result: str
-    expelled: _containers.RepeatedCompositeFieldContainer[Expelled]
-    vacant: _containers.RepeatedScalarFieldContainer[int]
-    restore: bool
+    expelled: _containers.RepeatedCompositeFieldContainer[Process]
+    vacant: _containers.RepeatedCompositeFieldContainer[Vacancy]
     workers: int
-    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Expelled, _Mapping]]] = ..., vacant: _Optional[_Iterable[int]] = ..., restore: _Optional[bool] = ..., workers: _Optional[int] = ...) -> None: ...
+    def __init__(self, ended: _Optional[bool] = ..., failure: _Optional[str] = ..., result: _Optional[str] = ..., expelled: _Optional[_Iterable[_Union[Process, _Mapping]]] = ..., vacant: _Optional[_Iterable[_Union[Vacancy, _Mapping]]] = ..., workers: _Optional[int] = ...) -> None: ...
 
-class Expelled(_message.Message):
+class Process(_message.Message):
     __slots__ = ("slot", "pid")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     slot: int
     pid: int
     def __init__(self, slot: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Vacancy(_message.Message):
+    __slots__ = ("slot", "after", "restore")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    after: float
+    restore: bool
+    def __init__(self, slot: _Optional[int] = ..., after: _Optional[float] = ..., restore: _Optional[bool] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("offset", "follow")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    follow: bool
+    def __init__(self, offset: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class EventsReply(_message.Message):
+    __slots__ = ("lines", "offset")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    offset: int
+    def __init__(self, lines: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ...) -> None: ...

@@ -67,7 +67,7 @@ class CoordinatorStub:
         self.ReportExit = channel.unary_unary(
                 '/quorate.v1.Coordinator/ReportExit',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.SerializeToString,
-                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.FromString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
                 _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/quorate.v1.Coordinator/Stop',
@@ -88,6 +88,11 @@ class CoordinatorStub:
                 '/quorate.v1.Coordinator/Outcome',
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeRequest.SerializeToString,
                 response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeReply.FromString,
+                _registered_method=True)
+        self.Events = channel.unary_stream(
+                '/quorate.v1.Coordinator/Events',
+                request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.SerializeToString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.FromString,
                 _registered_method=True)
 
 
@@ -137,7 +142,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """The supervisor has reaped a process; the answer says whether to start another in its place.
+        """The supervisor has reaped a process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +171,13 @@ class CoordinatorServicer:
 
     def Outcome(self, request, context):
         """How the job ended, or what there is to do for the supervisor; waits for either for as long as asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Events(self, request, context):
+        """The job's events from a place of its log on: those that are there, or also all that follow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,7 +219,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'ReportExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportExit,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.FromString,
-                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.SerializeToString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -228,6 +240,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Outcome,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeRequest.FromString,
                     response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeReply.SerializeToString,
+            ),
+            'Events': grpc.unary_stream_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.FromString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -418,7 +435,7 @@ class Coordinator:
             target,
             '/quorate.v1.Coordinator/ReportExit',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReport.SerializeToString,
-            quorate_dot_wire_dot_proto_dot_coordinator__pb2.ExitReply.FromString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -527,6 +544,33 @@ class Coordinator:
             '/quorate.v1.Coordinator/Outcome',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeRequest.SerializeToString,
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.OutcomeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quorate.v1.Coordinator/Events',
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.SerializeToString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,

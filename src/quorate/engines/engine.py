@@ -1,0 +1,129 @@
+"""Where the worker processes of a job run: the protocol between a supervisor and its engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quorate.core.failure import Failure
+from quorate.core.networks import Network
+from quorate.core.task_source import TaskSource
+from quorate.worker.assignment import Assignment
+from quorate.worker.status import Status
+
+SOURCE = "task source"
+"""The name, among the facts that a run's bits depend on, of the digest of its task's code."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What an engine imports and checks before its first worker."""
+
+    task: str
+    params: dict[str, Any]
+    job_source: str
+    search_path: list[str]
+    seed: int
+    threads: int
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What it has found: facts about machine and task that the bits depend on, and the task's source, unless that is
+    too large."""
+
+    facts: dict[str, str]
+    source: TaskSource | None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an engine offers: cores for its workers, and the network in which they reach the job's coordinator."""
+
+    cores: int
+    coordinator: Network
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The task is imported, and workers can be started. Told once."""
+
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker that was asked for has a process; `how` says what is special about it, for the log."""
+
+    slot: int
+    pid: int
+    how: str
+
+
+@dataclass(frozen=True)
+class SettingUp:
+    """A worker builds its replica and is in this phase of that; None: it is done, and known to its coordinator."""
+
+    slot: int
+    pid: int
+    phase: str | None
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker's process is gone, and nothing of it can write any more. A negative code is a signal.
+
+    `status` is where it was, as far as that is known on its machine; heartbeats have told the coordinator the rest.
+    """
+
+    slot: int
+    pid: int
+    code: int
+    status: Status | None = None
+
+
+@dataclass(frozen=True)
+class Unprepared:
+    """The task cannot be imported, or its parameters do not fit."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The engine itself has failed. The exits of its workers follow; those being started it starts again by itself.
+
+    Before it was ready nothing follows.
+    """
+
+    reason: str
+
+
+Notice = Ready | Started | SettingUp | Exited | Unprepared | Interrupted
+
+
+class Engine(Protocol):
+    """Runs the workers of one job. It prepares itself from the moment that it is made.
+
+    Its supervisor calls every method from one thread.
+    """
+
+    def capacity(self) -> Capacity:
+        """What there is to run workers on; asked before the coordinator is started."""
+        ...
+
+    def start(self, assignment: Assignment) -> None:
+        """Have a worker; the engine says at which address it listens. `poll` tells of its start and of its end."""
+        ...
+
+    def poll(self, seconds: float) -> Sequence[Notice]:
+        """What has happened since the last call, in order; waits that long for something to happen."""
+        ...
+
+    def kill(self, slot: int, pid: int) -> None:
+        """End a process at once. It counts as gone only when `poll` tells so; of one that has ended nothing comes."""
+        ...
+
+    def close(self) -> None:
+        """End whoever is left, and wait until they are gone. May be called again; nothing else is called after it."""
+        ...

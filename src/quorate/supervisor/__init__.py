@@ -1,0 +1,1 @@
+"""Keeps the processes of one job alive, on whatever engine they run."""

@@ -1,0 +1,168 @@
+"""The coordinator's process: whoever dies, or answers no more, is followed by another at the same address."""
+
+import contextlib
+import json
+import logging
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quorate.coordinator.client import SupervisorClient
+from quorate.core.errors import JobError, QuorateError
+from quorate.core.failure import Failure
+from quorate.core.processes import describe_departure
+from quorate.core.timing import Timing
+from quorate.wire.sockets import split_address
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS = 5
+"""So many coordinators in a row may die without a step in between."""
+LEAST_START = 10.0
+"""Seconds that one may take to begin, however short failure_timeout is: a loaded machine starts no program faster."""
+
+
+class CoordinatorProcess:
+    """Starts the first at once, beside everything else; `open` waits until it listens.
+
+    Those who follow are told who is there (the roster), and learn the rest from the workers, which go on meanwhile for
+    as long as their leases last.
+    """
+
+    def __init__(self, log_file: Path, appointment: Mapping[str, Any], token: str, timing: Timing) -> None:
+        self._log_file = log_file
+        self._appointment = dict(appointment)
+        self._token = token
+        self._timing = timing
+        self._process = _Process(log_file, self._appointment)
+        self._client: SupervisorClient | None = None
+        self._deaths = 0
+        self._began = self._looked = time.monotonic()
+        self.address = ""
+        self.events_from = 0
+        # How the last one that died has ended.
+        self.departure = ""
+
+    def open(self) -> SupervisorClient:
+        """The calls to it, whoever it is at the time."""
+        answer = self._process.await_answer()
+        # What an earlier part of the run has told, before this place of its event log, is not news.
+        self.address, self.events_from = str(answer["address"]), int(answer["events_from"])
+        self._client = SupervisorClient(self.address, self._token, timeout=self._timing.failure_timeout)
+        return self._client
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is one now."""
+        return self._process.is_alive
+
+    def note_step(self) -> None:
+        """The job advances: those who died before have not kept it from that."""
+        self._deaths = 0
+
+    def kill(self) -> None:
+        """End it at once; the next round sees that."""
+        self._process.kill()
+
+    def kill_if_silent(self, answered: float) -> None:
+        """End one that hangs: it has not answered since then, or since it began. Workers wait a little longer."""
+        now, limit = time.monotonic(), self._timing.failure_timeout
+        if now - self._looked > limit / 2:
+            self._began = now  # nobody is to blame for a pause of the launcher itself
+        self._looked = now
+        silence = now - max(answered, self._began)
+        if self.is_alive and silence > limit:
+            pid = self._process.pid
+            log.warning("the coordinator (pid %d) has not answered for %.1f s, and is killed", pid, silence)
+            self._process.kill()
+
+    def replace(self, changes: Mapping[str, Any]) -> bool:
+        """Have another take the place of one that is dead; False if too many have died for nothing.
+
+        `changes` is what its appointment says beside that of the first: who is there.
+        """
+        self.departure = self._process.departure
+        self._deaths += 1
+        if self._deaths > MOST_DEATHS:
+            return False
+        log.warning("%s; another takes its place", self.departure)
+        self._process.close(patience=0)
+        _, port = split_address(self.address)
+        self._began = time.monotonic()
+        self._process = _Process(self._log_file, self._appointment | {"port": port, **changes})
+        try:
+            self._process.await_answer(max(self._timing.failure_timeout, LEAST_START))
+            log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
+        except QuorateError as error:
+            # The port may not be free yet, say. It is dead, which the next round sees and counts.
+            log.warning("the next coordinator could not begin: %s", error)
+            self._process.kill()
+        return True
+
+    def close(self) -> None:
+        """Let it go: it ends by itself when its standard input does."""
+        if self._client is not None:
+            self._client.close()
+        self._process.close(patience=self._timing.failure_timeout)
+
+
+class _Process:
+    """One of them. It ends with the launcher, whose end of the pipe closes."""
+
+    def __init__(self, log_file: Path, appointment: Mapping[str, Any]) -> None:
+        self._log_file = log_file
+        with log_file.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quorate.coordinator"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
+            )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which `await_answer` tells
+            self._process.stdin.write(json.dumps(appointment).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
+        """What it says once it listens; waits until it does, for so many seconds at most."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            self.kill()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise JobError(f"{self.departure} before it listened; its log is {self._log_file}.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Failure("RequestError", answer["error"], exit_code=answer["exit_code"]).error()
+        return answer
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def departure(self) -> str:
+        """How it has ended, once it has."""
+        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.returncode)}"
+
+    def kill(self) -> None:
+        """End it at once, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self, patience: float) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()

@@ -1,0 +1,144 @@
+"""What the coordinator has to say to the supervisor: how the job ended, what there is to do, and the job's events.
+
+Asked for in threads of their own, beside the loop that looks after the processes.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from quorate.coordinator.client import News, Outcome
+from quorate.core.errors import LinkError
+from quorate.observe.event import Event
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.05
+CLOSE_PATIENCE = 2.0
+
+Process = tuple[int, int]
+"""A worker's slot and its pid; 0 for one that is still to be started."""
+
+
+class NewsSource(Protocol):
+    """Who knows how the job ended."""
+
+    def news(self, timeout: float, processes: Collection[Process] = (), workers: int = 0) -> News:
+        """What there is to know; nothing if nothing happens within `timeout` seconds."""
+        ...
+
+
+class OutcomeWatch:
+    """Asks how the job ended, until it has.
+
+    `answered` is when the last answer came, and `workers` how many the job has by that.
+    """
+
+    def __init__(
+        self, source: NewsSource, patience: float, processes: Callable[[], Collection[Process]] = tuple
+    ) -> None:
+        self._source = source
+        self._patience = patience
+        self._processes = processes
+        self._closed = threading.Event()
+        self.outcome: Outcome | None = None
+        self.answered = time.monotonic()
+        self.workers = 0
+        self.news: SimpleQueue[News] = SimpleQueue()
+        threading.Thread(target=self._watch, name="outcome", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while self.outcome is None and not self._closed.is_set():
+            try:
+                news = self._source.news(self._patience, self._processes(), self.workers)
+                self.answered = time.monotonic()
+                self.workers = news.workers or self.workers
+                self.news.put(news)
+                self.outcome = news.outcome
+                if news.expelled or news.vacant:
+                    self._closed.wait(PAUSE)  # time to do it, before it is told again
+            except LinkError as error:
+                # One call without an answer says nothing about the next: to give up here would lose the outcome of
+                # a job that is over. Whoever holds the coordinator's process sees to it that there is one.
+                log.info("how the job ended could not be asked: %s", error)
+                self._closed.wait(PAUSE)
+
+
+class Stream(Protocol):
+    """Events as they come, each time with the place in the log from which the next ones are asked for."""
+
+    def __iter__(self) -> Iterator[tuple[list[Event], int]]: ...
+
+    def cancel(self) -> None:
+        """Have whoever waits for more wait no longer."""
+        ...
+
+
+class EventSource(Protocol):
+    """Who has the job's event log."""
+
+    def events(self, offset: int, *, follow: bool) -> Stream:
+        """Its events from a place on: those that are there now, or also all that follow."""
+        ...
+
+
+class EventFollower:
+    """Follows the job's events from a place of its log on.
+
+    The place is a number of bytes, the same for every coordinator: whoever takes another's place goes on from it, and
+    no event is lost or told twice.
+    """
+
+    def __init__(self, source: EventSource, offset: int) -> None:
+        self._source = source
+        self._offset = offset
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._closed = threading.Event()
+        self._stream: Stream | None = None
+        self._thread = threading.Thread(target=self._follow, name="events", daemon=True)
+        self._thread.start()
+
+    def new(self) -> list[Event]:
+        """What has come since the last call."""
+        found = []
+        try:
+            while True:
+                found.append(self._events.get_nowait())
+        except Empty:
+            return found
+
+    def close(self, *, read_rest: bool) -> None:
+        """Follow no longer; `read_rest`: have first what is written by now, from a coordinator that is alive."""
+        self._closed.set()
+        if self._stream is not None:
+            self._stream.cancel()
+        self._thread.join(CLOSE_PATIENCE)
+        if read_rest and not self._thread.is_alive():
+            try:
+                self._take(self._source.events(self._offset, follow=False))
+            except LinkError as error:
+                log.warning("the last events could not be asked for: %s", error)
+
+    def _follow(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._stream = self._source.events(self._offset, follow=True)
+                if self._closed.is_set():  # `close` came before there was a stream that it could cancel
+                    self._stream.cancel()
+                self._take(self._stream)
+            except LinkError as error:
+                log.info("the events of the job broke off: %s", error)
+            self._closed.wait(PAUSE)
+
+    def _take(self, stream: Stream) -> None:
+        for events, offset in stream:
+            for event in events:
+                self._events.put(event)
+            self._offset = offset

@@ -1,0 +1,340 @@
+"""Supervises one job on an engine: starts its processes, passes on what happens to them, and leaves none behind."""
+
+import contextlib
+import functools
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any, Protocol
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.coordinator.event_log import EventLog
+from quorate.core.errors import LinkError, QuorateError
+from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
+from quorate.core.timing import Timing
+from quorate.engines.engine import Engine, Preparation, Prepared
+from quorate.observe.event import Event
+from quorate.observe.jsonl import JsonlSink
+from quorate.spec.job import JobSpec
+from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.coordinator_process import CoordinatorProcess
+from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.worker_processes import EngineLost, WorkerProcesses
+from quorate.training.run_mode import RunMode
+from quorate.worker.assignment import Assignment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job that is ready to run in its folder."""
+
+    run: RunFolder
+    spec: JobSpec
+    workers: int
+    job_source: str
+    checkpoint: Path | None = None
+    mode: RunMode = field(default_factory=RunMode)
+    # Where the task is loaded from, if not from where the job says.
+    task: str | None = None
+    search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+
+    @property
+    def preparation(self) -> Preparation:
+        """What its engine is to prepare."""
+        return Preparation(
+            task=self.task or self.spec.task,
+            params=self.spec.params,
+            job_source=self.job_source,
+            search_path=self.search_path,
+            seed=self.spec.seed,
+            threads=self.spec.threads,
+            deterministic=self.spec.deterministic,
+        )
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a hook may know of a job's processes and do to them: pids by worker, and how many workers are wanted."""
+
+    running: Mapping[int, int]
+    workers: int
+    kill_coordinator: Callable[[], None]
+    resize: Callable[[int], None]
+
+
+class SupervisorHook(Protocol):
+    """Whoever disturbs a job on purpose. The supervisor's loop calls it."""
+
+    def on_start(self, assignment: Assignment) -> Assignment:
+        """A worker is about to be started; with what it is to be told."""
+        ...
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        """Some 20 times a second while the job runs."""
+        ...
+
+
+class Supervisor:
+    """Runs one job on an engine, which it closes at the end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        launch: Launch,
+        handle: Callable[[Event], None],
+        accept: Callable[[Prepared], None],
+        signals: Signals,
+        hook: SupervisorHook | None = None,
+    ) -> None:
+        self._engine = engine
+        self._launch = launch
+        self._handle = handle
+        self._accept = accept
+        self._signals = signals
+        self._hook = hook
+        self._timing = Timing(launch.spec.failure_timeout)
+        self._token = secrets.token_urlsafe(32)
+        self._has_formed = False
+        self._step = 0
+        self._saved: int | None = None
+        self._spares = launch.spec.spares if launch.mode.is_training else 0
+
+    def run(self) -> Outcome:
+        """Run the job to its end."""
+        self._warn_of_crowd()
+        with contextlib.closing(self._engine), contextlib.ExitStack() as stack:
+            # It does so itself, unless it was killed.
+            stack.callback(self._launch.run.remove_address)
+            log_file = self._launch.run.logs / "coordinator.log"
+            coordinator = CoordinatorProcess(log_file, self._appointment(), self._token, self._timing)
+            stack.callback(coordinator.close)
+            workers = WorkerProcesses(
+                self._engine,
+                assign=functools.partial(self._assignment, coordinator),
+                notify=lambda message: self._handle(Event("log", fields={"level": "info", "message": message})),
+                setup_timeout=self._launch.spec.setup_timeout,
+                has_formed=lambda: self._has_formed,
+            )
+            # Asked first, while torch is being imported: a port in use is told at once.
+            client = coordinator.open()
+            follower = EventFollower(client, coordinator.events_from)
+            stack.callback(self._conclude, coordinator, follower)
+            return self._attend(coordinator, workers, client, follower)
+
+    def _warn_of_crowd(self) -> None:
+        workers, threads, cores = self._launch.workers, self._launch.spec.threads, self._engine.capacity().cores
+        if self._launch.mode.is_training and workers * threads > cores:
+            log.warning(
+                "%d workers × %d threads = %d, more than the %d cores that may be used here: they take turns, which is "
+                "slower (same result; fewer `workers` may be faster)",
+                workers,
+                threads,
+                workers * threads,
+                cores,
+            )
+
+    def _conclude(self, coordinator: CoordinatorProcess, follower: EventFollower) -> None:
+        """End all workers, and pass on the last events."""
+        self._engine.close()
+        follower.close(read_rest=coordinator.is_alive)
+        self._handle_events(follower)
+
+    def _attend(
+        self,
+        coordinator: CoordinatorProcess,
+        workers: WorkerProcesses,
+        client: SupervisorClient,
+        follower: EventFollower,
+    ) -> Outcome:
+        """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
+        try:
+            prepared = workers.await_ready(give_up=lambda: self._signals.reason is not None)
+            if prepared is None:
+                client.stop(self._signals.reason or "interrupted")
+                return Outcome(None, {"ending": self._signals.reason})
+            self._accept(prepared)
+            patience = self._timing.failure_timeout / 4
+            with contextlib.closing(OutcomeWatch(client, patience, workers.processes)) as watch:
+                return self._supervise(coordinator, workers, client, watch, follower)
+        except QuorateError as error:
+            self._record_failure(Failure.of(error), coordinator, client)
+            raise
+
+    def _record_failure(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
+        with contextlib.suppress(LinkError):
+            if coordinator.is_alive:
+                client.report_failure(failure)
+                return
+        # The run's events are the coordinator's to write, unless it cannot any more.
+        with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
+            event_log.job_failed(failure)
+
+    def _supervise(
+        self,
+        coordinator: CoordinatorProcess,
+        workers: WorkerProcesses,
+        client: SupervisorClient,
+        watch: OutcomeWatch,
+        follower: EventFollower,
+    ) -> Outcome:
+        for slot in range(self._launch.workers + self._spares):
+            workers.start(slot, self._launch.checkpoint)
+        asked = False
+        while watch.outcome is None:
+            # First of all: whoever reports to a coordinator that is gone waits for nothing.
+            if self._keep(coordinator, workers, watch):
+                asked = False  # the next one has not heard of it
+            self._look_after(workers, client, watch)
+            if self._hook is not None:
+                wanted = watch.workers or self._launch.workers
+                self._hook.on_round(
+                    Controls(workers.running, wanted, coordinator.kill, client.resize), time.monotonic()
+                )
+            if self._handle_events(follower):
+                coordinator.note_step()
+                workers.note_step()
+            if self._is_ordered_to_end():
+                raise JobFailed(_stopped_at_once(self._signals, self._launch.mode))
+            if self._signals.reason and not asked:
+                asked = self._ask_to_stop(client)
+                if not self._has_formed:  # nothing is trained yet that would have to be saved
+                    return Outcome(None, {"ending": self._signals.reason})
+        self._let_leave(workers, watch.outcome)
+        return watch.outcome
+
+    def _look_after(self, workers: WorkerProcesses, client: SupervisorClient, watch: OutcomeWatch) -> None:
+        try:
+            workers.look()
+        except EngineLost as error:
+            raise JobFailed(self._lost(error.message)) from None
+        workers.report(client)
+        with contextlib.suppress(Empty):
+            while True:
+                workers.handle(watch.news.get_nowait())
+        workers.refill(functools.cache(self._newest))  # to find it takes reading it through
+
+    def _keep(self, coordinator: CoordinatorProcess, workers: WorkerProcesses, watch: OutcomeWatch) -> bool:
+        """See to it that there is a coordinator that answers; whether it is another one now."""
+        coordinator.kill_if_silent(watch.answered)
+        if coordinator.is_alive or watch.outcome is not None:
+            return False
+        roster = workers.roster() | {"events_from": coordinator.events_from, "has_begun": self._has_formed}
+        if not coordinator.replace({"workers": watch.workers or self._launch.workers, "roster": roster}):
+            raise JobFailed(self._lost(coordinator.departure))
+        return True
+
+    def _ask_to_stop(self, client: SupervisorClient) -> bool:
+        with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
+            client.stop(self._signals.reason or "interrupted")
+            return True
+        return False
+
+    def _is_ordered_to_end(self) -> bool:
+        """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
+        asked = self._signals.reason is not None
+        return self._signals.at_once or (asked and not self._launch.mode.is_training)
+
+    def _lost(self, what: str) -> Failure:
+        """Why a job ends that has lost, again and again, a process which is no worker."""
+        where = f" at step {self._step}" if self._step else " before the first step"
+        message = f"{what}{where}, as those before it; the job is given up. Its log is in {self._launch.run.logs}."
+        return Failure("ProcessLost", message, step=self._step or None)
+
+    def _newest(self) -> Path | None:
+        folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
+        return find_newest(folder, self._launch.checkpoint, self._saved)
+
+    def _let_leave(self, workers: WorkerProcesses, outcome: Outcome) -> None:
+        """They have been told of the end; whoever does not leave in time is killed with the engine."""
+        is_complete = outcome.failure is None and outcome.result.get("steps")
+        patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
+        workers.let_leave(patience, lambda: self._signals.at_once)
+
+    def _handle_events(self, follower: EventFollower) -> bool:
+        """Pass on what is new; whether a step is among it."""
+        has_stepped = False
+        for event in follower.new():
+            self._has_formed = self._has_formed or event.kind == "generation"
+            self._saved = event.step if event.kind == "checkpoint" else self._saved
+            if event.kind == "step":
+                self._step, has_stepped = event.step or 0, True
+            self._handle(event)
+        return has_stepped
+
+    def _appointment(self) -> dict[str, Any]:
+        spec, network = self._launch.spec, self._engine.capacity().coordinator
+        return {
+            "run": str(self._launch.run.path),
+            "lanes": spec.lanes,
+            "workers": self._launch.workers,
+            "spares": self._spares,
+            # A run beside it may have fewer workers than the job.
+            "min_workers": min(spec.min_workers, self._launch.workers),
+            "failure_timeout": spec.failure_timeout,
+            "step_timeout": spec.step_timeout,
+            "balance": spec.balance,
+            "token": self._token,
+            "host": network.address,
+            "network": network.namespace,
+            "port": spec.port,
+            "log_level": spec.log_level,
+        }
+
+    def _assignment(
+        self, coordinator: CoordinatorProcess, slot: int, checkpoint: Path | None, is_replacement: bool
+    ) -> Assignment:
+        launch = self._launch
+        assignment = Assignment(
+            run=str(launch.run.path),
+            slot=slot,
+            workers=launch.workers,
+            task=launch.task or launch.spec.task,
+            job=launch.spec.model_dump(mode="json"),
+            job_source=launch.job_source,
+            coordinator=coordinator.address,
+            token=self._token,
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            is_replacement=is_replacement,
+            mode=launch.mode,
+        )
+        return assignment if self._hook is None else self._hook.on_start(assignment)
+
+
+def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | None) -> Path | None:
+    """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
+
+    `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
+    none is whole any more, the job fails: to begin again would throw away in silence what was trained.
+    """
+    folder, search = checkpoints.folder, checkpoints.search()
+    if search.newest is not None:
+        return search.newest.path
+    if begin is not None and begin.parent != folder and begin.is_dir():
+        return begin  # of another run, from which this one has branched off
+    if begin is None and saved is None and not search.skipped:
+        return None
+    missed = f"the checkpoint of step {saved}" if saved is not None else "what the job began from"
+    if saved is None and begin is None:
+        missed = "its newest checkpoint"
+    found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
+    message = (
+        f"every worker is lost, and {missed} cannot be read any more: there is no whole checkpoint in {folder}{found}."
+        " The job ends rather than begin again with step 1."
+    )
+    raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
+
+
+def _stopped_at_once(signals: Signals, mode: RunMode) -> Failure:
+    message = "stopped at once, by the second signal; the checkpoints so far are kept."
+    if not mode.is_training:
+        message = f"{signals.reason}; the run is as it was."
+    return signals.failure(message)

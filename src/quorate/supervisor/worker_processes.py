@@ -1,0 +1,223 @@
+"""The workers' processes as their supervisor knows them: one for each place, and another when it is gone."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quorate.coordinator.client import News, SupervisorClient, Vacancy
+from quorate.coordinator.events import Reading
+from quorate.core.errors import JobError, LinkError
+from quorate.core.failure import Failure, JobFailed
+from quorate.engines.engine import (
+    Engine,
+    Exited,
+    Interrupted,
+    Notice,
+    Prepared,
+    Ready,
+    SettingUp,
+    Started,
+    Unprepared,
+)
+from quorate.supervisor.coordinator_watch import Process
+from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, Setup, SetupWatch
+from quorate.worker.assignment import Assignment
+
+log = logging.getLogger(__name__)
+
+TICK = 0.05
+HASTE = 0.005
+"""Seconds between two looks while the coordinator is about to say who takes the place of one that is gone..."""
+HASTE_LASTS = 0.5
+"""...which is so many seconds after it was told."""
+SETUP_GLANCE = 0.5
+"""Seconds between two looks at how far those are who are being set up."""
+SETUP_TIMEOUT = "SetupTimeout"
+MOST_INTERRUPTIONS = 5
+"""So many times in a row may an engine fail without a step in between."""
+
+
+class EngineLost(JobError):  # noqa: N818 (a happening, not a mistake)
+    """An engine has failed again and again, and its workers with it."""
+
+
+class WorkerProcesses:
+    """Starts workers on an engine, tells the coordinator who is gone, and fills the places that it names."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        assign: Callable[[int, Path | None, bool], Assignment],
+        notify: Callable[[str], None] = lambda _message: None,
+        setup_timeout: float | None = None,
+        has_formed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._engine = engine
+        self._assign = assign
+        self._notify = notify
+        self._setup = SetupWatch(setup_timeout)
+        self._has_formed = has_formed
+        self._setup_due = 0.0
+        self._interruptions = 0
+        self._prepared: Prepared | None = None
+        self.running: dict[int, int] = {}
+        self._killed: dict[int, int] = {}
+        self._starting: set[int] = set()
+        # Of those who are being set up, the phase; and who is done with it.
+        self._phases: dict[Process, str] = {}
+        self._set_up: set[Process] = set()
+        self._exited: deque[Exited] = deque()
+        self._reported = 0.0
+        self._vacant: dict[int, tuple[float, Vacancy]] = {}
+
+    def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
+        """What the engine has found of machine and task, once it has; None when given up."""
+        while self._prepared is None and not give_up():
+            for notice in self._engine.poll(TICK):
+                if isinstance(notice, Unprepared):
+                    raise notice.failure.error()
+                if isinstance(notice, Interrupted):
+                    raise JobError(notice.reason)
+                self._note(notice)
+            self._watch_setup(time.monotonic(), {(FORK_SERVER, 0): IMPORTING})
+        return self._prepared
+
+    def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
+        """Have a worker in a place, from a checkpoint or from the beginning."""
+        self._starting.add(slot)
+        self._engine.start(self._assign(slot, checkpoint, is_replacement))
+
+    def look(self, seconds: float = TICK) -> None:
+        """Learn what has happened to the processes; waits that long for something to happen, or shorter where the
+        coordinator is about to have something done."""
+        is_awaiting_news = time.monotonic() - self._reported < HASTE_LASTS
+        for notice in self._engine.poll(min(seconds, HASTE) if is_awaiting_news else seconds):
+            self._note(notice)
+        self._watch_setup(time.monotonic(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING))
+
+    def _watch_setup(self, now: float, unstarted: dict[Process, str]) -> None:
+        """Say what a setup that takes long is at; end one that takes longer than the user allows."""
+        if now < self._setup_due:
+            return
+        self._setup_due = now + SETUP_GLANCE
+        for message in self._setup.look(now, unstarted | self._phases):
+            self._notify(message)
+        for setup in self._setup.overdue(now):
+            self._end_setup(setup, setup.overdue(now, self._setup.limit or 0.0))
+
+    def _end_setup(self, setup: Setup, why: str) -> None:
+        """Others may train meanwhile: only where nobody can does it end the job.
+
+        That is before the first generation, and where another fork server imports the task that all workers wait for.
+        """
+        if not self._has_formed() or not (setup.pid or self.running):
+            remedy = "Raise setup_timeout, or leave it out to wait for as long as it takes."
+            worker = None if setup.worker == FORK_SERVER else setup.worker
+            raise JobFailed(Failure(SETUP_TIMEOUT, f"{why}. {remedy}", worker=worker, phase=setup.phase))
+        if setup.pid and self._killed.get(setup.worker) != setup.pid:
+            self._notify(f"{why}: it is ended, and another is started.")
+            self._kill(setup.worker, setup.pid)
+
+    def report(self, client: SupervisorClient) -> None:
+        """Tell the coordinator of every process that is gone, again if it did not answer."""
+        while self._exited:
+            exited = self._exited[0]
+            status = exited.status
+            try:
+                client.report_exit(
+                    exited.slot,
+                    exited.pid,
+                    exit_code=exited.code if exited.code >= 0 else None,
+                    signal=-exited.code if exited.code < 0 else None,
+                    step=None if status is None else status.step,
+                    phase="" if status is None else status.phase,
+                    reading=None
+                    if status is None or status.lane is None
+                    else Reading(status.lane, status.epoch or 0, status.samples, status.sample_count),
+                )
+            except LinkError as error:
+                log.info("the exit of worker %d could not be reported: %s", exited.slot, error)
+                return
+            self._exited.popleft()
+            self._reported = time.monotonic()
+
+    def processes(self) -> set[Process]:
+        """Those that there are, will be (with the pid 0), or have been and are yet to be reported."""
+        coming = {(slot, 0) for slot in [*self._starting, *self._vacant]}
+        return coming | set(self.running.items()) | {(one.slot, one.pid) for one in list(self._exited)}
+
+    def handle(self, news: News) -> None:
+        """End who counts as lost, and have somebody in every place that nobody has or is on the way to."""
+        for slot, pid in news.expelled:
+            self._kill(slot, pid)
+        for slot, vacancy in news.vacant.items():
+            if slot not in {slot for slot, _ in self.processes()}:
+                self._vacant[slot] = time.monotonic() + vacancy.after, vacancy
+
+    def refill(self, newest: Callable[[], Path | None]) -> None:
+        """Start those whose time has come; from the newest checkpoint where nobody is left to copy from."""
+        for slot, (due, vacancy) in list(self._vacant.items()):
+            if time.monotonic() >= due:
+                del self._vacant[slot]
+                log.info("worker %d is started again", slot)
+                self.start(slot, newest() if vacancy.restore else None, is_replacement=True)
+
+    def _kill(self, slot: int, pid: int) -> None:
+        """One that was only stopped must not wake up and go on. It is told again until it has been reaped."""
+        if self.running.get(slot) == pid and self._killed.get(slot) != pid:
+            self._killed[slot] = pid
+            log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
+            self._engine.kill(slot, pid)
+
+    def roster(self) -> dict[str, Any]:
+        """Who is there, and where somebody is on the way, as the next coordinator is told."""
+        self.look(0)  # whoever has just been started is there
+        known = set(self.running.items()) & self._set_up
+        new = {slot for slot, _ in set(self.running.items()) - known}
+        unreported = {(exited.slot, exited.pid) for exited in self._exited}
+        return {
+            "present": sorted(known | unreported),
+            "awaited": sorted(self._starting | self._vacant.keys() | new),
+        }
+
+    def note_step(self) -> None:
+        """The job advances: what has happened to the engine before has not kept it from that."""
+        self._interruptions = 0
+
+    def let_leave(self, seconds: float, at_once: Callable[[], bool]) -> None:
+        """Wait until all have left; whoever does not in time is killed when the engine is closed."""
+        over = time.monotonic() + seconds
+        while self.running and time.monotonic() < over and not at_once():
+            for notice in self._engine.poll(TICK):
+                if isinstance(notice, Interrupted):  # it takes with it only who is to leave
+                    return
+                self._note(notice)
+
+    def _note(self, notice: Notice) -> None:
+        match notice:
+            case Ready(prepared):
+                self._prepared = prepared
+            case Started(slot, pid, how):
+                self._starting.discard(slot)
+                self.running[slot] = pid
+                log.info("worker %d is process %d, %s", slot, pid, how)
+            case SettingUp(slot, pid, str() as phase):
+                self._phases[slot, pid] = phase
+            case SettingUp(slot, pid, None):
+                self._phases.pop((slot, pid), None)
+                self._set_up.add((slot, pid))
+            case Exited(slot, pid):
+                self.running.pop(slot, None)
+                self._phases.pop((slot, pid), None)
+                self._set_up.discard((slot, pid))
+                self._exited.append(notice)
+            case Unprepared(failure):
+                raise JobFailed(failure)
+            case Interrupted(reason):
+                self._interruptions += 1
+                if self._interruptions > MOST_INTERRUPTIONS:
+                    raise EngineLost(reason)
+                log.warning("%s; another takes its place", reason)

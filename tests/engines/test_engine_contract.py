@@ -1,0 +1,179 @@
+"""What every engine does, as its supervisor needs it."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import PATIENCE, await_condition
+from memory_engine import MemoryEngine
+from quorate.core.failure import Failure
+from quorate.engines.engine import (
+    Engine,
+    Exited,
+    Interrupted,
+    Notice,
+    Preparation,
+    Ready,
+    SettingUp,
+    Started,
+    Unprepared,
+)
+from quorate.engines.local import LocalEngine
+from quorate.spec.job import JobSpec
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+TASK = """
+import os, time
+import quorate
+
+class Obedient(quorate.Task):
+    exits_with: int | None = None
+
+    def model(self):
+        if self.exits_with is not None:
+            os._exit(self.exits_with)
+        time.sleep(3600)
+
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+    def optimizer(self, model): ...
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine, how it is made to fail, and whether a process of its is there."""
+
+    engine: Engine
+    interrupt: Callable[[], None]
+    is_there: Callable[[int], bool]
+
+
+@contextlib.contextmanager
+def local(folder: Path, task: str = "task.py:Obedient") -> Iterator[Case]:
+    (folder / "task.py").write_text(TASK)
+    (folder / "logs").mkdir()
+    preparation = Preparation(f"{folder}/{task}", {}, "", [str(folder)], 0, 1, True)
+    engine = LocalEngine(RunFolder(folder), preparation)
+
+    def interrupt() -> None:
+        os.kill(engine._fork_server._process.pid, signal.SIGKILL)
+
+    with contextlib.closing(engine):
+        yield Case(engine, interrupt, lambda pid: Path(f"/proc/{pid}").exists())
+
+
+@contextlib.contextmanager
+def in_memory(_: Path, task: str = "") -> Iterator[Case]:
+    engine = MemoryEngine(Failure("TaskError", f"there is no {task}", exit_code=2) if task else None)
+    with contextlib.closing(engine):
+        yield Case(engine, engine.interrupt, lambda pid: pid in engine.running.values())
+
+
+KINDS = pytest.mark.parametrize("kind", [local, in_memory])
+
+
+def assignment(folder: Path, slot: int, **params: Any) -> Assignment:
+    job = JobSpec(task="task.py:Obedient", lanes=2, batch_size=2, steps=1, params=params)
+    return Assignment(str(folder), slot, 2, "t", job.model_dump(mode="json"), "", "127.0.0.1:1", "token")
+
+
+class Poller:
+    """Polls an engine, and remembers what has come."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.notices: list[Notice] = []
+
+    def until(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The next notice of a kind that fits; those before it are forgotten."""
+
+        def look() -> Notice | None:
+            self.notices += self.engine.poll(0.05)
+            found = next((one for one in self.notices if isinstance(one, kind) and fits(one)), None)
+            if found is not None:
+                del self.notices[: self.notices.index(found) + 1]
+            return found
+
+        return await_condition(f"{kind}", look, PATIENCE)
+
+
+@KINDS
+def test_a_worker_starts_is_set_up_and_ends_when_it_is_killed(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path) as case:
+        poller = Poller(case.engine)
+        capacity = case.engine.capacity()
+        assert capacity.cores >= 1
+        assert capacity.coordinator.address
+        poller.until(Ready)
+        case.engine.start(assignment(tmp_path, 1))
+        started = poller.until(Started)
+        assert started.slot == 1
+        assert case.is_there(started.pid)
+        setup = poller.until(SettingUp, lambda notice: notice.phase == "model()")
+        assert (setup.slot, setup.pid) == (1, started.pid)
+        case.engine.kill(1, started.pid)
+        exited = poller.until(Exited)
+        assert (exited.slot, exited.pid, exited.code) == (1, started.pid, -signal.SIGKILL)
+        assert not case.is_there(started.pid)
+        case.engine.kill(1, started.pid)  # it is gone, and so is its number
+        assert [notice for notice in case.engine.poll(0.05) if not isinstance(notice, SettingUp)] == []
+
+
+@KINDS
+def test_a_worker_that_ends_by_itself_is_told_with_its_code_and_another_takes_its_place(
+    kind: Any, tmp_path: Path
+) -> None:
+    with kind(tmp_path) as case:
+        poller = Poller(case.engine)
+        poller.until(Ready)
+        case.engine.start(assignment(tmp_path, 0, exits_with=7))
+        first = poller.until(Exited)
+        assert (first.slot, first.code) == (0, 7)
+        case.engine.start(assignment(tmp_path, 0))
+        assert poller.until(Started).pid != first.pid
+
+
+@KINDS
+def test_closing_ends_whoever_is_left(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path) as case:
+        poller = Poller(case.engine)
+        poller.until(Ready)
+        for slot in (0, 1):
+            case.engine.start(assignment(tmp_path, slot))
+        pids = [poller.until(Started).pid for _ in range(2)]
+        assert all(map(case.is_there, pids))
+        case.engine.close()
+        assert not any(map(case.is_there, pids))
+        case.engine.close()
+
+
+@KINDS
+def test_an_engine_that_fails_tells_so_then_the_exits_and_goes_on(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path) as case:
+        poller = Poller(case.engine)
+        poller.until(Ready)
+        case.engine.start(assignment(tmp_path, 0))
+        pid = poller.until(Started).pid
+        case.interrupt()
+        assert poller.until(Interrupted).reason
+        exited = poller.until(Exited)
+        assert (exited.slot, exited.pid, exited.code) == (0, pid, -signal.SIGKILL)
+        case.engine.start(assignment(tmp_path, 0))
+        assert poller.until(Started).pid != pid
+        assert not [notice for notice in poller.notices if isinstance(notice, Ready)], "told once"
+
+
+@KINDS
+def test_a_task_that_cannot_be_had_is_told(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path, "task.py:Missing") as case:
+        failure = Poller(case.engine).until(Unprepared).failure
+        assert failure.exit_code == 2
+        assert "Missing" in failure.message

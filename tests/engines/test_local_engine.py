@@ -1,0 +1,164 @@
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from command import await_condition, command_line
+from quorate.core.task_source import TaskSource
+from quorate.engines import local
+from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, SettingUp, Started
+from quorate.engines.local import LocalEngine, Pidfds
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+from quorate.worker.status import StatusPage, status_file
+
+SOURCE = TaskSource("task.py", {"task.py": b"x = 'a'\n"})
+# A fork server that starts a worker, which does not die with it, and then does not listen any more.
+DEAF_FORK_SERVER = """#!{python}
+import json, pathlib, socket, subprocess, sys, time
+messages = socket.socket(fileno=int(sys.argv[4]))
+messages.sendall(json.dumps({{"what": "ready", "facts": {{}}, "source": {source!r}}}).encode() + b"\\n")
+heard = b""
+while b'"what": "start"' not in heard:
+    heard += messages.recv(4096)
+worker = subprocess.Popen(["sleep", "60"])
+started = {{"what": "started", "slot": 0, "pid": worker.pid, "how": "spawned", "reason": ""}}
+messages.sendall(json.dumps(started).encode() + b"\\n")
+pathlib.Path({sign!r}).touch()
+time.sleep(60)
+"""
+
+
+# The same, but its worker has a process group of its own, and has started another process there.
+LEAVING_FORK_SERVER = DEAF_FORK_SERVER.replace(
+    """["sleep", "60"])""", """["sh", "-c", "sleep 60 & echo $! > {sign}.part; exec sleep 60"], process_group=0)"""
+).replace(
+    "pathlib.Path({sign!r}).touch()",
+    """
+while not pathlib.Path({sign!r} + ".part").exists() or not pathlib.Path({sign!r} + ".part").read_text().strip():
+    time.sleep(0.01)
+pathlib.Path({sign!r} + ".part").rename({sign!r})""",
+)
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_end_of_a_process_is_waited_for_and_one_that_lives_on_is_named(sleeper: "subprocess.Popen[bytes]") -> None:
+    watched = Pidfds()
+    watched.add(sleeper.pid)
+    assert watched.await_end(0.01) == [sleeper.pid]
+    sleeper.kill()
+    assert watched.await_end(5.0) == []
+    sleeper.wait()
+    watched.add(sleeper.pid)  # gone and reaped
+    assert watched.await_end(0.0) == []
+
+
+def test_a_process_that_is_watched_no_longer_is_not_waited_for(sleeper: "subprocess.Popen[bytes]") -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    watched = Pidfds()
+    watched.add(sleeper.pid)
+    watched.discard(sleeper.pid)
+    watched.discard(sleeper.pid)
+    assert watched.await_end(0.0) == []
+    watched.add(sleeper.pid)
+    watched.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalEngine, Path]:
+    """An engine that has a fork server of that kind with a worker, and the file which tells that this is there."""
+    (folder / "logs").mkdir()
+    script, sign = folder / "python", folder / "started"
+    script.write_text(kind.format(python=sys.executable, sign=str(sign), source=SOURCE.to_json()))
+    script.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(script))
+        engine = LocalEngine(RunFolder(folder), Preparation("t:T", {}, "", [], 0, 1, True))
+    assert engine.poll(5.0) == [Ready(Prepared({}, SOURCE))]
+    engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
+    await_condition("the worker", sign.exists)
+    return engine, sign
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "deaf at the end"])
+def test_what_the_workers_of_a_killed_fork_server_have_started_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: "subprocess.Popen[bytes]", is_killed: bool
+) -> None:
+    engine, sign = started(LEAVING_FORK_SERVER, tmp_path, monkeypatch)
+    left = int(sign.read_text())
+    assert command_line(left) == "sleep 60 "
+    if is_killed:
+        assert [type(notice) for notice in engine.poll(5.0)] == [Started]
+        os.kill(engine._fork_server._process.pid, signal.SIGKILL)
+        interrupted, exited = engine.poll(5.0)
+        assert isinstance(interrupted, Interrupted)
+        assert interrupted.reason.endswith("was killed by SIGKILL, and the workers with it")
+        assert isinstance(exited, Exited)
+    else:
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 1.0)
+        engine.close()
+    await_condition("its end", lambda: not is_running(left))
+    assert sleeper.poll() is None, "one of nobody's"
+    if is_killed:
+        engine.close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not just waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["read before the end", "read at the end"])
+def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
+) -> None:
+    monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
+    notices = engine.poll(5.0) if told else []
+    assert [type(notice) for notice in notices] == [Started] * told
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        engine.close()
+    assert time.monotonic() - begun >= 0.55, "as long as for the fork server, and as long again for its worker"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    pid = int(warning.rpartition(" ")[2])
+    assert warning == f"workers still end after 0.3 s: processes {pid}"
+    assert command_line(pid) == "sleep 60 "
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, where it may have trained for days."""
+    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
+    assert [type(notice) for notice in engine.poll(5.0)] == [Started]
+    assert engine.poll(0.0) == []
+    page = StatusPage(status_file(RunFolder(tmp_path), 0))
+    page.write_setup("datasets()")
+    (setup,) = engine.poll(0.0)
+    assert isinstance(setup, SettingUp)
+    assert (setup.slot, setup.phase) == (0, "datasets()")
+    page.write(0, "wait")
+    assert engine.poll(0.0) == [replace(setup, phase=None)]
+    page.write(1, "compute")
+    assert engine.poll(0.0) == [], "told once"
+    engine.kill(0, setup.pid)
+    monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+    engine.close()

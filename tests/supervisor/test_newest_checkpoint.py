@@ -1,0 +1,59 @@
+"""From what a job goes on when nobody holds its state: the newest whole checkpoint, or nothing if none was saved."""
+
+from pathlib import Path
+
+import pytest
+
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import LinkError
+from quorate.core.failure import CHECKPOINT_LOST, JobFailed
+from quorate.supervisor.supervisor import find_newest
+from quorate.worker.process import newest_instead
+
+
+def save(folder: Path, step: int) -> Path:
+    told = {"weights_digest": "w", "job": {}, "environment": {}, "metrics": {}}
+    return CheckpointFolder(folder).save({"step": step}, step=step, phase=0, **told).path  # type: ignore[arg-type]
+
+
+def damage(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").write_text("{")
+
+
+def test_one_that_is_damaged_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    whole, damaged = save(tmp_path, 4), save(tmp_path, 8)
+    damage(damaged)
+    assert find_newest(CheckpointFolder(tmp_path), None, saved=8) == whole
+
+
+def test_a_job_that_has_never_saved_begins_again(tmp_path: Path) -> None:
+    assert find_newest(CheckpointFolder(tmp_path / "none yet"), None, saved=None) is None
+
+
+def test_a_branch_that_has_not_saved_yet_goes_back_to_where_it_began(tmp_path: Path) -> None:
+    origin = save(tmp_path / "origin", 4)
+    assert find_newest(CheckpointFolder(tmp_path / "branch"), origin, saved=None) == origin
+
+
+@pytest.mark.parametrize("saved", [8, None])
+def test_where_none_is_whole_any_more_the_job_ends(tmp_path: Path, saved: int | None) -> None:
+    damage(save(tmp_path, 8))
+    with pytest.raises(JobFailed, match=r"no whole checkpoint in .*; step-00000008: .*rather than begin again") as told:
+        find_newest(CheckpointFolder(tmp_path), None, saved)
+    assert (told.value.failure.kind, told.value.failure.step) == (CHECKPOINT_LOST, saved)
+
+
+def test_where_the_beginning_is_gone_the_job_ends(tmp_path: Path) -> None:
+    for folder in (tmp_path / "own", tmp_path / "of another run"):
+        with pytest.raises(JobFailed, match="what the job began from cannot be read any more"):
+            find_newest(CheckpointFolder(tmp_path / "own"), folder / "step-00000004", saved=None)
+
+
+def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_room(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "of another run"
+    newest, gone = save(own, 8), own / "step-00000004"
+    assert newest_instead(gone, CheckpointFolder(own), own).path == newest
+    save(other, 8)
+    for folder in (other, tmp_path / "empty"):
+        with pytest.raises(LinkError, match="is not there any more"):
+            newest_instead(folder / "step-00000004", CheckpointFolder(folder), own)

@@ -1,0 +1,40 @@
+"""Shared memory is there, or an error is: never a process that the kernel kills for it."""
+
+from pathlib import Path
+
+import pytest
+
+from quorate.core.cgroup import Limits, read_limits
+from quorate.core.errors import JobError
+from quorate.wire import shared_memory
+from quorate.wire.shared_memory import Segment
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Limits:
+    """A container with 10,000 bytes, of which 8,001 are in use."""
+    group = tmp_path / "cgroup" / "docker"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("10000\n")
+    (group / "memory.current").write_text("8001\n")
+    membership = tmp_path / "membership"
+    membership.write_text("0::/docker\n")
+    return read_limits(tmp_path / "cgroup", membership)
+
+
+def test_too_little_memory_in_a_container_is_an_error_before_use(container: Limits) -> None:
+    told = r"not enough memory for the 2,000 bytes .*\(1,999 are free of what this container is given\).*`workers`"
+    with pytest.raises(JobError, match=told):
+        Segment.create(2_000, limits=container)
+
+
+def test_what_fits_into_the_container_is_created(container: Limits) -> None:
+    Segment.create(1_999, limits=container).close()
+
+
+def test_the_limits_of_this_process_are_asked_unless_others_are_given(
+    container: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "read_limits", lambda: container)
+    with pytest.raises(JobError, match="this container"):
+        Segment.create(2_000)
