@@ -7,12 +7,8 @@ from typing import Protocol
 
 import torch
 
-from quorate.lanes.buckets import Bucket
-from quorate.lanes.layout import Layout, lay_out
+from quorate.lanes.buckets import Bucket, Layout, lay_out
 from quorate.wire.segment import Segment
-
-SCRATCH = 2**20
-"""Bytes for each lane, through which everything else is summed."""
 
 
 class GradientMemory(Protocol):
@@ -25,11 +21,11 @@ class GradientMemory(Protocol):
 
     @property
     def total(self) -> Sequence[torch.Tensor]:
-        """What the optimizer reads. It may write there too; `writes_are_dear` says whether it had better not."""
+        """What the optimizer reads. It may write there too; `writes_are_slow` says whether it had better not."""
         ...
 
     @property
-    def writes_are_dear(self) -> bool:
+    def writes_are_slow(self) -> bool:
         """Whether a write to the total costs many times what it usually does."""
         ...
 
@@ -40,7 +36,7 @@ class PlainMemory:
 
     lanes: dict[int, tuple[torch.Tensor, ...]]
     total: tuple[torch.Tensor, ...]
-    writes_are_dear: bool = False
+    writes_are_slow: bool = False
 
     @classmethod
     def of(cls, plan: Sequence[Bucket], lanes: range) -> "PlainMemory":
@@ -56,7 +52,7 @@ class SharedMemory:
     that does not costs no copy.
     """
 
-    writes_are_dear = True
+    writes_are_slow = True
 
     def __init__(
         self,
@@ -68,16 +64,13 @@ class SharedMemory:
     ) -> None:
         layout = layout_of(plan)
         self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
-        self.scratch: dict[int, torch.Tensor] = {}
         for lanes, segment in zip(hosting, lane_segments, strict=True):
             content = segment.shared()
             for index, lane in enumerate(lanes):
                 self.all_lanes[lane] = _buckets(content, plan, layout, index * layout.size)
-                self.scratch[lane] = _scratch(content, layout, index * layout.size)
         self.lanes = {lane: self.all_lanes[lane] for lane in hosting[position]}
         shared, self._private = total_segment.shared(), total_segment.private()
         self.shared_total = _buckets(shared, plan, layout, 0)
-        self.total_scratch = _scratch(shared, layout, 0)
         self.total = _buckets(self._private, plan, layout, 0)
         self._versions = [bucket._version for bucket in self.total]
 
@@ -91,7 +84,7 @@ class SharedMemory:
 
 def layout_of(plan: Sequence[Bucket]) -> Layout:
     """Where a lane's buckets lie."""
-    return lay_out(plan, [_dtype(bucket).itemsize for bucket in plan], SCRATCH)
+    return lay_out(plan, [_dtype(bucket).itemsize for bucket in plan])
 
 
 def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: int) -> tuple[torch.Tensor, ...]:
@@ -99,11 +92,6 @@ def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: 
         torch.frombuffer(content, dtype=_dtype(bucket), count=bucket.numel, offset=start + offset)
         for bucket, offset in zip(plan, layout.offsets, strict=True)
     )
-
-
-def _scratch(content: mmap.mmap, layout: Layout, start: int) -> torch.Tensor:
-    offset = start + layout.scratch_offset
-    return torch.frombuffer(content, dtype=torch.uint8, count=layout.scratch_size, offset=offset)
 
 
 def _zeros(plan: Sequence[Bucket]) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""How a worker finds its neighbours on the ring."""
+"""How a worker connects to its neighbours on the ring."""
 
 import contextlib
 import logging
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 GLANCE = 0.05
 """Seconds until one of two waits notices that the other has failed."""
 
-_BENEFIT = 0.25
+_PATIENCE = 0.25
 """The part of the time of silence for which a worker that does not come is just late: mostly it is there by then."""
 
 Neighbour = SharedLink | TcpLink
 """In shared memory to a worker of the same host, over TCP to one elsewhere."""
 
 
-def meet_neighbours(
+def connect_neighbours(
     network: Listener,
     local: LocalListener | None,
     generation: Generation,
@@ -52,11 +52,11 @@ def meet_neighbours(
         connecting = thread.submit(_connect, own, following, credentials, connect_deadline, silence)
 
         def accept_deadline() -> float:
-            doubt.check()
+            late.check()
             return _unless_failed(connecting, deadline)
 
         try:
-            with contextlib.closing(_Doubt(own, previous, silence)) as doubt:
+            with contextlib.closing(_Awaited(own, previous, silence)) as late:
                 accepted = _accept(own, previous, network, local, credentials, accept_deadline, silence)
         except BaseException:
             given_up.set()
@@ -67,11 +67,11 @@ def meet_neighbours(
         except BaseException:
             accepted.close()
             raise
-    log.info("on the ring: %s before, %s behind", _told(accepted), _told(connected))
+    log.info("on the ring: %s before, %s behind", _described(accepted), _described(connected))
     return accepted, connected
 
 
-class _Doubt:
+class _Awaited:
     """Whether a worker that has not connected yet could: it may be late, or on its way in vain."""
 
     def __init__(self, own: Member, awaited: Member, silence: float | None) -> None:
@@ -84,7 +84,7 @@ class _Doubt:
         """Raise PeerLost if its host has not answered for too long."""
         if self._silence is None:
             return
-        patience = self._silence * _BENEFIT
+        patience = self._silence * _PATIENCE
         if self._knock is None and time.monotonic() - self._began >= patience:
             self._knock = Knock(self._awaited.address, f"worker {self._awaited.worker} ({self._awaited.address})")
         if self._knock is not None:
@@ -124,7 +124,7 @@ def _share_memory(one: Member, other: Member) -> bool:
     return share_a_host([one.local_address, other.local_address])
 
 
-def _told(link: Neighbour) -> str:
+def _described(link: Neighbour) -> str:
     return f"{link.peer} {'in shared memory' if isinstance(link, SharedLink) else 'over TCP'}"
 
 

@@ -9,21 +9,21 @@ from quorate.data.indices import Indices
 
 
 class Activity:
-    """Phases of a step: told to whoever watches as they begin, and timed.
+    """Phases of a step: written to the worker's status as they begin, and timed.
 
     `moves` changes whenever the worker comes further inside a phase, which tells a slow one from one that is stuck.
     """
 
     def __init__(
         self,
-        tell: Callable[[int, str, int | None], None],
-        tell_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
-        tell_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
+        write_status: Callable[[int, str, int | None], None],
+        write_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
+        add_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
         linger: Callable[[str, float], float] | None = None,
     ) -> None:
-        self._tell = tell
-        self._tell_samples = tell_samples
-        self._tell_step = tell_step
+        self._write_status = write_status
+        self._write_samples = write_samples
+        self._add_step = add_step
         self._linger = linger
         self.step = 0
         self.lane: int | None = None
@@ -40,7 +40,7 @@ class Activity:
     def during(self, phase: str, lane: int | None = None) -> "Stay":
         """For a `with` block: the worker is in this phase. After an error the place stays as it was, for the report."""
         self.phase, self.lane = phase, lane
-        self._tell(self.step, phase, lane)
+        self._write_status(self.step, phase, lane)
         return Stay(self, phase)
 
     def advance(self) -> None:
@@ -59,11 +59,11 @@ class Activity:
 
     def reads(self, epoch: int, samples: Indices) -> None:
         """The lane that the worker is in reads these samples of an epoch."""
-        self._tell_samples(epoch, samples.data)
+        self._write_samples(epoch, samples.data)
 
     def end_step(self, lanes: int) -> None:
-        """The step, with so many lanes, is complete: its times can be told."""
-        self._tell_step(self.seconds, lanes)
+        """The step, with so many lanes, is complete: its times count for the worker's pace."""
+        self._add_step(self.seconds, lanes)
 
     def leave(self, phase: str, seconds: float) -> None:
         """The worker was in this phase for so long; and stays longer, if somebody makes it slow."""

@@ -1,13 +1,15 @@
 """From the agreed gradient to new weights: the same kernels on the same bits in every worker."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from quorate.core.phases import APPLY
 from quorate.core.seeds import derive_seed
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
+from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -16,19 +18,36 @@ from quorate.training.strategy import Agreement
 
 
 class Update:
-    """Applies a step's agreement to the replica."""
+    """Applies a step's agreement to the replica.
+
+    `before_change` is called before anything changes. It raises where this worker may not: its lease is over.
+    """
 
     def __init__(
-        self, spec: JobSpec, replica: Replica, gradients: Gradients, watch: StateWatch, total_steps: int
+        self,
+        spec: JobSpec,
+        replica: Replica,
+        gradients: Gradients,
+        watch: StateWatch,
+        total_steps: int,
+        activity: Activity,
+        before_change: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._replica = replica
         self._gradients = gradients
         self._watch = watch
         self._total_steps = total_steps
+        self._activity = activity
+        self._before_change = before_change
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
+        self._before_change()
+        with self._activity.during(APPLY):
+            return self._leave_out() if agreement.is_void else self._apply(step, agreement)
+
+    def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         optimizers = self._replica.optimizers
         if optimizers.run_user_code:
             # Noise, which is then the same in every worker.
@@ -66,8 +85,8 @@ class Update:
             self._replica.buffers.adopt()
             self._watch.after_update(where)
 
-    def leave_out(self) -> dict[str, float]:
-        """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""
+    def _leave_out(self) -> dict[str, float]:
+        """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm."""
         for parameter in self._gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None

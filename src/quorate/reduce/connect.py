@@ -1,4 +1,4 @@
-"""How the workers of a generation find each other: in shared memory where they run on one host, on a ring elsewhere."""
+"""How the workers of a generation connect: in shared memory where they run on one host, on a ring elsewhere."""
 
 import contextlib
 import logging
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from quorate.core.generation import Generation
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory, PlainMemory, SharedMemory, layout_of
-from quorate.reduce.neighbours import Neighbour, meet_neighbours
-from quorate.reduce.pool import Pool
+from quorate.reduce.neighbours import Neighbour, connect_neighbours
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.ring import Blame, Ring, as_told
+from quorate.reduce.ring import Blame, Ring, unchanged
+from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.doorbell import Doorbell
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
@@ -49,10 +49,10 @@ class Listeners:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What a worker brings along: who it is, where it listens, and how long it waits for the others.
+class Endpoint:
+    """A worker's end of the connections of a generation: who it is, where it listens, how long it waits for the others.
 
-    `deadline` is for meeting them, `lease` for every exchange afterwards. `silence`: the seconds after which a
+    `deadline` is for connecting, `lease` for every exchange afterwards. `silence`: the seconds after which a
     neighbour elsewhere whose host does not answer is lost, before either is over.
     """
 
@@ -74,41 +74,52 @@ class Meeting:
         return [member.lanes for member in self.generation.members]
 
 
-def meet(
-    meeting: Meeting, plan: Sequence[Bucket], *, trusts_versions: bool = False
+def connect(
+    endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False
 ) -> tuple[Reduction, GradientMemory]:
     """Sums over all lanes of the generation, and the memory that they are summed in.
 
     `trusts_versions`: whoever writes to the total between exchanges is known to do so through torch, which counts it.
     """
-    members = meeting.generation.members
+    members = endpoint.generation.members
     if len(members) > 1 and share_a_host([member.local_address for member in members]):
         log.info("gradients are summed in shared memory: all %d workers run on this host", len(members))
-        memory, doorbells = _share_memory(meeting, plan)
-        worker, lease = meeting.credentials.worker, meeting.lease
-        return Pool(meeting.generation, worker, doorbells, memory, lease, trusts_versions=trusts_versions), memory
+        memory, doorbells = _share_memory(endpoint, plan)
+        reduction = SharedMemoryReduction(
+            endpoint.generation,
+            endpoint.credentials.worker,
+            doorbells,
+            memory,
+            endpoint.lease,
+            trusts_versions=trusts_versions,
+        )
+        return reduction, memory
     if len(members) > 1:
-        log.info("gradients go round a ring: %s", _why_not_shared(meeting))
-    listeners = meeting.listeners
-    previous, following = meet_neighbours(
-        listeners.network, listeners.local, meeting.generation, meeting.credentials, meeting.deadline, meeting.silence
+        log.info("gradients go round a ring: %s", _why_not_shared(endpoint))
+    previous, following = connect_neighbours(
+        endpoint.listeners.network,
+        endpoint.listeners.local,
+        endpoint.generation,
+        endpoint.credentials,
+        endpoint.deadline,
+        endpoint.silence,
     )
-    lease, blame = _watch(meeting, [previous, following])
-    ring = Ring(meeting.generation, meeting.credentials.worker, previous, following, lease, blame)
-    return ring, PlainMemory.of(plan, meeting.hosting[meeting.position])
+    lease, blame = _watch(endpoint, [previous, following])
+    ring = Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
+    return ring, PlainMemory.of(plan, endpoint.hosting[endpoint.position])
 
 
-def _watch(meeting: Meeting, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
+def _watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
     """The lease, which also ends for a neighbour elsewhere that is silent; and who is to blame when a link ends."""
     elsewhere = [link for link in neighbours if isinstance(link, TcpLink)]
-    if meeting.silence is None or not elsewhere:
-        return meeting.lease, as_told
-    watch = Watch(meeting.lease, elsewhere, meeting.silence)
+    if endpoint.silence is None or not elsewhere:
+        return endpoint.lease, unchanged
+    watch = Watch(endpoint.lease, elsewhere, endpoint.silence)
     return watch, watch.blame
 
 
-def _why_not_shared(meeting: Meeting) -> str:
-    silent = [str(member.worker) for member in meeting.generation.members if not member.local_address]
+def _why_not_shared(endpoint: Endpoint) -> str:
+    silent = [str(member.worker) for member in endpoint.generation.members if not member.local_address]
     if silent:
         return (
             f"workers {', '.join(silent)} offer no shared memory (links: tcp, or a kernel that does not tell its boot)"
@@ -116,8 +127,8 @@ def _why_not_shared(meeting: Meeting) -> str:
     return "the workers run on different hosts"
 
 
-def _share_memory(meeting: Meeting, plan: Sequence[Bucket]) -> tuple[SharedMemory, dict[int, Doorbell]]:
-    position, hosting, size = meeting.position, meeting.hosting, layout_of(plan).size
+def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMemory, dict[int, Doorbell]]:
+    position, hosting, size = endpoint.position, endpoint.hosting, layout_of(plan).size
     with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as on_failure:
         lanes = {position: Segment.create(len(hosting[position]) * size)}
         descriptors.callback(lanes[position].close)
@@ -126,15 +137,15 @@ def _share_memory(meeting: Meeting, plan: Sequence[Bucket]) -> tuple[SharedMemor
             total = Segment.create(size)
             descriptors.callback(total.close)
         connections: dict[int, socket.socket] = {}
-        for peer, sock in _connections(meeting):
+        for peer, sock in _connections(endpoint):
             connections[peer] = sock
             on_failure.callback(sock.close)
-        names = {peer: f"worker {meeting.generation.members[peer].worker} (this host)" for peer in connections}
+        names = {peer: f"worker {endpoint.generation.members[peer].worker} (this host)" for peer in connections}
         ours = [segment.descriptor for segment in (lanes[position], total) if segment is not None]
         for peer, sock in connections.items():
             pass_descriptors(sock, ours, names[peer])
         for peer, sock in connections.items():
-            given = receive_descriptors(sock, 2 if peer == 0 else 1, names[peer], meeting.deadline)
+            given = receive_descriptors(sock, 2 if peer == 0 else 1, names[peer], endpoint.deadline)
             lanes[peer] = Segment.adopt(given[0], len(hosting[peer]) * size)
             descriptors.callback(lanes[peer].close)
             if peer == 0:
@@ -143,17 +154,17 @@ def _share_memory(meeting: Meeting, plan: Sequence[Bucket]) -> tuple[SharedMemor
         assert total is not None, "position 0 makes it, and passes it to all others"
         memory = SharedMemory(plan, hosting, position, [lanes[place] for place in range(len(hosting))], total)
         on_failure.pop_all()
-    generation = meeting.generation.id
+    generation = endpoint.generation.id
     doorbells = {peer: Doorbell(sock, names[peer], generation) for peer, sock in sorted(connections.items())}
     return memory, doorbells
 
 
-def _connections(meeting: Meeting) -> Iterator[tuple[int, socket.socket]]:
+def _connections(endpoint: Endpoint) -> Iterator[tuple[int, socket.socket]]:
     """To everybody, by ring position: a worker connects to those before it, and waits for those behind it."""
-    members, position, credentials = meeting.generation.members, meeting.position, meeting.credentials
+    members, position, credentials = endpoint.generation.members, endpoint.position, endpoint.credentials
     for peer, member in enumerate(members[:position]):
-        yield peer, connect_local(member.local_address, credentials, member.worker, meeting.deadline)
+        yield peer, connect_local(member.local_address, credentials, member.worker, endpoint.deadline)
     awaited = {member.worker: peer for peer, member in enumerate(members) if peer > position}
-    assert meeting.listeners.local is not None, "whoever has an address of its host listens there"
-    for worker, sock in meeting.listeners.local.accept(credentials, awaited.keys(), meeting.deadline):
+    assert endpoint.listeners.local is not None, "whoever has an address of its host listens there"
+    for worker, sock in endpoint.listeners.local.accept(credentials, awaited.keys(), endpoint.deadline):
         yield awaited[worker], sock
