@@ -1,4 +1,4 @@
-"""The overlapped reducer: it sums what is ready while the rest is computed, and whatever happens in between, it ends."""
+"""The overlapped reducer sums what is ready while the rest is computed, and whatever happens in between, it ends."""
 
 import threading
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
 
 
 class NoUpdate:
-    """Leaves the state as it is, and remembers what was agreed on."""
+    """Leaves the state as it is."""
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         return {"": float(step)}

@@ -63,11 +63,11 @@ class RingConnection:
 
     def strategy(self, update: Update, activity: Activity) -> "RingStrategy":
         """What the loop trains with."""
-        spec, replica, members = self._spec, self._replica, self._endpoint.generation.members
-        own = members[self._endpoint.position]
+        spec, replica, generation = self._spec, self._replica, self._endpoint.generation
+        own = generation.members[self._endpoint.position]
         agreement = StepAgreement(
             self.links.gather,
-            members,
+            generation.workers,
             own,
             [parameter for _, parameter in replica.trainable],
             replica.buffers,
