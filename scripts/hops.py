@@ -6,8 +6,9 @@
     python scripts/hops.py step --list      one of them, and what was called in it
 
 A small job is trained with `sys.setprofile` set in each of its processes. A step is one turn of the loop of a job with
-one lane on one worker; a save is the one at its end, in all threads of the worker; a death lasts from the SIGKILL of one
-of two workers until the other has completed its next step, in all processes, without what they call anyway (heartbeats).
+one lane on one worker; a save is the one at its end, in all threads of the worker; a death lasts from the SIGKILL of
+one of two workers until the other has completed its next step, in all processes, without what they call anyway
+(heartbeats).
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "quorate"
@@ -108,7 +110,7 @@ def of_step(calls: list[Call]) -> list[str]:
     first = next(call for call in calls if call.name == STEP)
     own = [call for call in calls if (call.pid, call.thread) == (first.pid, first.thread) and call.event == "call"]
     starts = [index for index, call in enumerate(own) if call.name == STEP]
-    turns = [_names(own[start:stop]) for start, stop in zip(starts[10:], starts[11:], strict=False)]
+    turns = [_names(own[start:stop]) for start, stop in pairwise(starts[10:])]
     return sorted(turns, key=len)[len(turns) // 2]
 
 

@@ -10,7 +10,7 @@ import torch
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Member, Role
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.memory import PlainMemory
+from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import sum_lanes
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
@@ -106,7 +106,7 @@ class ToyConnection:
     ) -> None:
         plan = gradient_plan(replica.trainable, spec.bucket_mb)
         self.links = links
-        self.gradients = FlatGradients(replica.trainable, plan, PlainMemory.of(plan, own.lanes))
+        self.gradients = FlatGradients(replica.trainable, plan, GradientMemory.of_process(plan, own.lanes))
         parameters = [parameter for _, parameter in replica.trainable]
         self._agreement = StepAgreement(
             links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False

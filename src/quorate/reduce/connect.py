@@ -3,13 +3,15 @@
 import contextlib
 import logging
 import socket
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import GradientMemory, PlainMemory, SharedMemory, layout_of
-from quorate.reduce.neighbours import Neighbour, connect_neighbours
+from quorate.reduce.memory import GradientMemory, SharedMemory, layout_of
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, Ring, unchanged
 from quorate.reduce.shared_memory import SharedMemoryReduction
@@ -18,10 +20,21 @@ from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors, share_a_host
 from quorate.wire.segment import Segment
+from quorate.wire.shared_link import SharedLink, accept_shared, connect_shared
 from quorate.wire.silence import Watch
-from quorate.wire.tcp import Listener, TcpLink
+from quorate.wire.tcp import Knock, Listener, TcpLink
+from quorate.wire.tcp import connect as connect_tcp
 
 log = logging.getLogger(__name__)
+
+GLANCE = 0.05
+"""Seconds until one of two waits notices that the other has failed."""
+
+_PATIENCE = 0.25
+"""The part of the time of silence for which a worker that does not come is just late: mostly it is there by then."""
+
+Neighbour = SharedLink | TcpLink
+"""In shared memory to a worker of the same host, over TCP to one elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,10 @@ class Endpoint:
         """The lanes of all workers, in ring order."""
         return [member.lanes for member in self.generation.members]
 
+    def shares_a_host_with(self, other: Member) -> bool:
+        """Both ends ask this of the same two addresses, so they agree."""
+        return share_a_host([self.generation.members[self.position].local_address, other.local_address])
+
 
 def connect(
     endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False
@@ -96,17 +113,10 @@ def connect(
         return reduction, memory
     if len(members) > 1:
         log.info("gradients go round a ring: %s", _why_not_shared(endpoint))
-    previous, following = connect_neighbours(
-        endpoint.listeners.network,
-        endpoint.listeners.local,
-        endpoint.generation,
-        endpoint.credentials,
-        endpoint.deadline,
-        endpoint.silence,
-    )
+    previous, following = connect_neighbours(endpoint)
     lease, blame = _watch(endpoint, [previous, following])
     ring = Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
-    return ring, PlainMemory.of(plan, endpoint.hosting[endpoint.position])
+    return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position])
 
 
 def _watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
@@ -168,3 +178,96 @@ def _connections(endpoint: Endpoint) -> Iterator[tuple[int, socket.socket]]:
     assert endpoint.listeners.local is not None, "whoever has an address of its host listens there"
     for worker, sock in endpoint.listeners.local.accept(credentials, awaited.keys(), endpoint.deadline):
         yield awaited[worker], sock
+
+
+# --- on a ring
+
+
+def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour | None, Neighbour | None]:
+    """Links to the previous and to the next worker on the ring; a worker that is alone has neither."""
+    members, position, deadline = endpoint.generation.members, endpoint.position, endpoint.deadline
+    if len(members) == 1:
+        return None, None
+    previous, following = members[position - 1], members[(position + 1) % len(members)]
+    given_up = threading.Event()
+
+    def connect_deadline() -> float:
+        return 0 if given_up.is_set() else min(deadline(), GLANCE)
+
+    # Both at once: were everyone to connect before accepting, the whole ring would wait for itself.
+    with ThreadPoolExecutor(1, thread_name_prefix="quorate-ring-connect") as thread:
+        connecting = thread.submit(_connect, endpoint, following, connect_deadline)
+
+        def accept_deadline() -> float:
+            late.check()
+            return _unless_failed(connecting, deadline)
+
+        try:
+            with contextlib.closing(_Awaited(endpoint, previous)) as late:
+                accepted = _accept(endpoint, previous, accept_deadline)
+        except BaseException:
+            given_up.set()
+            _close_if_open(connecting)
+            raise
+        try:
+            connected = connecting.result()
+        except BaseException:
+            accepted.close()
+            raise
+    log.info("on the ring: %s before, %s behind", _described(accepted), _described(connected))
+    return accepted, connected
+
+
+class _Awaited:
+    """Whether a worker that has not connected yet could: it may be late, or on its way in vain."""
+
+    def __init__(self, endpoint: Endpoint, awaited: Member) -> None:
+        self._awaited = awaited
+        self._silence = None if endpoint.shares_a_host_with(awaited) else endpoint.silence
+        self._began = time.monotonic()
+        self._knock: Knock | None = None
+
+    def check(self) -> None:
+        """Raise PeerLost if its host has not answered for too long."""
+        if self._silence is None:
+            return
+        patience = self._silence * _PATIENCE
+        if self._knock is None and time.monotonic() - self._began >= patience:
+            self._knock = Knock(self._awaited.address, f"worker {self._awaited.worker} ({self._awaited.address})")
+        if self._knock is not None:
+            self._knock.check(self._silence - patience)
+
+    def close(self) -> None:
+        """Ask no longer."""
+        if self._knock is not None:
+            self._knock.close()
+
+
+def _connect(endpoint: Endpoint, following: Member, deadline: Deadline) -> Neighbour:
+    if endpoint.shares_a_host_with(following):
+        return connect_shared(following.local_address, endpoint.credentials, following.worker, deadline)
+    return connect_tcp(following.address, endpoint.credentials, following.worker, deadline, endpoint.silence)
+
+
+def _accept(endpoint: Endpoint, previous: Member, deadline: Deadline) -> Neighbour:
+    listeners, credentials = endpoint.listeners, endpoint.credentials
+    if endpoint.shares_a_host_with(previous):
+        assert listeners.local is not None, "whoever has an address of its host listens there"
+        return accept_shared(listeners.local, credentials, previous.worker, deadline)
+    return listeners.network.accept(credentials, previous.worker, deadline, endpoint.silence)
+
+
+def _described(link: Neighbour) -> str:
+    return f"{link.peer} {'in shared memory' if isinstance(link, SharedLink) else 'over TCP'}"
+
+
+def _unless_failed(connecting: Future[Neighbour], deadline: Deadline) -> float:
+    """The deadline of accepting, which has no point once connecting has failed."""
+    if connecting.done() and (error := connecting.exception()) is not None:
+        raise error
+    return min(deadline(), GLANCE)
+
+
+def _close_if_open(connecting: Future[Neighbour]) -> None:
+    if connecting.exception() is None:
+        connecting.result().close()

@@ -1,9 +1,7 @@
 """The memory in which lanes collect their gradients, and from which the optimizer reads their sum."""
 
 import mmap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
@@ -11,48 +9,33 @@ from quorate.lanes.buckets import Bucket, Layout, lay_out
 from quorate.wire.segment import Segment
 
 
-class GradientMemory(Protocol):
-    """One flat tensor for each bucket: of every hosted lane, and of the sum over all lanes."""
+class GradientMemory:
+    """One flat tensor for each bucket: of every hosted lane, and of the sum over all lanes.
 
-    @property
-    def lanes(self) -> Mapping[int, Sequence[torch.Tensor]]:
-        """What hosted lanes write to."""
-        ...
+    Hosted lanes write to `lanes`, and the optimizer reads `total`. It may write there too; `writes_are_slow` says
+    whether it had better not, since that costs many times what it usually does.
+    """
 
-    @property
-    def total(self) -> Sequence[torch.Tensor]:
-        """What the optimizer reads. It may write there too; `writes_are_slow` says whether it had better not."""
-        ...
-
-    @property
-    def writes_are_slow(self) -> bool:
-        """Whether a write to the total costs many times what it usually does."""
-        ...
-
-
-@dataclass(frozen=True)
-class PlainMemory:
-    """Memory of this process alone."""
-
-    lanes: dict[int, tuple[torch.Tensor, ...]]
-    total: tuple[torch.Tensor, ...]
-    writes_are_slow: bool = False
+    def __init__(
+        self, lanes: dict[int, tuple[torch.Tensor, ...]], total: tuple[torch.Tensor, ...], writes_are_slow: bool = False
+    ) -> None:
+        self.lanes = lanes
+        self.total = total
+        self.writes_are_slow = writes_are_slow
 
     @classmethod
-    def of(cls, plan: Sequence[Bucket], lanes: range) -> "PlainMemory":
-        """For hosted lanes."""
+    def of_process(cls, plan: Sequence[Bucket], lanes: range) -> "GradientMemory":
+        """Memory of this process alone, for hosted lanes."""
         return cls({lane: _zeros(plan) for lane in lanes}, _zeros(plan))
 
 
-class SharedMemory:
+class SharedMemory(GradientMemory):
     """The lanes of all workers of a host, and one total that all of them read.
 
     Each worker sees the total through a private view: it reads what the others have written there, and what it writes
     itself nobody else sees. So an optimizer that changes gradients in place does no harm to its neighbours, and one
     that does not costs no copy.
     """
-
-    writes_are_slow = True
 
     def __init__(
         self,
@@ -68,10 +51,10 @@ class SharedMemory:
             content = segment.shared()
             for index, lane in enumerate(lanes):
                 self.all_lanes[lane] = _buckets(content, plan, layout, index * layout.size)
-        self.lanes = {lane: self.all_lanes[lane] for lane in hosting[position]}
         shared, self._private = total_segment.shared(), total_segment.private()
         self.shared_total = _buckets(shared, plan, layout, 0)
-        self.total = _buckets(self._private, plan, layout, 0)
+        own = {lane: self.all_lanes[lane] for lane in hosting[position]}
+        super().__init__(own, _buckets(self._private, plan, layout, 0), writes_are_slow=True)
         self._versions = [bucket._version for bucket in self.total]
 
     def forget_own_writes(self, always: bool) -> None:

@@ -226,11 +226,6 @@ class JobSpec(Section):
         return max(self.min_workers, min(self.lanes, cores // self.threads))
 
 
-def key_marks() -> dict[str, Mark]:
-    """The mark of every top-level key."""
-    return {name: mark_of(name) for name in JobSpec.model_fields}
-
-
 def mark_of(key: str) -> Mark:
     """Of a dotted key: its own, or that of the section or mapping that it stands in."""
     while (found := _KEYS.get(key)) is None or found.mark is None:

@@ -31,17 +31,34 @@ class Activity:
         self.moves = 0
         self.waits_for = ""
         self.seconds: dict[str, float] = {}
+        self._entered = 0.0
 
     def begin_step(self, step: int) -> None:
         """Times count from zero again."""
         self.step = step
         self.seconds = dict.fromkeys((DATA, COMPUTE, EXCHANGE, APPLY), 0.0)
 
-    def during(self, phase: str, lane: int | None = None) -> "Stay":
-        """For a `with` block: the worker is in this phase. After an error the place stays as it was, for the report."""
+    def during(self, phase: str, lane: int | None = None) -> "Activity":
+        """For a `with` block, of which none stands inside another: the worker is in this phase.
+
+        After an error the place stays as it was, for the report. (A generator would cost three times as much.)
+        """
         self.phase, self.lane = phase, lane
         self._write_status(self.step, phase, lane)
-        return Stay(self, phase)
+        self._entered = perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        seconds = perf_counter() - self._entered
+        if self._linger is not None:  # somebody makes this worker slow
+            seconds += self._linger(self.phase, seconds)
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + seconds
+        self.lane = None
 
     def advance(self) -> None:
         """The worker has come further in the phase that it is in: by a batch, or by a piece of a copy or of a save."""
@@ -64,28 +81,3 @@ class Activity:
     def end_step(self, lanes: int) -> None:
         """The step, with so many lanes, is complete: its times count for the worker's pace."""
         self._add_step(self.seconds, lanes)
-
-    def leave(self, phase: str, seconds: float) -> None:
-        """The worker was in this phase for so long; and stays longer, if somebody makes it slow."""
-        if self._linger is not None:
-            seconds += self._linger(phase, seconds)
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        self.lane = None
-
-
-class Stay:
-    """The time that a worker spends in a phase. A class, since it costs a third of what a generator does."""
-
-    __slots__ = ("_activity", "_entered", "_phase")
-
-    def __init__(self, activity: Activity, phase: str) -> None:
-        self._activity = activity
-        self._phase = phase
-        self._entered = perf_counter()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._activity.leave(self._phase, perf_counter() - self._entered)

@@ -123,25 +123,23 @@ class Loop:
             self.progress = before.after_step(0, bad=bad, is_barren=not agreed.samples)
         else:
             self.progress = before.after_step(agreed.samples, agreed.tally, bad=bad)
-        warnings = self._warned(Source.TRAINING, agreed) if bad else []
-        warnings += self._named(agreed.put_back)
+        warnings = self._warned(Source.TRAINING, agreed) if agreed.bad or agreed.put_back else []
         self._publish_step(step, outcome, warnings + self._noted())
         self._check_fed(agreed)
         return agreed.request
 
     def _warned(self, source: Source, found: Agreement | Evaluated) -> list[str]:
-        """Say what is wrong with bad samples, here and to whoever follows the job; each thing once in a run."""
-        report = BadSampleReport(source, self.progress.told)
-        warnings = report.sentences(found.bad, found.why)
-        if warnings:
-            self.progress = replace(self.progress, told=report.told)
-        for warning in warnings:
-            log.warning("%s", warning)
-        return warnings
-
-    def _named(self, put_back: Sequence[str]) -> list[str]:
-        """Name what user code has assigned and what was put back; each once in a run."""
-        warnings, told = warn_of(put_back, self.progress.told)
+        """Say what is wrong with bad samples and name what user code has assigned, here and to whoever follows the job;
+        each thing once in a run."""
+        warnings: list[str] = []
+        told = self.progress.told
+        if found.bad:
+            report = BadSampleReport(source, told)
+            warnings = report.sentences(found.bad, found.why)
+            told = report.told
+        if found.put_back:
+            named, told = warn_of(found.put_back, told)
+            warnings += named
         if warnings:
             self.progress = replace(self.progress, told=told)
         for warning in warnings:
@@ -268,8 +266,7 @@ class Loop:
             # An evaluation leaves out the same ones as the last.
             if evaluated.bad != self._bad_listed:
                 fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
-        warnings = self._warned(Source.VALIDATION, evaluated) if evaluated.bad else []
-        warnings += self._named(evaluated.put_back)
+        warnings = self._warned(Source.VALIDATION, evaluated)
         self._notes += evaluated.notes
         if warnings := warnings + self._noted():
             fields["warnings"] = warnings
