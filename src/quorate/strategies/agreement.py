@@ -135,6 +135,8 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
+        if self._is_alone and len(results) == 1 and not_finite(results[0].losses) is None:
+            return _of_lone_lane(step, results[0], request)
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
         losses = _total_losses(lanes)
@@ -148,7 +150,7 @@ class StepAgreement:
             _check_counts(step, losses)
         return Agreement(
             samples=sum(lane.samples for lane in lanes),
-            tally=lanes[0].tally if len(lanes) == 1 else total(lane.tally for lane in lanes),
+            tally=total(lane.tally for lane in lanes),
             present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
             losses=losses,
             log={} if poisoned else _mean_log(lanes),
@@ -162,9 +164,7 @@ class StepAgreement:
         )
 
     def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
-        # A lane that is the only one of its job differs from nobody.
-        is_lone = self._is_alone and len(results) == 1
-        changed = [dict.fromkeys(r.buffers, "") if is_lone else digests(r.buffers.items()) for r in results]
+        changed = [digests(result.buffers.items()) for result in results]
         if self._is_alone:
             return [WorkerNote(results, changed, request)]
         own = WorkerNote(results, changed, request, self._digests.of_slice(step))
@@ -301,6 +301,24 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
     )
 
 
+def _of_lone_lane(step: int, lane: LaneResult, request: StepRequest) -> Agreement:
+    """The only lane of a job has nobody to agree with."""
+    _check_counts(step, lane.losses)
+    return Agreement(
+        lane.samples,
+        lane.tally,
+        lane.present,
+        lane.losses,
+        lane.log,
+        lane.buffers,
+        request,
+        bad=lane.bad,
+        why=lane.why,
+        data_s=lane.data_s,
+        put_back=tuple(sorted(set(lane.put_back))),
+    )
+
+
 # --- losses
 
 
@@ -330,8 +348,6 @@ def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:
 
 
 def _total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
-    if len(lanes) == 1:
-        return lanes[0].losses
     totals: dict[str, LossSum] = {}
     for lane in lanes:
         for name, loss in lane.losses.items():
@@ -340,8 +356,6 @@ def _total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
 
 
 def _mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
-    if len(lanes) == 1:
-        return lanes[0].log
     sums: dict[str, LossSum] = {}
     for lane in lanes:
         for name, value in lane.log.items():

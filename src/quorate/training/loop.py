@@ -123,14 +123,15 @@ class Loop:
             self.progress = before.after_step(0, bad=bad, is_barren=not agreed.samples)
         else:
             self.progress = before.after_step(agreed.samples, agreed.tally, bad=bad)
-        warnings = self._warned(Source.TRAINING, agreed) if agreed.bad or agreed.put_back else []
-        self._publish_step(step, outcome, warnings + self._noted())
-        self._check_fed(agreed)
+        self._publish_step(step, outcome, self._warnings(Source.TRAINING, agreed))
+        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
+            # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
+            raise nothing_to_train_on(self.progress.barren, agreed.why)
         return agreed.request
 
-    def _warned(self, source: Source, found: Agreement | Evaluated) -> list[str]:
-        """Say what is wrong with bad samples and name what user code has assigned, here and to whoever follows the job;
-        each thing once in a run."""
+    def _warnings(self, source: Source, found: Agreement | Evaluated) -> list[str]:
+        """What is wrong with bad samples, and what user code has assigned: each thing once in a run. And what else this
+        worker has met with in reading, which its log has already."""
         warnings: list[str] = []
         told = self.progress.told
         if found.bad:
@@ -144,17 +145,8 @@ class Loop:
             self.progress = replace(self.progress, told=told)
         for warning in warnings:
             log.warning("%s", warning)
-        return warnings
-
-    def _noted(self) -> list[str]:
-        """What else this worker has met with in reading; its log has it already."""
         notes, self._notes = self._notes, []
-        return notes
-
-    def _check_fed(self, agreement: Agreement) -> None:
-        """End a job that has read a whole epoch, or all that it reads, in vain: it would come to its end untrained."""
-        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
-            raise nothing_to_train_on(self.progress.barren, agreement.why)
+        return warnings + notes
 
     def _report_times(self) -> None:
         """Not of the first step, which waits for loaders that have just been started."""
@@ -266,9 +258,8 @@ class Loop:
             # An evaluation leaves out the same ones as the last.
             if evaluated.bad != self._bad_listed:
                 fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
-        warnings = self._warned(Source.VALIDATION, evaluated)
         self._notes += evaluated.notes
-        if warnings := warnings + self._noted():
+        if warnings := self._warnings(Source.VALIDATION, evaluated):
             fields["warnings"] = warnings
         self._bad_listed = evaluated.bad
         self.publish(Event("evaluation", self.progress.cursor.step, fields))

@@ -49,7 +49,8 @@ class Update:
 
     def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         optimizers = self._replica.optimizers
-        if optimizers.run_user_code:
+        runs_user_code = optimizers.run_user_code
+        if runs_user_code:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
@@ -58,11 +59,13 @@ class Update:
             self._scale(agreement)
         norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
-        self._tidy()
+        if runs_user_code:
+            self._tidy()
         # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
         optimizers.step()
-        self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
+        if runs_user_code:
+            self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if self._replica.average is not None:
             self._replica.average.update()
         return norms
@@ -75,15 +78,13 @@ class Update:
 
     def _tidy(self) -> None:
         """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
-        if self._replica.optimizers.run_user_code:
-            self._replica.begin_lane()
-            self._watch.put_back()
+        self._replica.begin_lane()
+        self._watch.put_back()
 
     def _take_changes(self, where: str) -> None:
         """What user code changes in the model belongs to the state, and is the same in every worker."""
-        if self._replica.optimizers.run_user_code:
-            self._replica.buffers.adopt()
-            self._watch.after_update(where)
+        self._replica.buffers.adopt()
+        self._watch.after_update(where)
 
     def _leave_out(self) -> dict[str, float]:
         """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm."""
