@@ -266,8 +266,8 @@ class StepAgreement:
                 flats.append(flat.mul_(lane.samples / batch_samples) if lane.samples else flat.zero_())
             mean = torch.empty_like(flats[0])
             sum_lanes(flats, mean)
-            parts = torch.split(mean, [old.numel() for old in committed])
-            averages |= {n: part.view(old.shape) for n, part, old in zip(group, parts, committed, strict=True)}
+            means = torch.split(mean, [old.numel() for old in committed])
+            averages |= {name: m.view(old.shape) for name, m, old in zip(group, means, committed, strict=True)}
         return averages
 
 
