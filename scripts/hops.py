@@ -141,7 +141,7 @@ def trained(*, workers: int, pause: float, kills: bool) -> list[Call]:
         (folder / "tiny.py").write_text(TASK)
         keys = f"lanes: {workers}\nworkers: {workers}\nbatch_size: 8\nsteps: {STEPS}\nparams: {{pause: {pause}}}\n"
         (folder / "job.yaml").write_text(f"version: 1\ntask: tiny.py:Tiny\n{keys}")
-        environment = {"PYTHONPATH": name, "HOPS_ROOT": str(PACKAGE), "HOPS_FOLDER": str(traces)}
+        environment = {"PYTHONPATH": f"{PACKAGE.parent}:{name}", "HOPS_ROOT": str(PACKAGE), "HOPS_FOLDER": str(traces)}
         command = [sys.executable, "-m", "quorate", "train", "job.yaml"]
         with (folder / "log").open("w+") as log:
             job = subprocess.Popen(command, cwd=folder, env=os.environ | environment, stdout=log, stderr=log)

@@ -53,6 +53,8 @@ class SharedMemory(GradientMemory):
                 self.all_lanes[lane] = _buckets(content, plan, layout, index * layout.size)
         shared, self._private = total_segment.shared(), total_segment.private()
         self.shared_total = _buckets(shared, plan, layout, 0)
+        # Between two sums anything may be passed through here.
+        self.staging = memoryview(shared)
         own = {lane: self.all_lanes[lane] for lane in hosting[position]}
         super().__init__(own, _buckets(self._private, plan, layout, 0), writes_are_slow=True)
         self._versions = [bucket._version for bucket in self.total]

@@ -26,7 +26,7 @@ from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.saver import Saver
 from quorate.training.state_watch import StateWatch, news, warn_of
-from quorate.training.strategy import Agreement, Save, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Loop:
             self.progress = before.after_step(0, bad=bad, is_barren=not agreed.samples)
         else:
             self.progress = before.after_step(agreed.samples, agreed.tally, bad=bad)
-        self._publish_step(step, outcome, self._warnings(Source.TRAINING, agreed))
+        self._publish_step(step, agreed, outcome.norms, self._warnings(Source.TRAINING, agreed))
         if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
             raise nothing_to_train_on(self.progress.barren, agreed.why)
@@ -264,8 +264,7 @@ class Loop:
         self._bad_listed = evaluated.bad
         self.publish(Event("evaluation", self.progress.cursor.step, fields))
 
-    def _publish_step(self, step: int, outcome: StepOutcome, warnings: list[str]) -> None:
-        agreement = outcome.agreed
+    def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float], warnings: list[str]) -> None:
         now = perf_counter()
         elapsed, self._step_ended = now - self._step_ended, now
         seconds = self.activity.seconds
@@ -273,7 +272,7 @@ class Loop:
             "epoch": self.sampler.epoch_of(step),
             **self._losses(agreement),
             **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
-            **_by_optimizer("gradient_norm", outcome.norms),
+            **_by_optimizer("gradient_norm", norms),
             "samples": agreement.samples,
             "samples_per_second": round(agreement.samples / elapsed, 1),
             "data_s": round(seconds[DATA], 6),

@@ -168,6 +168,7 @@ def assemble(
         hooks.check_lease()
 
     update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)
+    strategy = connection.strategy(update, activity)
     return Loop(
         spec=spec,
         sampler=sampler,
@@ -176,7 +177,7 @@ def assemble(
         feed=feed,
         watch=watch,
         lanes=LaneRunner(task, replica, gradients, watch, spec.seed),
-        strategy=connection.strategy(update, activity),
+        strategy=strategy,
         update=update,
         evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
         saver=saver,
