@@ -22,17 +22,18 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
-from quorate.reduce.meeting import Listeners, Meeting, meet
+from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.machine import pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Ground, Surroundings, assemble, build_samples, saver_of
+from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, saver_of
 from warm import measure_no_more
 from wire.pairs import on_host
 
@@ -183,8 +184,8 @@ def _work(
     configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     replica = Replica(configured, spec)
-    ground = Ground(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
-    fingerprint_in_child(ground.samples)
+    parts = SessionParts(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
+    fingerprint_in_child(parts.samples)
     progress = Progress()
     newest = checkpoints.newest_whole()
     if newest is not None:
@@ -198,27 +199,18 @@ def _work(
     logger = logging.getLogger("quorate")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler(words))
-    reduction, memory = meet(Meeting(generation, credentials, listeners, deadline, deadline), ground.plan)
+    connection = parts.strategy.connect(Endpoint(generation, credentials, listeners, deadline, deadline))
     listeners.close()
     events: list[Event] = []
     asks = position == len(generation.members) - 1
-    surroundings = Surroundings(
+    hooks = Hooks(
         publish=events.append,
         check_lease=no_trouble,
-        stop_requested=lambda: "interrupted" if asks and stop_at == activity.step else None,
         activity=activity,
+        requested=lambda: StepRequest("interrupted" if asks and stop_at == activity.step else None),
     )
-    saver = saver_of(ground, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
-    loop = assemble(
-        ground,
-        generation,
-        position,
-        reduction=reduction,
-        memory=memory,
-        progress=progress,
-        saver=saver,
-        outside=surroundings,
-    )
+    saver = saver_of(parts, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
+    loop = assemble(parts, generation, position, connection=connection, progress=progress, saver=saver, hooks=hooks)
     if sabotage is not None:
         sabotage(position, loop)
     try:
@@ -227,7 +219,7 @@ def _work(
         loop.feed.close()
         saver.leave()
         saver.close(20.0)
-        reduction.close()
+        connection.close()
     losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
     return {
         "ending": ending,

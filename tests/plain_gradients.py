@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch.nn import Parameter
 
-from quorate.reduce.memory import PlainMemory
+from quorate.reduce.memory import GradientMemory
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 
@@ -13,4 +13,4 @@ def plain_gradients(
     parameters: Sequence[tuple[str, Parameter]], lanes: range, bucket_mb: float = 25.0
 ) -> FlatGradients:
     plan = gradient_plan(parameters, bucket_mb)
-    return FlatGradients(parameters, plan, PlainMemory.of(plan, lanes))
+    return FlatGradients(parameters, plan, GradientMemory.of_process(plan, lanes))

@@ -18,10 +18,10 @@ from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.meeting import Listeners, Meeting, meet
+from quorate.reduce.connect import Endpoint, Listeners, connect
 from quorate.reduce.memory import GradientMemory
-from quorate.reduce.pool import Pool
 from quorate.reduce.reduction import Reduction
+from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.handshake import Credentials
 
 LOOPBACK = "127.0.0.1"
@@ -63,14 +63,14 @@ def main() -> None:
 
 
 def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
-    """One worker: meet the others, and exchange every size."""
+    """One worker: connect to the others, and exchange every size."""
     listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
     addresses = seat.gather([listeners.network.address, listeners.local_address])
-    meeting = _meeting(seat, order, token, listeners, addresses)
+    endpoint = _endpoint(seat, order, token, listeners, addresses)
     # Only torch writes to the total here, as in a job with one of torch's optimizers.
-    reduction, memory = meet(meeting, _plan(order["sizes"]), trusts_versions=True)
+    reduction, memory = connect(endpoint, _plan(order["sizes"]), trusts_versions=True)
     try:
-        if order["links"] == "shm" and not isinstance(reduction, Pool):
+        if order["links"] == "shm" and not isinstance(reduction, SharedMemoryReduction):
             raise RuntimeError(
                 "the workers cannot share memory here: the kernel does not tell that they are on one host"
             )
@@ -80,15 +80,15 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
         listeners.close()
 
 
-def _meeting(
+def _endpoint(
     seat: Seat, order: dict[str, Any], token: str, listeners: Listeners, addresses: Sequence[tuple[str, str]]
-) -> Meeting:
+) -> Endpoint:
     over = time.monotonic() + order["limit"]
     members = tuple(
         Member(worker, network, range(worker, worker + 1), local) for worker, (network, local) in enumerate(addresses)
     )
     generation = Generation(GenerationId(1, 1), members)
-    return Meeting(
+    return Endpoint(
         generation,
         Credentials(token, seat.position, generation.id),
         listeners,

@@ -30,7 +30,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.meeting import Listeners, Meeting, meet
+from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.machine import pin_machine
@@ -38,7 +38,7 @@ from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Ground, Surroundings, assemble, build_samples, saver_of
+from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, saver_of
 
 CASE = "deep-mlp"
 BUCKET_MB = 0.26
@@ -118,7 +118,7 @@ class Place:
             }
         )
 
-    def meeting(self, number: int, listeners: Listeners) -> Meeting:
+    def endpoint(self, number: int, listeners: Listeners) -> Endpoint:
         """The generation of a stretch, once everybody listens."""
         over = time.monotonic() + self.order["limit"]
         addresses = self.seat.gather(listeners.network.address)
@@ -126,7 +126,7 @@ class Place:
         members = tuple(Member(worker, addresses[worker], hosting[worker], "") for worker in range(WORKERS))
         generation = Generation(GenerationId(1, 1 + number), members)
         credentials = Credentials(self.token, self.seat.position, generation.id)
-        return Meeting(
+        return Endpoint(
             generation,
             credentials,
             listeners,
@@ -210,35 +210,29 @@ def _train(place: Place, number: int, overlap: bool, steps: int) -> tuple[list[S
     task = configure(ForwardTask, spec.params, "the benchmark", spec.seed)
     assert isinstance(task, ForwardTask)
     checkpoints = CheckpointFolder(Path(place.order["folder"]) / f"stretch-{number}")
-    ground = Ground(spec, task, Replica(task, spec), build_samples(task, spec), {}, checkpoints)
+    parts = SessionParts(spec, task, Replica(task, spec), build_samples(task, spec), {}, checkpoints)
     listeners = Listeners.bind(place.host, shares_memory=False)
-    meeting = place.meeting(number, listeners)
-    reduction, memory = meet(meeting, ground.plan)
+    endpoint = place.endpoint(number, listeners)
+    connection = parts.strategy.connect(endpoint)
     listeners.close()
     diary = Diary()
-    outside = Surroundings(
-        publish=_pass,
-        check_lease=_pass,
-        stop_requested=lambda: None,
-        activity=diary,
-    )
-    saver = saver_of(ground, TRAINING, publish=_pass, check_lease=_pass, check_commit=_pass)
+    hooks = Hooks(publish=_pass, check_lease=_pass, activity=diary)
+    saver = saver_of(parts, TRAINING, publish=_pass, check_lease=_pass, check_commit=_pass)
     loop = assemble(
-        ground,
-        meeting.generation,
+        parts,
+        endpoint.generation,
         place.seat.position,
-        reduction=reduction,
-        memory=memory,
+        connection=connection,
         progress=Progress(),
         saver=saver,
-        outside=outside,
+        hooks=hooks,
     )
     try:
         loop.run()
     finally:
         loop.feed.close()
         loop.strategy.close()
-    return diary.clocks(task.forwards), ground.replica.weights_digest()
+    return diary.clocks(task.forwards), parts.replica.weights_digest()
 
 
 def _pass(*_: object) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.lanes import schedule
+from quorate.lanes import chunks
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce import pool
+from quorate.reduce import reduction, shared_memory
 from quorate.training.task import Task
 from quorate.wire import shared_link
 
@@ -212,7 +212,7 @@ def test_a_broken_order_of_summation_is_caught(tmp_path: Path, monkeypatch: pyte
             host = next(hosted for hosted in hosting if (chunk + 1) % lanes in hosted)
             return tuple((host.start + distance) % lanes for distance in range(lanes))
 
-        for module in (schedule, pool):
+        for module in (chunks, reduction, shared_memory):
             monkeypatch.setattr(module, "summation_order", by_worker)
         # Of many values: a few may be rounded alike in every order.
         digests.add(digest(Case(tasks.TinyTransformer), 4, workers, tmp_path / str(workers)))

@@ -11,8 +11,7 @@ import pytest
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.meeting import Listeners
-from quorate.reduce.neighbours import meet_neighbours
+from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours
 from quorate.reduce.ring import Ring
 from quorate.wire import tcp
 from quorate.wire.tcp import Listener
@@ -30,6 +29,13 @@ def generation(addresses: list[str], local_addresses: list[str] | None = None) -
     workers = len(addresses)
     places = zip(addresses, host_lanes(workers, workers), local_addresses or [""] * workers, strict=True)
     return Generation(GENERATION, tuple(Member(worker, *place) for worker, place in enumerate(places)))
+
+
+def endpoint(
+    ours: Listener, members: Generation, worker: int = 0, *, seconds: float = 30, silence: float | None = None
+) -> Endpoint:
+    """Of a worker that is met over the network alone."""
+    return Endpoint(members, credentials(worker), Listeners(ours, None), within(seconds), within(30), silence)
 
 
 S, T = "SharedLink", "TcpLink"
@@ -56,7 +62,7 @@ def test_a_ring_forms_though_everyone_begins_at_once_and_shares_memory_where_nei
     hosts: str, kinds: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """`kinds`: of the links from each worker to the next. A worker on host "-" does not say where it is."""
-    caplog.set_level(logging.INFO, "quorate.reduce.neighbours")
+    caplog.set_level(logging.INFO, "quorate.reduce.connect")
     workers = len(hosts)
     before = open_descriptors()
     with ExitStack() as stack:
@@ -69,7 +75,7 @@ def test_a_ring_forms_though_everyone_begins_at_once_and_shares_memory_where_nei
 
         def work(worker: int) -> tuple[list[str], tuple[bytes, ...]]:
             ours = listeners[worker]
-            links = meet_neighbours(ours.network, ours.local, members, credentials(worker), within(5))
+            links = connect_neighbours(Endpoint(members, credentials(worker), ours, within(5), within(5)))
             ring = Ring(members, worker, *links, within(5))
             try:
                 return [type(link).__name__ for link in links if link], ring.gather(0, 0, bytes([worker]))
@@ -92,7 +98,7 @@ def test_a_next_worker_that_is_dead_ends_the_wait_for_the_previous_one() -> None
         members = generation([ours.address, dead.address, previous.address])
         began = time.monotonic()
         with pytest.raises(PeerLost, match=r"worker 1 .* cannot be reached"):
-            meet_neighbours(ours, None, members, credentials(0), within(30))
+            connect_neighbours(endpoint(ours, members))
         assert time.monotonic() - began < 2
 
 
@@ -100,7 +106,7 @@ def test_a_previous_worker_that_never_comes_ends_the_wait_for_the_next_one() -> 
     with listening() as ours, listening() as silent:
         members = generation([ours.address, silent.address, "127.0.0.1:1"])
         with pytest.raises(PeerLost):
-            meet_neighbours(ours, None, members, credentials(0), within(0.2))
+            connect_neighbours(endpoint(ours, members, seconds=0.2))
 
 
 @contextmanager
@@ -121,14 +127,14 @@ def test_on_a_mixed_ring_too_a_next_worker_that_is_dead_ends_the_wait_for_the_pr
         listeners[1].close()
         began = time.monotonic()
         with pytest.raises(PeerLost, match=r"worker 1 .* cannot be reached"):
-            meet_neighbours(listeners[0].network, listeners[0].local, members, credentials(0), within(30))
+            connect_neighbours(Endpoint(members, credentials(0), listeners[0], within(30), within(30)))
         assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("hosts", ["AAB", "ABA"])
 def test_on_a_mixed_ring_too_neighbours_that_never_come_are_lost_when_the_deadline_is_over(hosts: str) -> None:
     with mixed(hosts) as (listeners, members), pytest.raises(PeerLost, match=r"worker [12].* is gone"):
-        meet_neighbours(listeners[0].network, listeners[0].local, members, credentials(0), within(0.1))
+        connect_neighbours(Endpoint(members, credentials(0), listeners[0], within(0.1), within(30)))
 
 
 def test_a_previous_worker_whose_host_does_not_answer_is_lost_long_before_the_deadline(
@@ -146,7 +152,7 @@ def test_a_previous_worker_whose_host_does_not_answer_is_lost_long_before_the_de
         members = generation([ours.address, silent.address, f"127.0.0.1:{server.getsockname()[1]}"])
         began = time.monotonic()
         with pytest.raises(PeerLost, match=r"worker 2 \(127.* its host has not answered for") as lost:
-            meet_neighbours(ours, None, members, credentials(0), within(30), 0.4)
+            connect_neighbours(endpoint(ours, members, silence=0.4))
         assert lost.value.worker == 2
         assert time.monotonic() - began < 5
 
@@ -155,9 +161,9 @@ def test_a_previous_worker_that_is_late_is_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tcp, "SHORTEST_CALL", 0.1)
     with listening() as ours, listening() as theirs, ThreadPoolExecutor(1) as threads:
         members = generation([ours.address, theirs.address])
-        meeting = threads.submit(meet_neighbours, ours, None, members, credentials(0), within(30), 0.1)
+        connecting = threads.submit(connect_neighbours, endpoint(ours, members, silence=0.1))
         time.sleep(1)  # for that long
-        links = meet_neighbours(theirs, None, members, credentials(1), within(30), 0.1)
-        for link in (*links, *meeting.result()):
+        links = connect_neighbours(endpoint(theirs, members, 1, silence=0.1))
+        for link in (*links, *connecting.result()):
             assert link is not None
             link.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
-from quorate.lanes import schedule
+from quorate.lanes import chunks
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.ring import REDUCE_CHANNEL, Ring
 from quorate.wire.link import Deadline, Link, Tag
@@ -52,7 +52,7 @@ def test_the_sum_has_the_same_bits_on_any_number_of_workers(lanes: int, workers:
 def test_another_order_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     lane_values = wide_values(4, 1001, seed=1)
     expected = bits(reference_sum(lane_values))
-    monkeypatch.setattr(schedule, "summation_order", lambda chunk, lanes: tuple(range(lanes)))
+    monkeypatch.setattr(chunks, "summation_order", lambda chunk, lanes: tuple(range(lanes)))
     with memory_rings(4, 2) as rings:
         assert expected not in {bits(total) for total in sum_everywhere(rings, lane_values)}
 

@@ -12,8 +12,7 @@ import torch
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.meeting import Listeners
-from quorate.reduce.neighbours import meet_neighbours
+from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours
 from quorate.reduce.ring import Ring
 from quorate.wire import shared_link
 from reduce.reference import bits, reference_sum, wide_values
@@ -63,7 +62,7 @@ def run_worker(position: int, hosts: str, steps: int, launcher: Connection) -> N
     who = credentials(position)
     members = (Member(i, address, hosting[i], local) for i, (address, local) in enumerate(addresses))
     generation = Generation(who.generation, tuple(members))
-    links = meet_neighbours(listeners.network, listeners.local, generation, who, within(10))
+    links = connect_neighbours(Endpoint(generation, who, listeners, within(10), within(10)))
     launcher.send(" ".join(type(link).__name__ for link in links))
     ring = Ring(generation, position, *links, within(10))
     try:

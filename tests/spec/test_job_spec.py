@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError
-from quorate.spec.job import JobSpec, key_marks
+from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.marks import Mark
 
 MINIMAL: dict[str, Any] = {"task": "package.module:Task", "batch_size": 64, "epochs": 1}
@@ -15,13 +15,12 @@ def job(**changed: Any) -> JobSpec:
 
 
 def test_every_key_is_marked() -> None:
-    marks = key_marks()
-    assert set(marks) == set(JobSpec.model_fields)
+    marks = {key: mark_of(key) for key in JobSpec.model_fields}
     assert {key for key, mark in marks.items() if mark is Mark.LABEL} == {"version", "name"}
 
 
 def test_keys_that_change_only_how_a_job_runs() -> None:
-    manner = {key for key, mark in key_marks().items() if mark is Mark.MANNER}
+    manner = {key for key in JobSpec.model_fields if mark_of(key) is Mark.MANNER}
     assert manner == {
         "workers",
         "min_workers",

@@ -1,4 +1,4 @@
-"""What the workers of a step agree on: sums, means, wishes, buffers, and what must not go on."""
+"""What the workers of a step agree on: sums, means, requests, buffers, and what must not go on."""
 
 import json
 import math
@@ -18,15 +18,16 @@ from quorate.core.errors import LossError, PeerLost, ReplicasDiffer, Unsupported
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.data.ledger import Tally
 from quorate.reduce.ring import Ring
-from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
-from quorate.strategies.notes import decode, encode, note_of
-from quorate.strategies.ring import NOTES_INDEX, RingStrategy
+from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote, pack, unpack
+from quorate.strategies.ring import RingStrategy
+from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
-from quorate.training.strategy import Agreement
+from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task
 from quorate.training.tensors import same_bits
+from quorate.training.update import Update
 
 
 class Tables(nn.Module):
@@ -43,26 +44,35 @@ class Tables(nn.Module):
 RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
 
 
+class NoUpdate:
+    """Leaves the state as it is."""
+
+    def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
+        return {"": float(step)}
+
+
 class Alone:
     """A strategy on a ring of one worker that hosts three lanes."""
 
     def __init__(self, *, skips: bool = False) -> None:
         model = Tables()
-        generation = Generation(GenerationId(1, 1), (Member(0, "here", range(3)),))
-        self.ring = Ring(generation, 0, None, None, lambda: 10.0)
+        own = Member(0, "here", range(3))
+        self.ring = Ring(Generation(GenerationId(1, 1), (own,)), 0, None, None, lambda: 10.0)
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
-        self.buffers = Buffers(model, RULES)
-        self.strategy = RingStrategy(
-            self.ring, generation, 0, self.gradients, self.buffers, cast(ReplicaDigests, None), skips=skips
-        )
-        self.exchange_of_buffers = BufferExchange(self.ring, generation, self.buffers, 1)
+        parameters, digests = list(model.parameters()), cast(ReplicaDigests, None)
+        agreement = StepAgreement(self.ring.gather, [own], own, parameters, Buffers(model, RULES), digests, skips=skips)
+        activity, update = Activity(lambda *_: None), cast(Update, NoUpdate())
+        self.strategy = RingStrategy(own, self.ring, self.gradients, agreement, update, activity)
+        activity.begin_step(4)
 
-    def exchange(self, *results: LaneResult, stop: str | None = None) -> Agreement:
-        return self.strategy.exchange(4, results, stop)
+    def advance(self, *results: LaneResult, stop: str | None = None) -> Agreement:
+        outcome = self.strategy.advance(4, results, StepRequest(stop))
+        assert outcome.norms == {"": 4.0}
+        return outcome.agreed
 
     def agree(self, *buffers: dict[str, torch.Tensor], samples: tuple[int, ...] = (2, 1, 1)) -> dict[str, torch.Tensor]:
         results = [LaneResult(i, n, buffers=b) for i, (n, b) in enumerate(zip(samples, buffers, strict=True))]
-        return self.exchange_of_buffers.agree(4, results, [note_of(result) for result in results])
+        return self.advance(*results).buffers
 
 
 def lane(number: int, samples: int = 1, loss: LossSum | None = None, **keys: Any) -> LaneResult:
@@ -73,7 +83,7 @@ def test_gradients_are_summed_and_notes_put_together() -> None:
     alone = Alone()
     for number in range(3):
         alone.gradients.lanes[number].buckets[0].fill_(10.0**number)
-    agreed = alone.exchange(
+    agreed = alone.advance(
         lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": 1.0}, tally=Tally.of(0, (7, 3))),
         lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": 4.0, "y": 5.0}, tally=Tally.of(0, (5,))),
         lane(2, 1, LossSum(5.0, 1), present=0b10, log={"x": 2.0}),
@@ -81,42 +91,42 @@ def test_gradients_are_summed_and_notes_put_together() -> None:
     )
     assert alone.strategy.hosted == range(3)
     assert alone.gradients.total.buckets[0].tolist() == [111.0] * 3
-    assert (agreed.samples, agreed.present, agreed.stop) == (4, 0b11, "terminated")
+    assert (agreed.samples, agreed.present, agreed.request.stop) == (4, 0b11, "terminated")
     assert agreed.tally == Tally.of(0, (3, 5, 7))
     assert agreed.losses[""].mean == 3.0
     assert agreed.log == {"x": 2.0, "y": 5.0}
-    assert alone.strategy.share(4, b"word") == (b"word",)
+    assert alone.strategy.gather(4, b"word") == (b"word",)
     alone.strategy.close()
 
 
 def test_nobody_asked_to_stop() -> None:
-    assert Alone().exchange(lane(0), lane(1), lane(2)).stop is None
+    assert Alone().advance(lane(0), lane(1), lane(2)).request == StepRequest()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_ends_the_step(value: float) -> None:
     alone = Alone()
     with pytest.raises(LossError, match=rf"loss is not finite \({value}\) at step 4 in lane 1"):
-        alone.exchange(lane(0), lane(1, loss=LossSum(value, 1)), lane(2))
+        alone.advance(lane(0), lane(1, loss=LossSum(value, 1)), lane(2))
 
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.nan])
 def test_a_count_that_cannot_divide_ends_the_step(count: float) -> None:
     nothing = {"make": LossSum(0.0, count, per_item=True)}
     with pytest.raises(LossError, match=r"loss 'make' has a count of .* at step 4"):
-        Alone().exchange(LaneResult(0, 1, losses=nothing))
+        Alone().advance(LaneResult(0, 1, losses=nothing))
 
 
 def test_a_lane_in_which_nothing_counts_is_fine_beside_one_in_which_something_does() -> None:
     parts = (LossSum(0.0, 0.0, True), LossSum(6.0, 3.0, True), LossSum(0.0, 0.0, True))
-    agreed = Alone().exchange(*(lane(i, loss=part) for i, part in enumerate(parts)))
+    agreed = Alone().advance(*(lane(i, loss=part) for i, part in enumerate(parts)))
     assert (agreed.losses[""].mean, agreed.losses[""].per_item) == (2.0, True)
 
 
 def test_a_step_without_a_sample_in_any_lane_is_void() -> None:
-    agreed = Alone().exchange(*(LaneResult(i, 0, bad=(i,), why=((i, "torn"),)) for i in range(3)), stop="terminated")
+    agreed = Alone().advance(*(LaneResult(i, 0, bad=(i,), why=((i, "torn"),)) for i in range(3)), stop="terminated")
     assert agreed.is_void
-    assert (agreed.samples, agreed.losses, agreed.buffers, agreed.stop) == (0, {}, {}, "terminated")
+    assert (agreed.samples, agreed.losses, agreed.buffers, agreed.request.stop) == (0, {}, {}, "terminated")
     assert agreed.bad == (0, 1, 2)
     assert agreed.why == ((0, "torn"), (1, "torn"), (2, "torn"))
 
@@ -124,7 +134,7 @@ def test_a_step_without_a_sample_in_any_lane_is_void() -> None:
 @pytest.mark.parametrize("total", [1.0, math.nan])
 def test_a_step_tells_how_long_it_has_waited_for_data_also_if_it_is_void(total: float) -> None:
     alone = Alone(skips=True)
-    agreed = alone.exchange(*(lane(i, loss=LossSum(total, 1), data_s=0.25) for i in range(3)))
+    agreed = alone.advance(*(lane(i, loss=LossSum(total, 1), data_s=0.25) for i in range(3)))
     assert agreed.is_void is math.isnan(total)
     assert agreed.data_s == 0.75
 
@@ -191,7 +201,9 @@ class TestBuffers:
 )
 def test_buffers_of_any_kind_survive_the_journey(value: torch.Tensor) -> None:
     values = {"before": torch.tensor([1.5]), "é.b": value, "after": torch.tensor([-0.0])}
-    again = _unpack(_pack(values))
+    by_lane = unpack(pack({3: values, 4: {}}))
+    again = by_lane[3]
+    assert by_lane[4] == {}
     assert list(again) == list(values)
     assert all(same_bits(again[name], values[name]) for name in values)
 
@@ -222,7 +234,7 @@ def test_workers_without_samples_commit_the_same_buffers(task: type[Task], tmp_p
     assert len(set(digests.values())) == 1, digests
 
 
-def test_the_wish_of_any_worker_to_stop_is_everyones(tmp_path: Path) -> None:
+def test_a_request_to_any_worker_to_stop_is_everyones(tmp_path: Path) -> None:
     spec = gang.job(bit_tasks.Regression)
     ended = gang.train(bit_tasks.Regression, spec, 4, tmp_path, stop_at=2)
     assert ended.ending == "interrupted"
@@ -253,27 +265,19 @@ def test_closing_lets_the_parameters_go() -> None:
 
 
 class Torn:
-    """A ring on which the others' slice differs, and which breaks or goes on when all of the state is compared."""
-
-    overlaps = False
+    """Links on which the others' slice differs, and which break or go on when all of the state is compared."""
 
     def __init__(self, whole: dict[str, str] | None) -> None:
         self._whole = whole
 
-    def all_reduce(self, *_: Any) -> None:
-        pass
-
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         if index == NOTES_INDEX:
-            note = decode(payload)
-            return payload, encode(replace(note, state=note.state + 1)), payload
+            note = WorkerNote.decode(payload)
+            return payload, replace(note, state=note.state + 1).encode(), payload
         if self._whole is None:
             raise PeerLost("worker 1", "end of file")
         other = json.dumps({"worker": 1, "digests": self._whole}).encode()
         return payload, other, payload
-
-    def close(self) -> None:
-        pass
 
 
 class Known:
@@ -286,28 +290,27 @@ class Known:
         return {"w": "1"}
 
 
-def exchanged_with(reduction: Torn) -> Agreement:
+def agreed_with(others: Torn) -> Agreement:
     model = Tables()
     members = tuple(Member(worker, "here", range(worker, worker + 1)) for worker in range(3))
-    gradients = plain_gradients(list(model.named_parameters()), range(1), 25.0)
-    generation = Generation(GenerationId(1, 1), members)
-    strategy = RingStrategy(
-        reduction, generation, 0, gradients, Buffers(model, RULES), cast(ReplicaDigests, Known()), skips=True
+    digests = cast(ReplicaDigests, Known())
+    agreement = StepAgreement(
+        others.gather, members, members[0], list(model.parameters()), Buffers(model, RULES), digests, skips=True
     )
-    return strategy.exchange(4, [lane(0)], None)
+    return agreement.reach(4, [lane(0)], StepRequest())
 
 
 def test_that_replicas_differ_is_known_also_if_the_culprit_dies_before_it_says_where() -> None:
     with pytest.raises(ReplicasDiffer, match=r"after step 3: worker 1 and workers 0, 2 .* worker 1 is wrong") as raised:
-        exchanged_with(Torn(None))
+        agreed_with(Torn(None))
     assert raised.value.culprits == (1,)
 
 
 def test_replicas_that_differ_are_told_with_the_tensor() -> None:
     with pytest.raises(ReplicasDiffer, match="first in 'w'"):
-        exchanged_with(Torn({"w": "2"}))
+        agreed_with(Torn({"w": "2"}))
 
 
 def test_a_digest_that_was_read_wrongly_is_told_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    assert exchanged_with(Torn({"w": "1"})).samples == 3
+    assert agreed_with(Torn({"w": "1"})).samples == 3
     assert "one of them was read wrongly" in caplog.text

@@ -28,7 +28,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.saving import Desk, Saving
-from quorate.training.strategy import Agreement
+from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.task import Task
 from quorate.training.tensors import digests, same_bits
 
@@ -68,13 +68,13 @@ class Seat:
         self.worker = worker
         self.hosted = range(position, position + 1)
 
-    def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         return self.table.share(self.hosted.start, payload)
 
     def begin(self, step: int) -> None:
         raise AssertionError("nobody trains here")
 
-    def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         raise AssertionError("nobody trains here")
 
     def close(self) -> None:

@@ -295,7 +295,7 @@ def test_checkpointed_layers_are_announced_as_others_are(reentrant: bool) -> Non
     gradients.announce(announced.append)
     gradients.begin(0)
     gradients.backward(loss(inputs), 1.0, is_last=True)
-    assert announced == list(range(gradients.sums))
+    assert announced == list(range(len(gradients.plan)))
     gradients.finish()
     gradients.close()
     layers.zero_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.training.lone_gradients import LoneGradients
+from quorate.training.gradients import LoneGradients
 
 
 class Lone:

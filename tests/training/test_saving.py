@@ -30,7 +30,7 @@ class Pair(Seat):
         self._link = link
         link.settimeout(PATIENCE)
 
-    def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         try:
             self._link.sendall(len(payload).to_bytes(LENGTH, "little") + payload)
             others = self._receive(int.from_bytes(self._receive(LENGTH), "little"))

@@ -1,6 +1,7 @@
 """A numbered membership: an ordered list of workers, their addresses, and the lanes each hosts."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from quorate.core.cursor import Cursor
 
@@ -16,11 +17,18 @@ class GenerationId:
         return f"{self.incarnation}.{self.number}"
 
 
+class Role(StrEnum):
+    """What a member of a generation is there for."""
+
+    WORKER = "worker"
+    SERVER = "server"  # holds parameters and hosts no lane; only in strategies that have servers
+
+
 @dataclass(frozen=True)
 class Member:
-    """A worker's place in a generation, and how far it is when the generation begins.
+    """A process's place in a generation, and how far it is when the generation begins.
 
-    `local_address` is where workers of its own host find it, if they can.
+    `local_address` is where members on its own host find it, if they can. Only workers host lanes.
     """
 
     worker: int
@@ -28,11 +36,12 @@ class Member:
     lanes: range
     local_address: str = ""
     cursor: Cursor = field(default_factory=Cursor)
+    role: Role = Role.WORKER
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Members stand in lane order: the next on the ring is the next in the list."""
+    """Workers stand in lane order: the next on the ring is the next in the list."""
 
     id: GenerationId
     members: tuple[Member, ...]
@@ -41,6 +50,11 @@ class Generation:
     def lanes(self) -> int:
         """How many lanes the job has."""
         return sum(len(member.lanes) for member in self.members)
+
+    @property
+    def workers(self) -> tuple[Member, ...]:
+        """Those who train, in lane order."""
+        return tuple(member for member in self.members if member.role is Role.WORKER)
 
     def position(self, worker: int) -> int:
         """Where a worker stands on the ring."""

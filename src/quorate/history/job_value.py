@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.spec.job import key_marks
+from quorate.spec.job import mark_of
 from quorate.spec.marks import Mark
 from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
@@ -27,9 +27,8 @@ class JobValue:
 
 def job_values(job: ResolvedJob) -> tuple[JobValue, ...]:
     """Every value of a job, in the order of the job file's keys."""
-    marks = key_marks()
     return tuple(
-        JobValue(key, value, job.origins.get(key, DEFAULT), marks[key.partition(".")[0]])
+        JobValue(key, value, job.origins.get(key, DEFAULT), mark_of(key))
         for key, value in _leaves("", job.spec.model_dump())
     )
 

@@ -1,9 +1,14 @@
-"""Which tensors are exchanged together. Another cut gives other bits, so buckets depend on shapes and a key alone."""
+"""Which tensors are exchanged together, and where they lie.
+
+Another cut gives other bits, so buckets depend on shapes and a key alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MEBIBYTE = 2**20
+ALIGNMENT = 64
+"""A cache line: two workers that write to neighbouring buckets do not take turns on one."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,23 @@ def _bucket(tensors: Sequence[TensorShape], indices: Sequence[int]) -> Bucket:
         slots.append(Slot(tensors[index].name, index, offset, tensors[index].numel))
         offset += tensors[index].numel
     return Bucket(tensors[indices[0]].dtype, tuple(slots), offset)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the buckets of one lane lie in a piece of memory: the byte at which each begins, and the size of it all.
+
+    Every worker computes the same places by itself.
+    """
+
+    offsets: tuple[int, ...]
+    size: int
+
+
+def lay_out(plan: Sequence[Bucket], itemsizes: Sequence[int]) -> Layout:
+    """One bucket behind the other, each beginning at a cache line."""
+    offsets, end = [], 0
+    for bucket, itemsize in zip(plan, itemsizes, strict=True):
+        offsets.append(end)
+        end += -(-bucket.numel * itemsize // ALIGNMENT) * ALIGNMENT
+    return Layout(tuple(offsets), max(end, ALIGNMENT))

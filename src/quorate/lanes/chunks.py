@@ -1,7 +1,16 @@
-"""How a length is cut into parts."""
+"""How a flat tensor is cut into chunks, the order in which lanes are added to each, and who adds, sends, receives what.
 
+All of it is a pure function of the hosting. A chunk walks the ring of workers one position a round. At each visit the
+worker adds the lanes it hosts whose turn it is; the visit that adds the last lane finishes the sum, and the finished
+chunk walks on until every worker has it. A chunk that began at position s is at position s + r in round r, so what one
+worker sends in a round is, in the same order, what the next one receives in the round after: a link carries frames in
+exactly one order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 
 @lru_cache(maxsize=1024)  # the same few cuts, several times a step
@@ -12,3 +21,63 @@ def cut(length: int, parts: int) -> tuple[slice, ...]:
     size, larger = divmod(length, parts)
     starts = [part * size + min(part, larger) for part in range(parts + 1)]
     return tuple(slice(start, stop) for start, stop in pairwise(starts))
+
+
+def summation_order(chunk: int, lanes: int) -> tuple[int, ...]:
+    """The order in which lanes are added: `chunk` + 1, then the next, round to `chunk` itself, whoever hosts them."""
+    return tuple((chunk + 1 + distance) % lanes for distance in range(lanes))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One chunk at one worker: receive it, add lanes in this order, send it on."""
+
+    round: int
+    chunk: int
+    adds: tuple[int, ...]
+    receives: bool
+    finished: bool
+    sends: bool
+
+
+def plan_exchange(hosting: Sequence[range]) -> tuple[tuple[Visit, ...], ...]:
+    """For each ring position its visits, in the order in which the worker there carries them out."""
+    lanes = sum(len(hosted) for hosted in hosting)
+    visits: list[list[Visit]] = [[] for _ in hosting]
+    for chunk in range(lanes):
+        for position, visit in _walk(chunk, lanes, hosting):
+            visits[position].append(visit)
+    return tuple(tuple(sorted(at, key=lambda visit: (visit.round, visit.chunk))) for at in visits)
+
+
+def _walk(chunk: int, lanes: int, hosting: Sequence[range]) -> list[tuple[int, Visit]]:
+    """A chunk's visits, each with its ring position."""
+    stops = _stops(chunk, lanes, hosting)
+    summing = len(stops)
+    stops += [((stops[-1][0] + distance) % len(hosting), ()) for distance in range(1, len(hosting))]
+    return [
+        (
+            position,
+            Visit(
+                round=round_,
+                chunk=chunk,
+                adds=adds,
+                receives=round_ > 0,
+                finished=round_ >= summing - 1,
+                sends=round_ < len(stops) - 1,
+            ),
+        )
+        for round_, (position, adds) in enumerate(stops)
+    ]
+
+
+def _stops(chunk: int, lanes: int, hosting: Sequence[range]) -> list[tuple[int, tuple[int, ...]]]:
+    """The positions at which a chunk is summed, one after the other on the ring, and the lanes added at each."""
+    host = {lane: position for position, hosted in enumerate(hosting) for lane in hosted}
+    stops: list[tuple[int, tuple[int, ...]]] = []
+    for position, adds in groupby(summation_order(chunk, lanes), key=host.__getitem__):
+        # Links lead to the next worker only: another order of lanes costs detours, but never skips a link.
+        while stops and (stops[-1][0] + 1) % len(hosting) != position:
+            stops.append(((stops[-1][0] + 1) % len(hosting), ()))
+        stops.append((position, tuple(adds)))
+    return stops

@@ -1,62 +1,41 @@
 """The memory in which lanes collect their gradients, and from which the optimizer reads their sum."""
 
 import mmap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
-from quorate.lanes.buckets import Bucket
-from quorate.lanes.layout import Layout, lay_out
+from quorate.lanes.buckets import Bucket, Layout, lay_out
 from quorate.wire.shared_memory import Segment
 
-SCRATCH = 2**20
-"""Bytes for each lane, through which everything else is summed."""
 
+class GradientMemory:
+    """One flat tensor for each bucket: of every hosted lane, and of the sum over all lanes.
 
-class GradientMemory(Protocol):
-    """One flat tensor for each bucket: of every hosted lane, and of the sum over all lanes."""
+    Hosted lanes write to `lanes`, and the optimizer reads `total`. It may write there too; `writes_are_slow` says
+    whether it had better not, since that costs many times what it usually does.
+    """
 
-    @property
-    def lanes(self) -> Mapping[int, Sequence[torch.Tensor]]:
-        """What hosted lanes write to."""
-        ...
-
-    @property
-    def total(self) -> Sequence[torch.Tensor]:
-        """What the optimizer reads. It may write there too; `writes_are_dear` says whether it had better not."""
-        ...
-
-    @property
-    def writes_are_dear(self) -> bool:
-        """Whether a write to the total costs many times what it usually does."""
-        ...
-
-
-@dataclass(frozen=True)
-class PlainMemory:
-    """Memory of this process alone."""
-
-    lanes: dict[int, tuple[torch.Tensor, ...]]
-    total: tuple[torch.Tensor, ...]
-    writes_are_dear: bool = False
+    def __init__(
+        self, lanes: dict[int, tuple[torch.Tensor, ...]], total: tuple[torch.Tensor, ...], writes_are_slow: bool = False
+    ) -> None:
+        self.lanes = lanes
+        self.total = total
+        self.writes_are_slow = writes_are_slow
 
     @classmethod
-    def of(cls, plan: Sequence[Bucket], lanes: range) -> "PlainMemory":
-        """For hosted lanes."""
+    def of_process(cls, plan: Sequence[Bucket], lanes: range) -> "GradientMemory":
+        """Memory of this process alone, for hosted lanes."""
         return cls({lane: _zeros(plan) for lane in lanes}, _zeros(plan))
 
 
-class SharedMemory:
+class SharedMemory(GradientMemory):
     """The lanes of all workers of a host, and one total that all of them read.
 
     Each worker sees the total through a private view: it reads what the others have written there, and what it writes
     itself nobody else sees. So an optimizer that changes gradients in place does no harm to its neighbours, and one
     that does not costs no copy.
     """
-
-    writes_are_dear = True
 
     def __init__(
         self,
@@ -68,17 +47,16 @@ class SharedMemory:
     ) -> None:
         layout = layout_of(plan)
         self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
-        self.scratch: dict[int, torch.Tensor] = {}
         for lanes, segment in zip(hosting, lane_segments, strict=True):
             content = segment.shared()
             for index, lane in enumerate(lanes):
                 self.all_lanes[lane] = _buckets(content, plan, layout, index * layout.size)
-                self.scratch[lane] = _scratch(content, layout, index * layout.size)
-        self.lanes = {lane: self.all_lanes[lane] for lane in hosting[position]}
         shared, self._private = total_segment.shared(), total_segment.private()
         self.shared_total = _buckets(shared, plan, layout, 0)
-        self.total_scratch = _scratch(shared, layout, 0)
-        self.total = _buckets(self._private, plan, layout, 0)
+        # Between two sums anything may be passed through here.
+        self.staging = memoryview(shared)
+        own = {lane: self.all_lanes[lane] for lane in hosting[position]}
+        super().__init__(own, _buckets(self._private, plan, layout, 0), writes_are_slow=True)
         self._versions = [bucket._version for bucket in self.total]
 
     def forget_own_writes(self, always: bool) -> None:
@@ -91,7 +69,7 @@ class SharedMemory:
 
 def layout_of(plan: Sequence[Bucket]) -> Layout:
     """Where a lane's buckets lie."""
-    return lay_out(plan, [_dtype(bucket).itemsize for bucket in plan], SCRATCH)
+    return lay_out(plan, [_dtype(bucket).itemsize for bucket in plan])
 
 
 def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: int) -> tuple[torch.Tensor, ...]:
@@ -99,11 +77,6 @@ def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: 
         torch.frombuffer(content, dtype=_dtype(bucket), count=bucket.numel, offset=start + offset)
         for bucket, offset in zip(plan, layout.offsets, strict=True)
     )
-
-
-def _scratch(content: mmap.mmap, layout: Layout, start: int) -> torch.Tensor:
-    offset = start + layout.scratch_offset
-    return torch.frombuffer(content, dtype=torch.uint8, count=layout.scratch_size, offset=offset)
 
 
 def _zeros(plan: Sequence[Bucket]) -> tuple[torch.Tensor, ...]:

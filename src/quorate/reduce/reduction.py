@@ -1,9 +1,11 @@
-"""What a strategy asks of the workers that it sums with."""
+"""What a strategy asks of the workers that it sums with, and the sum itself."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+from quorate.lanes.chunks import cut, summation_order
 
 
 class Reduction(Protocol):
@@ -29,3 +31,20 @@ class Reduction(Protocol):
     def close(self) -> None:
         """Any thread may call it, any number of times."""
         ...
+
+
+def sum_lanes(lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    """The sum that every all-reduce comes to, to the bit, where the values of all lanes are in one place."""
+    for chunk, place in enumerate(cut(total.numel(), len(lane_values))):
+        first, *rest = (lane_values[lane][place] for lane in summation_order(chunk, len(lane_values)))
+        add_up(first, rest, total[place])
+
+
+def add_up(first: torch.Tensor, rest: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Lane after lane, each addition rounded. Never from zeros: 0.0 + -0.0 is 0.0, and the sign is part of the bits."""
+    if not rest:
+        out.copy_(first)
+        return
+    torch.add(first, rest[0], out=out)
+    for term in rest[1:]:
+        out.add_(term)

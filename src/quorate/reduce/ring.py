@@ -1,6 +1,7 @@
 """The ring of workers: sums over lanes whose bits do not depend on who hosts them."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,10 +11,7 @@ import torch
 from quorate.core.digests import Buffer
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation
-from quorate.lanes.chunks import cut
-from quorate.lanes.schedule import Visit, plan_exchange
-from quorate.reduce.sender import Sender
-from quorate.reduce.tensor_bytes import tensor_bytes
+from quorate.lanes.chunks import Visit, cut, plan_exchange
 from quorate.wire.link import CLOSED_HERE, Deadline, Link, Tag
 
 REDUCE_CHANNEL = 1
@@ -24,7 +22,7 @@ Blame = Callable[[BaseException], BaseException]
 """Gives, for the error by which the end of a link was noticed, the one that says why."""
 
 
-def as_told(error: BaseException) -> BaseException:
+def unchanged(error: BaseException) -> BaseException:
     """The error itself is the reason."""
     return error
 
@@ -43,7 +41,7 @@ class Ring:
         previous: Link | None,
         next: Link | None,
         deadline: Deadline,
-        blame: Blame = as_told,
+        blame: Blame = unchanged,
     ) -> None:
         hosting = [member.lanes for member in generation.members]
         if len(hosting) > 1 and (previous is None or next is None):
@@ -64,7 +62,7 @@ class Ring:
         self._error_lock = threading.Lock()
         following = generation.members[(self._position + 1) % len(hosting)]
         self._next_name = f"worker {following.worker} ({following.address})"
-        self._sender = Sender(next, deadline, self._fail) if next is not None else None
+        self._sender = _Sender(next, deadline, self._fail) if next is not None else None
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
@@ -73,7 +71,7 @@ class Ring:
         one step, and all workers call with the same ones in the same order.
         """
         self._check(lane_values, total)
-        content = tensor_bytes(total)
+        content = total.detach().view(torch.uint8).numpy().data  # as bytes first: bfloat16 has no NumPy type
         chunks = cut(total.numel(), self._generation.lanes)
         with self._exchange():
             for visit in self._visits:
@@ -203,3 +201,68 @@ def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
     left_end = left.data_ptr() + left.numel() * left.itemsize
     right_end = right.data_ptr() + right.numel() * right.itemsize
     return left.data_ptr() < right_end and right.data_ptr() < left_end
+
+
+class _Sender:
+    """The thread that carries out a ring's sends in program order, while the calling thread receives and adds.
+
+    When a send fails, `on_failure` is told from this thread, at once, and nothing more is sent.
+    """
+
+    def __init__(self, link: Link, deadline: Deadline, on_failure: Callable[[BaseException], None]) -> None:
+        self._link = link
+        self._deadline = deadline
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Tag, Buffer]] = deque()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="quorate-ring-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, tag: Tag, payload: Buffer) -> None:
+        """Queue a frame and return; the payload must not change until `flush` has returned."""
+        with self._changed:
+            self._queue.append((tag, payload))
+            self._changed.notify_all()
+
+    def flush(self) -> bool:
+        """Wait until everything queued is sent; false if it never will be: a send failed or the sender stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self._stopped)
+            return not self._stopped
+
+    def stop(self) -> None:
+        """End the thread, dropping what is not sent. The link must be closed already, so that no send keeps waiting."""
+        self._mark_stopped()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (frame := self._next()) is not None:
+            try:
+                self._link.send(*frame, self._deadline)
+            except BaseException as error:
+                # Told before the flush is released, so that whoever flushed finds the reason.
+                self._on_failure(error)
+                self._mark_stopped()
+                return
+            self._mark_sent()
+
+    def _next(self) -> tuple[Tag, Buffer] | None:
+        """The oldest frame; it stays in the queue until it is sent, so that `flush` waits for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._stopped)
+            return None if self._stopped else self._queue[0]
+
+    def _mark_sent(self) -> None:
+        with self._changed:
+            if self._queue:
+                self._queue.popleft()
+            self._changed.notify_all()
+
+    def _mark_stopped(self) -> None:
+        with self._changed:
+            self._stopped = True
+            # A payload is a view into a gradient buffer: holding it would keep that memory alive.
+            self._queue.clear()
+            self._changed.notify_all()

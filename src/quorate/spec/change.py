@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.spec.job import JobSpec, key_marks
+from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.marks import Mark
 from quorate.spec.override import Absent
 from quorate.spec.yaml_document import write_value
+
+SAME_BITS: dict[str, frozenset[str]] = {"ring": frozenset()}
+"""By kind of strategy, the other kinds with which a run may be resumed: they come to the same bits."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,19 @@ class Change:
 
 def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
     """Every key that differs, in the order of the job file's keys."""
-    marks = key_marks()
     found = _differences("", before.model_dump(), after.model_dump())
-    return tuple(Change(key, old, new, marks[key.split(".")[0]]) for key, old, new in found)
+    return tuple(Change(key, old, new, mark_of(key)) for key, old, new in found)
 
 
 def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
     """The changes that would make a resumed run produce something else."""
-    return tuple(change for change in changes(before, after) if change.mark is Mark.MEANING and not _extends(change))
+    meant = (change for change in changes(before, after) if change.mark is Mark.MEANING)
+    return tuple(change for change in meant if not (_extends(change) or keeps_bits(change)))
+
+
+def keeps_bits(change: Change) -> bool:
+    """Whether it is a strategy of another kind that goes on to the same bits."""
+    return change.key == "strategy.kind" and change.after in SAME_BITS.get(change.before, ())
 
 
 def _extends(change: Change) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quorate.core.errors import JobFileError
+from quorate.spec.keys import keys_of
 from quorate.spec.marks import Allowed, Mark
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import OWN_PLACE, broken_rules
@@ -91,10 +92,15 @@ class AverageSpec(Section):
     evaluate: bool = False
 
 
-class StrategySpec(Section):
-    """How gradients become an update."""
+class RingSpec(Section):
+    """Gradients are summed round a ring of workers, each of which hosts a lane at least."""
 
     kind: Annotated[Literal["ring"], Allowed("ring, the only strategy of this Quorate")] = "ring"
+
+
+StrategySpec = RingSpec
+"""How gradients become an update: one section for each kind, told apart by `kind` (a second one makes it a union with
+`Field(discriminator="kind")`). What of a kind is only manner has a mark of its own."""
 
 
 class EncryptSpec(Section):
@@ -221,12 +227,14 @@ class JobSpec(Section):
         return max(self.min_workers, min(self.lanes, cores // self.threads))
 
 
-def key_marks() -> dict[str, Mark]:
-    """The mark of every top-level key; what stands inside a section has the section's mark."""
-    return {
-        name: next(note for note in field.metadata if isinstance(note, Mark))
-        for name, field in JobSpec.model_fields.items()
-    }
+def mark_of(key: str) -> Mark:
+    """Of a dotted key: its own, or that of the section or mapping that it stands in."""
+    while (found := _KEYS.get(key)) is None or found.mark is None:
+        key, _, _ = key.rpartition(".")
+    return found.mark
+
+
+_KEYS = keys_of(JobSpec)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The keys of a model as a table, by dotted path: what each takes, and which is nearest to a misspelt one."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from quorate.spec.marks import Allowed
+from quorate.spec.marks import Allowed, Mark
 
 _PLAIN_TYPES = {
     bool: "true or false",
@@ -26,7 +26,7 @@ class Key:
     """One key and what it takes.
 
     `allowed` says it in words, and `complete` whether those words cover its limits and its content too; `alternatives`
-    counts the types to choose from, and `choices` are the words to choose from.
+    counts the types to choose from, and `choices` are the words to choose from. `mark` is its own, or its section's.
     """
 
     path: str
@@ -34,19 +34,30 @@ class Key:
     complete: bool
     alternatives: int
     choices: tuple[str, ...]
+    mark: Mark | None = None
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
+def keys_of(model: type[BaseModel], prefix: str = "", mark: Mark | None = None) -> dict[str, Key]:
     """Every key of a model and of the sections in it."""
-    keys = {}
+    keys: dict[str, Key] = {}
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}" if prefix else name
         notes = [note.text for note in field.metadata if isinstance(note, Allowed)]
         allowed = notes[0] if notes else _in_words(field.annotation)
-        keys[path] = Key(path, allowed, bool(notes), _alternatives(field.annotation), tuple(_choices(field.annotation)))
+        own = next((note for note in field.metadata if isinstance(note, Mark)), mark)
+        choices = tuple(_choices(field.annotation))
+        keys[path] = Key(path, allowed, bool(notes), _alternatives(field.annotation), choices, own)
         for section in _sections(field.annotation):
-            keys |= keys_of(section, path)
+            for inner, key in keys_of(section, path, own).items():
+                keys[inner] = _either(keys[inner], key) if inner in keys else key
     return keys
+
+
+def _either(one: Key, other: Key) -> Key:
+    """A key that several kinds of a section have, above all `kind` itself."""
+    choices = (*one.choices, *other.choices)
+    allowed = one_of(list(choices)) if choices else one.allowed
+    return replace(one, allowed=allowed, complete=one.complete or bool(choices), choices=choices)
 
 
 def one_of(words: list[str]) -> str:

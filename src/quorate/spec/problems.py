@@ -37,7 +37,7 @@ def describe_errors(
         details = next(group)[1]
         if details["type"] == "extra_forbidden":
             problems.append(_unknown_key(path, keys, origin(path)))
-        elif details["type"] != "missing":
+        elif details["type"] not in ("missing", "union_tag_not_found"):
             problems.append(_wrong_value(path, keys, details, origin(path)))
         elif path not in meant:
             problems.append(_missing_key(path, keys))
@@ -74,10 +74,18 @@ def _path(details: ErrorDetails, keys: dict[str, Key], prefix: str) -> str:
     path = prefix
     for index, part in enumerate(details["loc"]):
         inner = f"{path}.{part}" if path else str(part)
+        if inner not in keys and path in keys and part in _kinds(path, keys):
+            continue
         if inner not in keys and details["type"] != "extra_forbidden":
             return _path_inside(path, keys.get(path), details["loc"][index:])
         path = inner
-    return path
+    return f"{path}.kind" if details["type"].startswith("union_tag") else path
+
+
+def _kinds(path: str, keys: dict[str, Key]) -> tuple[str, ...]:
+    """Where a section is of one of several kinds: these. Pydantic names the kind between the section and its keys."""
+    kind = keys.get(f"{path}.kind")
+    return () if kind is None or keys[path].alternatives < 2 else kind.choices
 
 
 def _path_inside(path: str, key: Key | None, rest: tuple[int | str, ...]) -> str:
@@ -95,16 +103,18 @@ def _missing_key(path: str, keys: dict[str, Key]) -> Problem:
 
 def _wrong_value(path: str, keys: dict[str, Key], details: ErrorDetails, origin: str) -> Problem:
     value, kind = details["input"], details["type"]
+    if kind == "union_tag_invalid":
+        value = value["kind"]
     key = keys.get(path)
     if key and (key.complete or kind.endswith(("_type", "literal_error"))):
         text = f"{describe(value)} is not {key.allowed}"
     else:
         text = f"{describe(value)} is refused: {details['msg'][0].lower()}{details['msg'][1:]}"
-    return Problem(path, text + in_brackets(origin), _value_hint(details, key.choices if key else ()))
+    return Problem(path, text + in_brackets(origin), _value_hint(value, details, key.choices if key else ()))
 
 
-def _value_hint(details: ErrorDetails, choices: tuple[str, ...]) -> str:
-    value, kind = details["input"], details["type"]
+def _value_hint(value: Any, details: ErrorDetails, choices: tuple[str, ...]) -> str:
+    kind = details["type"]
     if kind == "value_error":
         return str(details.get("ctx", {}).get("error", ""))
     if kind == "string_type" and isinstance(value, bool | int | float):

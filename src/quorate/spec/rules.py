@@ -33,9 +33,14 @@ def untold(key: str) -> str:  # noqa: ARG001 (a Told)
     return ""
 
 
+_LANE_EACH = frozenset({"ring"})
+"""Kinds of strategy in which each worker hosts a lane at least, and no lane is hosted twice."""
+
+
 def _workers_fit_lanes(job: Mapping[str, Any], told: Told) -> Problem | None:
-    workers, lanes = job["workers"], job["lanes"]
-    if workers == "auto" or workers <= lanes:
+    workers, lanes, strategy = job["workers"], job["lanes"], job["strategy"]
+    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
+    if workers == "auto" or workers <= lanes or kind not in _LANE_EACH:
         return None
     return Problem(
         "workers",
@@ -162,7 +167,7 @@ def _shown(place: str) -> str:
 
 
 RULES = (
-    Rule(frozenset({"workers", "lanes"}), _workers_fit_lanes),
+    Rule(frozenset({"workers", "lanes", "strategy"}), _workers_fit_lanes),
     Rule(frozenset({"min_workers", "workers", "lanes"}), _fewest_workers_fit),
     Rule(frozenset({"batch_size", "lanes", "accumulate"}), _batch_feeds_lanes),
     Rule(frozenset({"epochs", "steps"}), _one_length),

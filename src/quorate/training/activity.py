@@ -9,21 +9,21 @@ from quorate.data.indices import Indices
 
 
 class Activity:
-    """Phases of a step: told to whoever watches as they begin, and timed.
+    """Phases of a step: written to the worker's status as they begin, and timed.
 
     `moves` changes whenever the worker comes further inside a phase, which tells a slow one from one that is stuck.
     """
 
     def __init__(
         self,
-        tell: Callable[[int, str, int | None], None],
-        tell_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
-        tell_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
+        write_status: Callable[[int, str, int | None], None],
+        write_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
+        add_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
         linger: Callable[[str, float], float] | None = None,
     ) -> None:
-        self._tell = tell
-        self._tell_samples = tell_samples
-        self._tell_step = tell_step
+        self._write_status = write_status
+        self._write_samples = write_samples
+        self._add_step = add_step
         self._linger = linger
         self.step = 0
         self.lane: int | None = None
@@ -31,17 +31,34 @@ class Activity:
         self.moves = 0
         self.waits_for = ""
         self.seconds: dict[str, float] = {}
+        self._entered = 0.0
 
     def begin_step(self, step: int) -> None:
         """Times count from zero again."""
         self.step = step
         self.seconds = dict.fromkeys((DATA, COMPUTE, EXCHANGE, APPLY), 0.0)
 
-    def during(self, phase: str, lane: int | None = None) -> "Stay":
-        """For a `with` block: the worker is in this phase. After an error the place stays as it was, for the report."""
+    def during(self, phase: str, lane: int | None = None) -> "Activity":
+        """For a `with` block, of which none stands inside another: the worker is in this phase.
+
+        After an error the place stays as it was, for the report. (A generator would cost three times as much.)
+        """
         self.phase, self.lane = phase, lane
-        self._tell(self.step, phase, lane)
-        return Stay(self, phase)
+        self._write_status(self.step, phase, lane)
+        self._entered = perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        seconds = perf_counter() - self._entered
+        if self._linger is not None:  # somebody makes this worker slow
+            seconds += self._linger(self.phase, seconds)
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + seconds
+        self.lane = None
 
     def advance(self) -> None:
         """The worker has come further in the phase that it is in: by a batch, or by a piece of a copy or of a save."""
@@ -59,33 +76,8 @@ class Activity:
 
     def reads(self, epoch: int, samples: Indices) -> None:
         """The lane that the worker is in reads these samples of an epoch."""
-        self._tell_samples(epoch, samples.data)
+        self._write_samples(epoch, samples.data)
 
     def end_step(self, lanes: int) -> None:
-        """The step, with so many lanes, is complete: its times can be told."""
-        self._tell_step(self.seconds, lanes)
-
-    def leave(self, phase: str, seconds: float) -> None:
-        """The worker was in this phase for so long; and stays longer, if somebody makes it slow."""
-        if self._linger is not None:
-            seconds += self._linger(phase, seconds)
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        self.lane = None
-
-
-class Stay:
-    """The time that a worker spends in a phase. A class, since it costs a third of what a generator does."""
-
-    __slots__ = ("_activity", "_entered", "_phase")
-
-    def __init__(self, activity: Activity, phase: str) -> None:
-        self._activity = activity
-        self._phase = phase
-        self._entered = perf_counter()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._activity.leave(self._phase, perf_counter() - self._entered)
+        """The step, with so many lanes, is complete: its times count for the worker's pace."""
+        self._add_step(self.seconds, lanes)

@@ -71,7 +71,7 @@ class Evaluator:
         self._replica.begin_lane()
         take_log(self._task)
         payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
-        everyone = [json.loads(told) for told in strategy.share(step, payload)]
+        everyone = [json.loads(told) for told in strategy.gather(step, payload)]
         bad = sorted(index for _, indices, _, _ in everyone for index in indices)
         why = sorted((index, text) for _, _, texts, _ in everyone for index, text in texts)
         put_back = sorted({name for *_, names in everyone for name in names})

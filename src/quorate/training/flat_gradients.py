@@ -9,10 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
-from quorate.training.backward import run_backward
-from quorate.training.gradients import check_gradient, computed_inside, detached, sent_before
-from quorate.training.readiness import Readiness
+from quorate.training.gradients import check_gradient, computed_inside, detached, run_backward, sent_before
 
 LARGE = 256 * 2**10
 """Bytes from which a gradient is moved by a hook of its own."""
@@ -53,15 +50,14 @@ class FlatGradients:
         self.names = tuple(name for name, _ in parameters)
         self.parameters = tuple(parameter for _, parameter in parameters)
         self.plan = plan
-        self.sums = len(plan)
         self.lanes = {lane: self._over(memory.lanes[lane]) for lane in sorted(memory.lanes)}
         self.total = self._over(memory.total)
-        self._writes_are_dear = memory.writes_are_dear
+        self._writes_are_slow = memory.writes_are_slow
         self._writable: FlatTensors | None = None
         self._last = self.lanes[max(self.lanes)]
         self._current = self._last
         self._touched: set[int] = set()
-        self._readiness: Readiness | None = None
+        self._readiness: _Readiness | None = None
         self._in_backward = False
         self._in_last_backward = False
         self._hooks: dict[int, RemovableHandle] = {}
@@ -69,7 +65,7 @@ class FlatGradients:
 
     def announce(self, ready: Callable[[int], None]) -> None:
         """Call `ready` with each bucket, in the order of the plan, as soon as the last hosted lane has filled it."""
-        self._readiness = Readiness(self.plan, ready)
+        self._readiness = _Readiness(self.plan, ready)
         self._hook(range(len(self.parameters)))
 
     def begin(self, lane: int) -> None:
@@ -121,7 +117,7 @@ class FlatGradients:
 
     def install(self, present: int, to_be_written: bool = False) -> None:
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
-        views = self._copied().views if to_be_written and self._writes_are_dear else self.total.views
+        views = self._copied().views if to_be_written and self._writes_are_slow else self.total.views
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
 
@@ -130,17 +126,6 @@ class FlatGradients:
         norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
         return float(norm)
-
-    def sum_over(self, step: int, reduction: Reduction) -> None:
-        """Sum what all lanes have collected, bucket by bucket."""
-        for index in range(len(self.plan)):
-            self.sum_bucket(step, index, reduction)
-
-    def sum_bucket(self, step: int, index: int, reduction: Reduction) -> None:
-        """Sum one bucket over all lanes."""
-        reduction.all_reduce(
-            step, index, [flat.buckets[index] for flat in self.lanes.values()], self.total.buckets[index]
-        )
 
     def close(self) -> None:
         """Let the parameters go, and with them the memory of the gradients that they have."""
@@ -214,3 +199,43 @@ class FlatGradients:
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None and index not in self._touched:
                 raise computed_inside(self.names[index])
+
+
+class _Readiness:
+    """Which buckets are complete, while the backward pass still fills the others.
+
+    Announces them in the order of the plan, each once: all workers must sum them in the same order.
+    """
+
+    def __init__(self, plan: Sequence[Bucket], announce: Callable[[int], None]) -> None:
+        self._bucket_of = {slot.index: number for number, bucket in enumerate(plan) for slot in bucket.slots}
+        self._contents = [frozenset(slot.index for slot in bucket.slots) for bucket in plan]
+        self._announce = announce
+        self._missing = [set(content) for content in self._contents]
+        self._announced = 0
+
+    def begin(self) -> None:
+        """Nothing is complete."""
+        self._missing = [set(content) for content in self._contents]
+        self._announced = 0
+
+    def complete(self, index: int) -> bool:
+        """The gradient of this parameter is in its place. False if that place has been announced already."""
+        number = self._bucket_of[index]
+        if number < self._announced:
+            return False
+        # By name, not by number: reentrant checkpointing tells of one parameter as often as it is used.
+        self._missing[number].discard(index)
+        while self._announced < len(self._missing) and not self._missing[self._announced]:
+            self._announce_next()
+        return True
+
+    def complete_all(self) -> None:
+        """What has not been announced is complete now, too."""
+        while self._announced < len(self._missing):
+            self._announce_next()
+
+    def _announce_next(self) -> None:
+        number = self._announced
+        self._announced += 1
+        self._announce(number)

@@ -1,26 +1,22 @@
-"""What the loop asks of gradients, whoever keeps them; and what is refused of them."""
+"""What the loop asks of gradients, whoever keeps them; those of a job with one lane; and what is refused."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.reduction import Reduction
 
 
 class Gradients(Protocol):
-    """Collects each hosted lane's gradient, and hands the sum over all lanes to the optimizer."""
+    """Collects each hosted lane's gradient, and hands the sum over all lanes to the optimizer. The strategy sums."""
 
     @property
     def parameters(self) -> Sequence[torch.nn.Parameter]:
         """What has gradients."""
-        ...
-
-    @property
-    def sums(self) -> int:
-        """How many sums make up an exchange."""
         ...
 
     def begin(self, lane: int) -> None:
@@ -47,10 +43,6 @@ class Gradients(Protocol):
         """A lane without samples counts as zeros."""
         ...
 
-    def sum_over(self, step: int, reduction: Reduction) -> None:
-        """Sum what all lanes have collected."""
-        ...
-
     def install(self, present: int, to_be_written: bool = False) -> None:
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
         ...
@@ -62,6 +54,89 @@ class Gradients(Protocol):
     def close(self) -> None:
         """Let the parameters go."""
         ...
+
+
+class LoneGradients:
+    """The gradients of a single lane: there is nothing to sum, so they stay where autograd puts them.
+
+    User code that would interfere with that is refused.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        self._names = tuple(name for name, _ in parameters)
+        self.parameters = tuple(parameter for _, parameter in parameters)
+        self._left: list[torch.Tensor | None] = [None] * len(self.parameters)
+
+    def begin(self, lane: int) -> None:  # noqa: ARG002
+        """Collect from now on."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._left = [None] * len(self.parameters)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float,
+        inputs: list[torch.Tensor] | None = None,
+        *,
+        retain: bool = False,
+        is_last: bool = False,  # noqa: ARG002
+    ) -> None:
+        """One weighted backward pass; with `inputs`, only they get gradients."""
+        self._check_left_alone()
+        run_backward(loss, weight, inputs, retain)
+        self._left = [parameter.grad for parameter in self.parameters]
+
+    def finish(self) -> int:
+        """End of the lane; which parameters have a gradient, as bits."""
+        self._check_left_alone()
+        bits = 0
+        for index, gradient in enumerate(self._left):
+            if gradient is not None:
+                check_gradient(self._names[index], gradient)
+                bits |= 1 << index
+        return bits
+
+    def clear(self, lane: int) -> None:
+        """A lane without samples has no gradient: all of them are bad, and the step is left out."""
+        self.begin(lane)
+
+    def install(self, present: int, to_be_written: bool = False) -> None:
+        """They are in their places."""
+
+    def total_norm(self) -> float:
+        """The norm of all of them."""
+        gradients = [gradient for gradient in self._left if gradient is not None]
+        norms = torch._foreach_norm(gradients) if gradients else ()
+        return math.hypot(*(norm.item() for norm in norms))
+
+    def close(self) -> None:
+        """Let the parameters go."""
+        self._left = []
+
+    def _check_left_alone(self) -> None:
+        for index, (parameter, left) in enumerate(zip(self.parameters, self._left, strict=True)):
+            if parameter.grad is not left:
+                raise computed_inside(self._names[index]) if left is None else detached(self._names[index])
+
+
+def run_backward(loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] | None, retain: bool) -> None:
+    """One weighted pass: what `torch.autograd.backward` does with a scalar, without its checks of what is passed.
+
+    They take a fifth of the pass of a small model. The weight enters as the loss's own gradient: each addition on the
+    ring is then a plain sum.
+    """
+    if inputs is not None and not inputs:
+        return  # an optimizer whose parameters are all frozen; to the engine, none would mean all
+    _engine_run_backward(
+        (loss,),
+        (torch.full_like(loss, weight),),
+        retain,
+        False,  # no graph of the gradients
+        tuple(inputs or ()),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def gradient_plan(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_mb: float) -> tuple[Bucket, ...]:

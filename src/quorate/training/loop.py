@@ -19,22 +19,13 @@ from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.left_out import Telling, nothing_to_train_on, worth_telling
 from quorate.training.optimizers import SOLE
-from quorate.training.progress import Progress, metric_of
+from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.saver import Saver
 from quorate.training.state_watch import StateWatch, news, warn_of
-from quorate.training.strategy import (
-    BEGIN_AND_BREAK,
-    BOUNDARIES,
-    BREAK,
-    SAVE,
-    SAVE_AND_BREAK,
-    Agreement,
-    Strategy,
-)
+from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -62,10 +53,8 @@ class Loop:
     progress: Progress
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
-    stop_requested: Callable[[], str | None]
-    break_requested: Callable[[], bool]
-    save_requested: Callable[[], bool]
-    save_asked: Callable[[], bool]
+    requested: Callable[[], StepRequest]
+    settle_save: Callable[[], None]
     save_begun: Callable[[], None]
     workers: int = 1
     mode: RunMode = field(default_factory=RunMode)
@@ -75,8 +64,9 @@ class Loop:
     _notes: list[str] = field(default_factory=list)
     _draws: bool = False
 
-    def run(self) -> str:
-        """Do what it is here for; "complete", "early stop", why it was asked to stop, or BREAK."""
+    def run(self) -> str | None:
+        """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
+        at a step boundary and the job goes on in the next."""
         if self.mode.evaluates_only:
             self._evaluate_only()
             return "complete"
@@ -87,17 +77,17 @@ class Loop:
         if self._save_is_due():
             self._begin_save()
         while not self._is_over():
-            wish = self._step()
-            if wish is not None and wish not in BOUNDARIES:
+            request = self._step()
+            if request.stop is not None:
                 self._save()
-                return wish
+                return request.stop
             self._evaluate_if_due()
-            if wish == SAVE_AND_BREAK:
+            if request.save is Save.COMMIT:
                 self._save()
-            elif wish in (SAVE, BEGIN_AND_BREAK) or self._save_is_due():
+            elif request.save is Save.BEGIN or self._save_is_due():
                 self._begin_save()
-            if wish not in (None, SAVE):
-                return BREAK
+            if request.leave:
+                return None
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
 
@@ -116,7 +106,7 @@ class Loop:
         step = self.progress.cursor.step
         return self.progress.early_stopped or step >= self.sampler.total_steps or self.mode.ends_at(step)
 
-    def _step(self) -> str | None:
+    def _step(self) -> StepRequest:
         step = self.progress.cursor.step + 1
         self.activity.begin_step(step)
         self.strategy.begin(step)
@@ -124,54 +114,40 @@ class Loop:
         results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
         self.replica.check_trainable()
         self.watch.after_lanes()
-        with self.activity.during(EXCHANGE):
-            agreement = self.strategy.exchange(step, results, self._wish())
-        self._settle_save()
-        self.check_lease()
-        with self.activity.during(APPLY):
-            norms = self.update.leave_out() if agreement.is_void else self.update.apply(step, agreement)
-        self._tell_times()
-        before, bad = self.progress, len(agreement.bad)
-        if agreement.is_void:
-            self.progress = before.after_step(0, bad=bad, is_barren=not agreement.samples)
+        outcome = self.strategy.advance(step, results, self._request())
+        self._report_times()
+        agreed, before = outcome.agreed, self.progress
+        bad = len(agreed.bad)
+        if agreed.is_void:
+            self.progress = before.after_step(0, bad=bad, is_barren=not agreed.samples)
         else:
-            self.progress = before.after_step(agreement.samples, agreement.tally, bad=bad)
-        warnings = self._warned(Source.TRAINING, agreement) if bad else []
-        warnings += self._named(agreement.put_back)
-        self._publish_step(step, agreement, norms, warnings + self._noted())
-        self._check_fed(agreement)
-        return agreement.stop
+            self.progress = before.after_step(agreed.samples, agreed.tally, bad=bad)
+        self._publish_step(step, agreed, outcome.norms, self._warnings(Source.TRAINING, agreed))
+        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
+            # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
+            raise nothing_to_train_on(self.progress.barren, agreed.why)
+        return agreed.request
 
-    def _warned(self, source: Source, found: Agreement | Evaluated) -> list[str]:
-        """Say what is wrong with bad samples, here and to whoever follows the job; each thing once in a run."""
-        telling = Telling(source, self.progress.told)
-        warnings = telling.sentences(found.bad, found.why)
-        if warnings:
-            self.progress = replace(self.progress, told=telling.told)
-        for warning in warnings:
-            log.warning("%s", warning)
-        return warnings
-
-    def _named(self, put_back: Sequence[str]) -> list[str]:
-        """Name what user code has assigned and what was put back; each once in a run."""
-        warnings, told = warn_of(put_back, self.progress.told)
+    def _warnings(self, source: Source, found: Agreement | Evaluated) -> list[str]:
+        """What is wrong with bad samples, and what user code has assigned: each thing once in a run. And what else this
+        worker has met with in reading, which its log has already."""
+        warnings: list[str] = []
+        told = self.progress.told
+        if found.bad:
+            report = BadSampleReport(source, told)
+            warnings = report.sentences(found.bad, found.why)
+            told = report.told
+        if found.put_back:
+            named, told = warn_of(found.put_back, told)
+            warnings += named
         if warnings:
             self.progress = replace(self.progress, told=told)
         for warning in warnings:
             log.warning("%s", warning)
-        return warnings
-
-    def _noted(self) -> list[str]:
-        """What else this worker has met with in reading; its log has it already."""
         notes, self._notes = self._notes, []
-        return notes
+        return warnings + notes
 
-    def _check_fed(self, agreement: Agreement) -> None:
-        """End a job that has read a whole epoch, or all that it reads, in vain: it would come to its end untrained."""
-        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
-            raise nothing_to_train_on(self.progress.barren, agreement.why)
-
-    def _tell_times(self) -> None:
+    def _report_times(self) -> None:
         """Not of the first step, which waits for loaders that have just been started."""
         if self._is_warm:
             self.activity.end_step(len(self.strategy.hosted))
@@ -180,16 +156,12 @@ class Loop:
             self.saver.prepare(self.replica, self.workers)
         self._is_warm = True
 
-    def _wish(self) -> str | None:
-        """What this worker has been asked to do at the end of the step; all do it, or none."""
-        if reason := self.stop_requested():
-            return reason
-        if self.save_requested():
-            return SAVE_AND_BREAK
-        wants_save = self.save_asked() or self.saver.is_wanted(by_time=0 in self.strategy.hosted)
-        if self.break_requested():
-            return BEGIN_AND_BREAK if wants_save else BREAK
-        return SAVE if wants_save else None
+    def _request(self) -> StepRequest:
+        """What this worker is asked to do at the end of the step, and the save that its clock asks for."""
+        request = self.requested()
+        if request.save is Save.NONE and self.saver.is_wanted(by_time=0 in self.strategy.hosted):
+            return replace(request, save=Save.BEGIN)
+        return request
 
     def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
         epoch = self.sampler.epoch_of(step)
@@ -211,10 +183,10 @@ class Loop:
         self._notes += [note for batch in answers for note in batch.notes]
         self._draws = self._draws or any(batch.draws for batch in answers)
         if any(batch.bad for batch in answers):
-            self._tell_bad(result, answers)
+            self._describe_bad(result, answers)
         return result
 
-    def _tell_bad(self, result: LaneResult, answers: Sequence[Batch]) -> None:
+    def _describe_bad(self, result: LaneResult, answers: Sequence[Batch]) -> None:
         left_out = LeftOut()
         for batch in answers:
             left_out.extend(batch.bad, batch.why)
@@ -241,7 +213,7 @@ class Loop:
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:
-        self._settle_save()  # averages are evaluated in the place of the parameters
+        self.settle_save()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
             return self.evaluator.run(step, self.strategy)
 
@@ -259,12 +231,6 @@ class Loop:
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
             self.saver.begin(self.replica, self.progress, self.strategy)
-
-    def _settle_save(self) -> None:
-        """The copy of a state that is being saved must be whole before the state changes."""
-        if not self.saver.is_settled:
-            with self.activity.during(CHECKPOINT):
-                self.saver.settle()
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
@@ -291,10 +257,8 @@ class Loop:
             # An evaluation leaves out the same ones as the last.
             if evaluated.bad != self._bad_listed:
                 fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
-        warnings = self._warned(Source.VALIDATION, evaluated) if evaluated.bad else []
-        warnings += self._named(evaluated.put_back)
         self._notes += evaluated.notes
-        if warnings := warnings + self._noted():
+        if warnings := self._warnings(Source.VALIDATION, evaluated):
             fields["warnings"] = warnings
         self._bad_listed = evaluated.bad
         self.publish(Event("evaluation", self.progress.cursor.step, fields))

@@ -1,14 +1,18 @@
-"""How far a job has come and what its evaluations said: the part of the state that is not tensors."""
+"""How far a job has come, what its evaluations said, which bad samples it has reported: the state besides tensors."""
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import xxhash
+
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import MetricError
+from quorate.core.errors import JobError, MetricError
+from quorate.data.bad_sample import MOST_TOLD, without_numbers
 from quorate.data.ledger import NOTHING, Tally
+from quorate.data.sampler import Source
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -38,7 +42,7 @@ class Progress:
     bad_evaluated: int = 0
     # So many steps in a row up to this one had no sample, since all of theirs are bad.
     barren: int = 0
-    # What was said of bad samples, in short, so that it is said once: `left_out.Telling`.
+    # What was said of bad samples, in short, so that it is said once: `BadSampleReport`.
     told: tuple[str, ...] = ()
 
     def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
@@ -117,3 +121,62 @@ def metric_of(metrics: Mapping[str, float], name: str, key: str) -> float:
         given = ", ".join(metrics) or "none"
         raise MetricError(f"{key}: there is no metric '{name}'; metrics() gives {given}.{near}")
     return metrics[name]
+
+
+Why = tuple[int, str]
+"""A sample, and what is wrong with it."""
+
+
+class BadSampleReport:
+    """What a run reports of the bad samples of a set (on_bad_sample: skip): a sentence for each file and reason.
+
+    `told` is what it has told so far, of any set, in short: whoever goes on from there does not tell it again.
+    """
+
+    def __init__(self, source: Source, told: Sequence[str]) -> None:
+        self._set = source.value
+        self.told = tuple(told)
+
+    def news(self, why: Sequence[Why]) -> tuple[Why, ...]:
+        """Those that are of another file or reason than all that were told; as many as there is room for."""
+        first: dict[str, Why] = {}
+        for index, text in why:
+            first.setdefault(self._kind(text), (index, text))
+        room = MOST_TOLD - sum(each.startswith(self._kind()) for each in self.told)
+        return tuple(each for kind, each in first.items() if kind not in self.told)[: max(0, room)]
+
+    def sentences(self, bad: Sequence[int], why: Sequence[Why]) -> list[str]:
+        """What to tell of these, and once that there are more of them; all of it counts as told then."""
+        news = self.news(why)
+        lines = [f"sample {index} of the {self._set} set is left out: {text}" for index, text in news]
+        self.told += tuple(name for index, text in news for name in (self._kind(text), self._sample(index)))
+        more = f"{self._set} more"
+        if more not in self.told and any(self._sample(index) not in self.told for index in bad):
+            self.told += (more,)
+            lines.append(
+                f"more samples of the {self._set} set are left out; one of each file and reason is told, and "
+                "`quorate show RUN --ledger` lists them all"
+            )
+        return lines
+
+    def _kind(self, text: str | None = None) -> str:
+        return f"{self._set} like " + ("" if text is None else xxhash.xxh3_64_hexdigest(without_numbers(text).encode()))
+
+    def _sample(self, index: int) -> str:
+        return f"{self._set} {index}"
+
+
+def worth_telling(told: Sequence[str], why: Sequence[Why], has_samples: bool) -> tuple[Why, ...]:
+    """What a lane's result says of its bad samples: what the run has not told yet, and the reason of one where a lane
+    has nothing else, since that may be what ends the job."""
+    return BadSampleReport(Source.TRAINING, told).news(why) or tuple(why[: 0 if has_samples else 1])
+
+
+def nothing_to_train_on(steps: int, why: Sequence[Why]) -> JobError:
+    """So many steps in a row had not one sample."""
+    index, text = why[0]
+    which = "the last step" if steps == 1 else f"the last {steps:,} steps"
+    return JobError(
+        f"Not one sample of {which} could be read: all of them are bad and were left out (on_bad_sample: skip), so "
+        f"there is nothing to train on. Sample {index}: {text}. Mend the files, or decode() if it raises."
+    )

@@ -82,7 +82,7 @@ class Saver:
 
     def enter(self, strategy: Strategy, step: int) -> None:
         """A generation begins: give up what cannot be completed without those who are gone."""
-        present = {payload.decode() for payload in strategy.share(step, self._identity.encode())}
+        present = {payload.decode() for payload in strategy.gather(step, self._identity.encode())}
         latest = self._latest
         if latest is None:
             return
@@ -207,7 +207,7 @@ class Saver:
         saving = self._start(replica, progress, answers, strategy.worker)
         self._await_done()
         self.settle()
-        failures = [payload.decode() for payload in strategy.share(step, (saving.failure or "").encode())]
+        failures = [payload.decode() for payload in strategy.gather(step, (saving.failure or "").encode())]
         # The first commits: whatever happened to the others, it is saved if that one says so.
         return failures[0] and next((told for told in failures if told and not told.startswith(VOID)), failures[0])
 
@@ -216,7 +216,7 @@ class Saver:
             answer = self._answer_as_committer(replica, progress)
         else:
             answer = Answer(self._identity, is_busy=self._running() is not None)
-        told = strategy.share(progress.cursor.step, json.dumps(asdict(answer)).encode())
+        told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
         return [Answer(**json.loads(payload)) for payload in told]
 
     def _answer_as_committer(self, replica: Replica, progress: Progress) -> Answer:

@@ -1,7 +1,8 @@
-"""What the loop asks of a strategy: how the lanes' gradients become one."""
+"""What the loop asks of a strategy: how the results of the lanes become the next state, agreed on by all workers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -9,25 +10,38 @@ import torch
 from quorate.data.ledger import Tally
 from quorate.training.lane import LaneResult, LossSum
 
-SAVE = "save"
-"""A checkpoint is begun here, besides those that the job's steps ask for."""
-BREAK = "break"
-"""The generation ends here, at a step boundary, to let somebody in or go; the job goes on in the next."""
-BEGIN_AND_BREAK = "begin a save and break"
-"""Both: the save goes on in the next generation."""
-SAVE_AND_BREAK = "save and break"
-"""A break with a checkpoint that is committed before: nobody who stays holds the state."""
-BOUNDARIES = frozenset({SAVE, BREAK, BEGIN_AND_BREAK, SAVE_AND_BREAK})
+
+class Save(IntEnum):
+    """Whether a checkpoint is saved at a step boundary, besides those that the job's steps ask for."""
+
+    NONE = 0
+    BEGIN = 1  # training goes on meanwhile, in the next generation too
+    COMMIT = 2  # it is waited for: nobody who stays holds the state
 
 
-def strongest_wish(wishes: Sequence[str | None]) -> str | None:
-    """What all do of what some have been asked to: end the job before anything else, and rather save than not."""
-    asked = {wish for wish in wishes if wish is not None}
-    if stops := [wish for wish in wishes if wish in asked - BOUNDARIES]:
-        return stops[0]
-    if asked >= {SAVE, BREAK}:
-        asked.add(BEGIN_AND_BREAK)
-    return next((wish for wish in (SAVE_AND_BREAK, BEGIN_AND_BREAK, BREAK, SAVE) if wish in asked), None)
+@dataclass(frozen=True)
+class StepRequest:
+    """What a worker is asked to do at the end of a step. All workers do what any of them is asked.
+
+    `stop`: why the job ends here, if it does. `leave`: the generation ends here, to let somebody in or go; the job goes
+    on in the next.
+    """
+
+    stop: str | None = None
+    save: Save = Save.NONE
+    leave: bool = False
+
+    @staticmethod
+    def combine(requests: Iterable["StepRequest"]) -> "StepRequest":
+        """What all do of what some are asked: the first reason to stop, and rather save than not."""
+        given = list(requests)
+        if len(given) == 1:
+            return given[0]
+        return StepRequest(
+            next((request.stop for request in given if request.stop is not None), None),
+            max(request.save for request in given),
+            any(request.leave for request in given),
+        )
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all workers know, and know alike, after the exchange of a step. Nothing of a step that `is_void` may reach
-    the state. `bad` samples were left out; `why` says of the first of them what is wrong. `data_s` are the seconds that
-    the worker which waited longest has waited for data, `put_back` the names of what user code has assigned."""
+    """What all workers know of a step, and know alike, before the state changes.
+
+    Nothing of a step that `is_void` may reach the state. `present` says which parameters have a gradient, as bits, and
+    `buffers` are the values to commit. `bad` samples were left out; `why` says of the first of them what is wrong.
+    `data_s` are the seconds that the worker which waited longest has waited for data, `put_back` the names of what user
+    code has assigned.
+    """
 
     samples: int
     tally: Tally
@@ -50,7 +68,7 @@ class Agreement:
     losses: dict[str, LossSum]
     log: dict[str, float]
     buffers: dict[str, torch.Tensor]
-    stop: str | None
+    request: StepRequest
     skipped: Skipped | None = None
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
@@ -68,8 +86,20 @@ class Agreement:
         return self.skipped is not None or not self.samples
 
 
+@dataclass(frozen=True)
+class StepOutcome:
+    """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping."""
+
+    agreed: Agreement
+    norms: dict[str, float]
+
+
 class Strategy(Protocol):
-    """Carries a step's results between workers. The loop calls it from one thread."""
+    """Turns the lanes' results into the next state, together with the other members of a generation.
+
+    The loop calls it from one thread: for each step `begin` before the first lane runs and `advance` after the last;
+    `gather` in evaluations and saves; `close` at the end of the generation. Trouble is raised before the state changes.
+    """
 
     @property
     def worker(self) -> int:
@@ -85,17 +115,17 @@ class Strategy(Protocol):
         """A step begins: from now on its gradients may be exchanged as they become ready."""
         ...
 
-    def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
-        """Sum the gradients of all lanes where `Gradients` finds them, and agree on everything else of the step.
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        """Complete the step: exchange, agree with all others on it and on what anybody was asked to do, and update.
 
-        `stop` is this worker's wish to end; all workers learn of it here and so end at the same step.
+        The lease is checked before the state changes.
         """
         ...
 
-    def share(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        """Everyone's payload, in lane order, on every worker."""
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        """The payloads of all workers, in lane order, on every one of them."""
         ...
 
     def close(self) -> None:
-        """Let go of the other workers."""
+        """Let go of the other members, and of the parameters."""
         ...

@@ -1,13 +1,15 @@
 """From the agreed gradient to new weights: the same kernels on the same bits in every worker."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.seeds import derive_seed
+from quorate.core.worker_status import APPLY
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
+from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -16,21 +18,39 @@ from quorate.training.strategy import Agreement
 
 
 class Update:
-    """Applies a step's agreement to the replica."""
+    """Applies a step's agreement to the replica.
+
+    `before_change` is called before anything changes. It raises where this worker may not: its lease is over.
+    """
 
     def __init__(
-        self, spec: JobSpec, replica: Replica, gradients: Gradients, watch: StateWatch, total_steps: int
+        self,
+        spec: JobSpec,
+        replica: Replica,
+        gradients: Gradients,
+        watch: StateWatch,
+        total_steps: int,
+        activity: Activity,
+        before_change: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._replica = replica
         self._gradients = gradients
         self._watch = watch
         self._total_steps = total_steps
+        self._activity = activity
+        self._before_change = before_change
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
+        self._before_change()
+        with self._activity.during(APPLY):
+            return self._leave_out() if agreement.is_void else self._apply(step, agreement)
+
+    def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         optimizers = self._replica.optimizers
-        if optimizers.run_user_code:
+        runs_user_code = optimizers.run_user_code
+        if runs_user_code:
             # Noise, which is then the same in every worker.
             seed_generators(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
@@ -39,11 +59,13 @@ class Update:
             self._scale(agreement)
         norms = self._norms(optimizers.by_name, scales)
         optimizers.prepare(step, self._total_steps)
-        self._tidy()
+        if runs_user_code:
+            self._tidy()
         # Before the step, which may change buffers too: an average is made of the statistics of this step.
         self._replica.buffers.commit(agreement.buffers)
         optimizers.step()
-        self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
+        if runs_user_code:
+            self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if self._replica.average is not None:
             self._replica.average.update()
         return norms
@@ -56,18 +78,16 @@ class Update:
 
     def _tidy(self) -> None:
         """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
-        if self._replica.optimizers.run_user_code:
-            self._replica.begin_lane()
-            self._watch.put_back()
+        self._replica.begin_lane()
+        self._watch.put_back()
 
     def _take_changes(self, where: str) -> None:
         """What user code changes in the model belongs to the state, and is the same in every worker."""
-        if self._replica.optimizers.run_user_code:
-            self._replica.buffers.adopt()
-            self._watch.after_update(where)
+        self._replica.buffers.adopt()
+        self._watch.after_update(where)
 
-    def leave_out(self) -> dict[str, float]:
-        """A step that is void: no parameter, buffer, optimizer or schedule hears of it, and there is no norm."""
+    def _leave_out(self) -> dict[str, float]:
+        """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm."""
         for parameter in self._gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None

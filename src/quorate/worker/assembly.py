@@ -1,10 +1,8 @@
 """Putting a worker's parts together for one generation."""
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch.utils.data import Dataset as TorchDataset
 
@@ -14,6 +12,7 @@ from quorate.core.errors import TaskError
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code
+from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler
 from quorate.data.collate import collate
 from quorate.data.datasets import Dataset, check_dataset
@@ -22,20 +21,12 @@ from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source, planned_requests
 from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
-from quorate.lanes.buckets import Bucket
 from quorate.observe.event import Event
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.courier import Courier
-from quorate.strategies.ring import RingStrategy
+from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
-from quorate.training.divergence import ReplicaDigests
 from quorate.training.evaluation import Evaluator
-from quorate.training.flat_gradients import FlatGradients
-from quorate.training.gradients import Gradients, gradient_plan
 from quorate.training.lane import LaneRunner
-from quorate.training.lone_gradients import LoneGradients
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
@@ -43,16 +34,15 @@ from quorate.training.run_mode import RunMode
 from quorate.training.saver import Saver
 from quorate.training.saving import Desk
 from quorate.training.state_watch import StateWatch
+from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update
-
-log = logging.getLogger(__name__)
 
 TRAINING = RunMode()
 
 
 @dataclass(frozen=True)
-class Ground:
+class SessionParts:
     """What a worker builds once and keeps through all generations."""
 
     spec: JobSpec
@@ -72,27 +62,24 @@ class Ground:
         """What the task and the modules keep: as they were built, whatever a generation has done since."""
         return StateWatch(self.task, self.replica)
 
-    @property
-    def plan(self) -> tuple[Bucket, ...]:
-        """The buckets in which gradients are exchanged."""
-        return gradient_plan(self.replica.trainable, self.spec.bucket_mb)
+    @cached_property
+    def strategy(self) -> StrategyFactory:
+        """Connects the members of each generation."""
+        return strategy_factory(self.spec, self.replica)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Hooks:
     """How a worker's loop reaches the world outside.
 
-    Every worker passes through the same steps, which are told once: the worker that hosts lane 0 publishes them, the
-    others keep them.
+    `requested` is what the coordinator asks of this worker. Every worker passes through the same steps, which are
+    published once: by the worker that hosts lane 0, while the others keep them.
     """
 
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
-    stop_requested: Callable[[], str | None]
     activity: Activity
-    break_requested: Callable[[], bool] = lambda: False
-    save_requested: Callable[[], bool] = lambda: False
-    save_asked: Callable[[], bool] = lambda: False
+    requested: Callable[[], StepRequest] = StepRequest
     save_begun: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
 
@@ -148,27 +135,38 @@ def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
 
 
 def assemble(
-    ground: Ground,
+    parts: SessionParts,
     generation: Generation,
     worker: int,
     *,
-    reduction: Reduction,
-    memory: GradientMemory,
+    connection: Connection,
     progress: Progress,
     saver: Saver,
-    outside: Surroundings,
+    hooks: Hooks,
     mode: RunMode = TRAINING,
 ) -> Loop:
     """The loop of one worker in one generation."""
-    spec, task, replica = ground.spec, ground.task, ground.replica
-    watch = ground.watch  # before order() and collate() run for the first time
+    spec, task, replica = parts.spec, parts.task, parts.replica
+    watch = parts.watch  # before order() and collate() run for the first time
     hosted = generation.members[generation.position(worker)].lanes
-    sampler = ground.sampler
-    evaluation = evaluation_plan(spec, ground.samples)
-    gradients, courier = _gradients(ground, reduction, memory)
-    feed = _feed(ground, evaluation, hosted, progress, mode, outside.check_lease)
+    sampler, activity = parts.sampler, hooks.activity
+    evaluation = evaluation_plan(spec, parts.samples)
+    gradients = connection.gradients
+    feed = _feed(parts, evaluation, hosted, progress, mode, hooks.check_lease)
     averaged = mode.evaluates_averages(spec.average)
-    publish = outside.publish if 0 in hosted else outside.keep
+
+    def settle_save() -> None:
+        """The copy of a state that is being saved must be whole before the state changes."""
+        if not saver.is_settled:
+            with activity.during(CHECKPOINT):
+                saver.settle()
+
+    def before_change() -> None:
+        settle_save()
+        hooks.check_lease()
+
+    update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)
+    strategy = connection.strategy(update, activity)
     return Loop(
         spec=spec,
         sampler=sampler,
@@ -177,52 +175,38 @@ def assemble(
         feed=feed,
         watch=watch,
         lanes=LaneRunner(task, replica, gradients, watch, spec.seed),
-        strategy=RingStrategy(
-            reduction,
-            generation,
-            worker,
-            gradients,
-            replica.buffers,
-            ReplicaDigests(replica),
-            courier,
-            skips=spec.on_poison == "skip",
-            activity=outside.activity,
-        ),
-        update=Update(spec, replica, gradients, watch, sampler.total_steps),
-        evaluator=Evaluator(
-            task, replica, evaluation, feed, watch, spec.seed, outside.activity.advance, averaged=averaged
-        ),
+        strategy=strategy,
+        update=update,
+        evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
         saver=saver,
-        activity=outside.activity,
+        activity=activity,
         progress=progress,
-        publish=publish,
-        check_lease=outside.check_lease,
-        stop_requested=outside.stop_requested,
-        break_requested=outside.break_requested,
-        save_requested=outside.save_requested,
-        save_asked=outside.save_asked,
-        save_begun=outside.save_begun,
+        publish=hooks.publish if 0 in hosted else hooks.keep,
+        check_lease=hooks.check_lease,
+        requested=hooks.requested,
+        settle_save=settle_save,
+        save_begun=hooks.save_begun,
         workers=len(generation.members),
         mode=mode,
     )
 
 
 def _feed(
-    ground: Ground,
+    parts: SessionParts,
     evaluation: EvaluationPlan,
     hosted: range,
     progress: Progress,
     mode: RunMode,
     check: Callable[[], None],
 ) -> Feed:
-    spec, sampler = ground.spec, ground.sampler
+    spec, sampler = parts.spec, parts.sampler
     requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor)
     if mode.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     # Lanes that read at all: the batches of a very small set leave some without a sample.
     reading = max(1, sum(lane < sampler.batch_samples(1) for lane in hosted))
     return Feed(
-        ground.samples,
+        parts.samples,
         requests,
         spec.loader_workers,
         spec.threads,
@@ -233,7 +217,7 @@ def _feed(
 
 
 def saver_of(
-    ground: Ground,
+    parts: SessionParts,
     mode: RunMode,
     *,
     publish: Callable[[Event], None],
@@ -244,21 +228,8 @@ def saver_of(
     generation: Callable[[], GenerationId | None] = lambda: None,
 ) -> Saver:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
-    rules = ground.spec.checkpoint
+    rules = parts.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
-    desk = Desk(ground.folder, retention, publish, check_commit, tell_all, generation)
-    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
-
-
-def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:
-    if ground.spec.lanes == 1:
-        return LoneGradients(ground.replica.trainable), None
-    gradients = FlatGradients(ground.replica.trainable, ground.plan, memory)
-    if not (ground.spec.overlap and reduction.overlaps):
-        return gradients, None
-    log.info("gradients are sent while the backward pass still runs")
-    return gradients, Courier(reduction, gradients)
-
-
-def _plain(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json")
+    desk = Desk(parts.folder, retention, publish, check_commit, tell_all, generation)
+    job = parts.spec.model_dump(mode="json")
+    return Saver(desk, rules, job, parts.environment, check_lease=check_lease, activity=activity)

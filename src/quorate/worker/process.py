@@ -30,7 +30,7 @@ from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.event import Event
-from quorate.reduce.meeting import Listeners
+from quorate.reduce.connect import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
@@ -43,7 +43,7 @@ from quorate.training.saver import Saver
 from quorate.training.source import task_source
 from quorate.training.task import Task
 from quorate.training.tensors import digests
-from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
+from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.backlog import Backlog
 from quorate.worker.membership import Membership, WorkerStatus
@@ -207,7 +207,7 @@ class Worker:
         finally:
             listeners.close()
 
-    def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
+    def _pass_through(self, ground: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
         self._saver = saver = saver_of(
             ground,
             self._assignment.mode,
@@ -233,7 +233,7 @@ class Worker:
             saver,
         ).complete()
 
-    def _build(self) -> tuple[Ground, Progress]:
+    def _build(self) -> tuple[SessionParts, Progress]:
         spec = self._spec
         self._tell(0, BUILDING, None)
         self._activity.phase = BUILDING
@@ -257,13 +257,13 @@ class Worker:
             self._page.write_setup("metrics()")
             rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
-        ground = Ground(spec, task, replica, samples, environment, folder)
+        ground = SessionParts(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
 
     def _configure(self) -> Task:
         return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)
 
-    def _restore(self, ground: Ground) -> Progress:
+    def _restore(self, ground: SessionParts) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
         self._tell(0, RESTORING, None)
@@ -289,7 +289,7 @@ class Worker:
     def _is_own(self, info: CheckpointInfo) -> bool:
         return info.path.parent == self._run.checkpoints
 
-    def _check_data(self, ground: Ground, info: CheckpointInfo) -> None:
+    def _check_data(self, ground: SessionParts, info: CheckpointInfo) -> None:
         warning = check_same_data(
             self._run.name,
             info.manifest.environment,
@@ -304,7 +304,7 @@ class Worker:
         if self._assignment.slot == 0 and not self._assignment.is_replacement:
             self._membership.publish(Event("log", fields={"level": "warning", "message": warning}))
 
-    def _registration(self, ground: Ground, progress: Progress, listeners: Listeners) -> Registration:
+    def _registration(self, ground: SessionParts, progress: Progress, listeners: Listeners) -> Registration:
         return Registration(
             slot=self._assignment.slot,
             pid=os.getpid(),

@@ -13,17 +13,17 @@ from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.event import Event
-from quorate.reduce.meeting import Listeners, Meeting, meet
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.connect import Endpoint, Listeners
 from quorate.reduce.reduction import Reduction
+from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.saver import Saver
-from quorate.training.strategy import BREAK
+from quorate.training.strategy import Save, StepRequest
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
-from quorate.worker.assembly import Ground, Surroundings, assemble
+from quorate.worker.assembly import Hooks, SessionParts, assemble
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
 from quorate.worker.backlog import Backlog
 from quorate.worker.membership import Membership
@@ -43,7 +43,7 @@ class WorkerSession:
     holds: it is right also when a generation ends in the middle of a step.
     """
 
-    ground: Ground
+    ground: SessionParts
     worker: int
     progress: Progress
     listeners: Listeners
@@ -86,7 +86,7 @@ class WorkerSession:
                     ending = loop.run()
                 finally:
                     self.progress, is_saved = loop.progress, loop.is_saved
-                is_complete = ending != BREAK and self._completes(ending, self._pace)
+                is_complete = ending is not None and self._completes(ending, self._pace)
                 return _Ended(None, is_saved, is_complete)
         except LinkError as error:
             if self.membership.ended:
@@ -102,15 +102,15 @@ class WorkerSession:
             raise GenerationOver(f"generation {generation.id} takes this worker to be at step {told.step}, not {step}")
 
     def _begin(self, generation: Generation, stack: contextlib.ExitStack) -> Loop:
-        """Meet the others, and have the state that they have; what is closed at its end goes on the stack."""
+        """Connect to the others, and have the state that they have; what is closed at its end goes on the stack."""
         if self.worker not in generation.behind:
             self.membership.hold_state()
-        reduction, memory = self._meet(generation)
-        stack.callback(reduction.close)
-        self.membership.close_when_over(generation, reduction.close)
-        # Or the one that closes would keep the reduction, and that the gradients.
+        connection = self._connect(generation)
+        stack.callback(connection.close)
+        self.membership.close_when_over(generation, connection.links.close)
+        # Or the one that closes would keep the links, and those the gradients.
         stack.callback(self.membership.close_when_over, generation, lambda: None)
-        self._align(generation, reduction)
+        self._align(generation, connection.links)
         self.membership.hold_state()
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
         self.activity.begin_step(self.progress.cursor.step)
@@ -118,23 +118,22 @@ class WorkerSession:
             self.ground,
             generation,
             self.worker,
-            reduction=reduction,
-            memory=memory,
+            connection=connection,
             progress=self.progress,
             saver=self.saver,
-            outside=self._surroundings(),
+            hooks=self._hooks(),
             mode=self.assignment.mode,
         )
         stack.callback(loop.close)
         return loop
 
-    def _meet(self, generation: Generation) -> tuple[Reduction, GradientMemory]:
+    def _connect(self, generation: Generation) -> Connection:
         self.tell(generation.cursor.step, JOIN, None)
         credentials = Credentials(self.assignment.token, self.worker, generation.id)
         deadline, lease = self._while_it_lasts(self.timing.connect), self.membership.lease_remaining
-        meeting = Meeting(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
-        trusts_versions = self.ground.replica.optimizers.are_torchs_own
-        return meet(meeting, self.ground.plan, trusts_versions=trusts_versions)
+        return self.ground.strategy.connect(
+            Endpoint(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
+        )
 
     def _while_it_lasts(self, seconds: float) -> Deadline:
         """A deadline that also ends with the generation: whoever waits for one that has died waits in vain."""
@@ -177,17 +176,19 @@ class WorkerSession:
         self.membership.check_lease()
         return self.membership.break_requested or self.membership.stop_requested is not None
 
-    def _surroundings(self) -> Surroundings:
-        membership = self.membership
-        return Surroundings(
+    def _requested(self) -> StepRequest:
+        """What the coordinator asks for at the next step boundary."""
+        asked = self.membership
+        save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
+        return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)
+
+    def _hooks(self) -> Hooks:
+        return Hooks(
             publish=self.backlog.tell,
-            check_lease=membership.check_lease,
-            stop_requested=lambda: membership.stop_requested,
+            check_lease=self.membership.check_lease,
             activity=self.activity,
-            break_requested=lambda: membership.break_requested,
-            save_requested=lambda: membership.save_requested,
-            save_asked=lambda: membership.save_asked,
-            save_begun=membership.save_begun,
+            requested=self._requested,
+            save_begun=self.membership.save_begun,
             keep=self.backlog.keep,
         )
 

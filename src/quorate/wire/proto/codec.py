@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.core.worker_status import Pace, Position
 from quorate.wire.proto import coordinator_pb2 as pb
 
@@ -20,6 +20,7 @@ def encode_generation(generation: Generation) -> pb.Generation:
             lane_count=len(member.lanes),
             local_address=member.local_address,
             cursor=encode_cursor(member.cursor),
+            role=member.role,
         )
         for member in generation.members
     ]
@@ -35,6 +36,7 @@ def decode_generation(message: pb.Generation) -> Generation:
             range(member.first_lane, member.first_lane + member.lane_count),
             member.local_address,
             decode_cursor(member.cursor),
+            Role(member.role or Role.WORKER),
         )
         for member in message.members
     )

@@ -19,20 +19,22 @@ class GenerationId(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address", "cursor")
+    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address", "cursor", "role")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_LANE_FIELD_NUMBER: _ClassVar[int]
     LANE_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     worker: int
     address: str
     first_lane: int
     lane_count: int
     local_address: str
     cursor: Cursor
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ...) -> None: ...
+    role: str
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("id", "members")

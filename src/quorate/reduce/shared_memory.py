@@ -1,4 +1,4 @@
-"""Workers of one host, who read each other's lanes where they are: the ring's sums, without passing anything on.
+"""The all-reduce of workers on one host, who read each other's lanes in shared memory: the sums of the ring.
 
 Chunk c is summed by the worker that hosts lane c, in ring order of lanes, like on the ring; only the terms are read in
 their owners' memory, and the sum is written where everybody reads it.
@@ -12,9 +12,9 @@ import torch
 
 from quorate.core.errors import FrameError
 from quorate.core.generation import Generation
-from quorate.lanes.chunks import cut
-from quorate.lanes.order import summation_order
+from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import SharedMemory
+from quorate.reduce.reduction import add_up
 from quorate.wire.link import Deadline
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
 
@@ -22,11 +22,11 @@ BLOCK = 2**15
 """Elements that are summed over all lanes before the next are looked at: they stay in a core's cache meanwhile."""
 
 _LENGTH = struct.Struct("<Q")
-_MEETING = struct.Struct("<cqq")
-_PIECE = LONGEST_MESSAGE - _MEETING.size - _LENGTH.size
+_PLACE = struct.Struct("<cqq")
+_PIECE = LONGEST_MESSAGE - _PLACE.size - _LENGTH.size
 
 
-class Pool:
+class SharedMemoryReduction:
     """One worker's place among all workers of a generation, which run on one host.
 
     Doorbells lead to all the others, by ring position. It owns them: any failure closes all, which is how bad news
@@ -51,16 +51,15 @@ class Pool:
         self.memory = memory
         self._trusts_versions = trusts_versions
 
-    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:  # noqa: ARG002
         """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
 
-        Buckets of the pool's own memory are summed where they are, everything else through its scratch space.
+        Lanes and total are bucket `index` of the shared memory, where they are read and written in place.
         """
+        if total is not self.memory.total[index]:
+            raise ValueError(f"sum {index} is of bucket {index} of the shared memory: give it that total")
         with self._exchange():
-            if index < len(self.memory.total) and total is self.memory.total[index]:
-                self._sum_bucket(step, index)
-            else:
-                self._sum_aside(step, index, lane_values, total)
+            self._sum_bucket(step, index)
 
     @property
     def overlaps(self) -> bool:
@@ -70,7 +69,7 @@ class Pool:
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in the order of ring positions."""
         with self._exchange():
-            return self._gather(_MEETING.pack(b"g", step, index), payload)
+            return self._gather(_PLACE.pack(b"g", step, index), payload)
 
     def close(self) -> None:
         """Close all doorbells. Any thread may call it, any number of times."""
@@ -82,58 +81,39 @@ class Pool:
         total = self.memory.shared_total[index]
         chunks = cut(total.numel(), self._generation.lanes)
         # Everybody's lanes are written, and everybody is done with the total of the step before.
-        self._meet(b"w", step, index)
+        self._barrier(b"w", step, index)
         self.memory.forget_own_writes(always=not self._trusts_versions)
         for chunk in self._lanes:
             self._sum(chunk, chunks[chunk], lanes, total)
         # The total is whole, and everybody is done with our lanes.
-        self._meet(b"s", step, index)
-
-    def _sum_aside(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        itemsize, dtype = total.itemsize, total.dtype
-        chunks = cut(total.numel(), self._generation.lanes)
-        room = self.memory.total_scratch.numel() // itemsize
-        lanes = {lane: scratch[: room * itemsize].view(dtype) for lane, scratch in self.memory.scratch.items()}
-        shared = self.memory.total_scratch[: room * itemsize].view(dtype)
-        for start in range(0, total.numel(), room):
-            stop = min(start + room, total.numel())
-            for lane, value in zip(self._lanes, lane_values, strict=True):
-                lanes[lane][: stop - start].copy_(value[start:stop])
-            self._meet(b"w", step, index)
-            for chunk in self._lanes:
-                first, last = max(chunks[chunk].start, start), min(chunks[chunk].stop, stop)
-                if first < last:
-                    self._sum(chunk, slice(first - start, last - start), lanes, shared)
-            self._meet(b"s", step, index)
-            # Before anybody writes there again, everybody has come to the next meeting, and so has copied this out.
-            total[start:stop].copy_(shared[: stop - start])
+        self._barrier(b"s", step, index)
 
     def _sum(self, chunk: int, place: slice, lanes: Mapping[int, torch.Tensor], total: torch.Tensor) -> None:
         first, *rest = (lanes[lane][place] for lane in summation_order(chunk, self._generation.lanes))
         out = total[place]
         if len(rest) <= 1:
-            _add_up(first, rest, out)
+            add_up(first, rest, out)
             return
         for start in range(0, out.numel(), BLOCK):
             block = slice(start, start + BLOCK)
-            _add_up(first[block], [term[block] for term in rest], out[block])
+            add_up(first[block], [term[block] for term in rest], out[block])
 
-    def _meet(self, what: bytes, step: int, index: int) -> None:
+    def _barrier(self, what: bytes, step: int, index: int) -> None:
         """Go on when everybody is here."""
-        message = _MEETING.pack(what, step, index)
-        for position, said in self._tell_and_hear(message).items():
+        message = _PLACE.pack(what, step, index)
+        for position, said in self._exchange_messages(message).items():
             self._check(position, said, message)
 
     def _gather(self, place: bytes, payload: bytes) -> tuple[bytes, ...]:
         """In pieces, of which everybody sends one before anybody sends the next: so no buffer can overflow."""
         head = place + _LENGTH.pack(len(payload))
         collected = {position: bytearray() for position in self._doorbells}
-        for position, said in self._tell_and_hear(head + payload[:_PIECE]).items():
+        for position, said in self._exchange_messages(head + payload[:_PIECE]).items():
             self._check(position, said[: len(place)], place)
             collected[position] += said
         longest = max(len(payload), *(_LENGTH.unpack_from(said, len(place))[0] for said in collected.values()))
         for start in range(_PIECE, longest, _PIECE):
-            for position, said in self._tell_and_hear(payload[start : start + _PIECE]).items():
+            for position, said in self._exchange_messages(payload[start : start + _PIECE]).items():
                 collected[position] += said
         payloads = {position: bytes(said[len(head) :]) for position, said in collected.items()}
         payloads[self._position] = payload
@@ -142,11 +122,11 @@ class Pool:
     def _check(self, position: int, said: bytes, expected: bytes) -> None:
         if said != expected:
             raise FrameError(
-                f"{self._doorbells[position].peer} is elsewhere in the exchange: it says {_told(said)} where "
-                f"{_told(expected)} is expected"
+                f"{self._doorbells[position].peer} is elsewhere in the exchange: it sent {_described(said)} where "
+                f"{_described(expected)} is expected"
             )
 
-    def _tell_and_hear(self, message: bytes) -> dict[int, bytes]:
+    def _exchange_messages(self, message: bytes) -> dict[int, bytes]:
         for doorbell in self._doorbells.values():
             doorbell.ring(message, self._deadline)
         return {position: doorbell.answer(self._deadline) for position, doorbell in self._doorbells.items()}
@@ -160,18 +140,8 @@ class Pool:
             raise
 
 
-def _add_up(first: torch.Tensor, rest: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Lane after lane, each addition rounded. Never from zeros: 0.0 + -0.0 is 0.0, and the sign is part of the bits."""
-    if not rest:
-        out.copy_(first)
-        return
-    torch.add(first, rest[0], out=out)
-    for term in rest[1:]:
-        out.add_(term)
-
-
-def _told(message: bytes) -> str:
-    if len(message) != _MEETING.size:
+def _described(message: bytes) -> str:
+    if len(message) != _PLACE.size:
         return f"{len(message)} bytes"
-    what, step, index = _MEETING.unpack(message)
+    what, step, index = _PLACE.unpack(message)
     return f"'{what.decode(errors='replace')}' of sum {index} at step {step}"

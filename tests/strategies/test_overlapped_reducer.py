@@ -1,4 +1,4 @@
-"""The courier: it sums what is ready while the rest is computed, and whatever happens in between, it ends."""
+"""The overlapped reducer sums what is ready while the rest is computed, and whatever happens in between, it ends."""
 
 import threading
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from torch import nn
 from plain_gradients import plain_gradients
 from quorate.core.errors import PeerLost
 from quorate.reduce.ring import Ring
-from quorate.strategies.courier import Courier
+from quorate.strategies.ring import OverlappedReducer, sum_gradients
 from reduce.rings import everywhere, memory_rings
 from wire.pairs import wait_until, within
 
 WORKERS = 2
 
 
-def couriers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "quorate-courier"]
+def reducers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "quorate-overlapped-reducer"]
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    assert couriers() == []
+    assert reducers() == []
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ class Worker:
         self.first, self.last = nn.Parameter(torch.full((300,), 2.0)), nn.Parameter(torch.full((300,), 3.0))
         parameters = [("first", self.first), ("last", self.last)]
         self.gradients = plain_gradients(parameters, range(lane, lane + 1), bucket_mb=0.0012)
-        assert self.gradients.sums == 2
-        self.courier = Courier(ring, self.gradients)
+        assert len(self.gradients.plan) == 2
+        self.reducer = OverlappedReducer(ring, self.gradients)
 
     def backward(self, step: int, factor: float = 1.0) -> None:
-        self.courier.begin(step)
+        self.reducer.begin(step)
         self.gradients.begin(self.lane)
         self.gradients.backward((self.first * factor * self.last).sum(), 1.0, is_last=True)
         self.gradients.finish()
 
     def close(self) -> None:
         self.ring.close()
-        self.courier.close()
+        self.reducer.close()
 
 
 def test_the_first_bucket_is_summed_while_the_backward_pass_goes_on(rings: list[Ring]) -> None:
@@ -66,7 +66,7 @@ def test_the_first_bucket_is_summed_while_the_backward_pass_goes_on(rings: list[
             for step in (1, 2, 3):
                 summed.zero_()
                 worker.backward(step, factor=step + lane)
-                worker.courier.wait()
+                worker.reducer.wait()
             return [sorted(set(bucket.tolist())) for bucket in worker.gradients.total.buckets]
         finally:
             worker.close()
@@ -79,7 +79,7 @@ def test_an_error_of_a_sum_is_raised_to_whoever_waits_and_nothing_more_is_summed
     rings[1].close()
     worker.backward(1)
     with pytest.raises(PeerLost):
-        worker.courier.wait()
+        worker.reducer.wait()
     assert not worker.gradients.total.buckets[1].any()
     worker.close()
 
@@ -101,12 +101,12 @@ def test_closing_ends_a_wait() -> None:
         closing = thread.submit(close_while_it_waits, rings[0])
         worker.backward(1)
         with pytest.raises(PeerLost, match="closed on this side"):
-            worker.courier.wait()
+            worker.reducer.wait()
         closing.result()
         worker.close()
 
 
-def test_an_exception_within_the_backward_pass_leaves_no_courier_that_waits_for_others(rings: list[Ring]) -> None:
+def test_an_exception_within_the_backward_pass_leaves_no_thread_that_waits_for_others(rings: list[Ring]) -> None:
     worker = Worker(0, rings[0])
 
     def fail(_: torch.Tensor) -> None:
@@ -115,7 +115,7 @@ def test_an_exception_within_the_backward_pass_leaves_no_courier_that_waits_for_
     worker.first.register_hook(fail)  # type: ignore[no-untyped-call]
     with pytest.raises(KeyError, match="of the model"):
         worker.backward(1)
-    assert len(couriers()) == 1
+    assert len(reducers()) == 1
     worker.close()
 
 
@@ -130,9 +130,9 @@ def test_additions_round_as_those_of_the_thread_that_trains(rings: list[Ring]) -
         worker.last.register_hook(lambda _: torch.set_flush_denormal(True) and None)  # type: ignore[no-untyped-call]
         try:
             worker.backward(1, factor=(1.5e-38, -1.2e-38)[lane])
-            worker.courier.wait()
+            worker.reducer.wait()
             overlapped = worker.gradients.total.buckets[0].clone()
-            worker.gradients.sum_over(2, ring)
+            sum_gradients(2, ring, worker.gradients)
             return [overlapped, worker.gradients.total.buckets[0]]
         finally:
             torch.set_flush_denormal(False)

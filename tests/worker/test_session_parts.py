@@ -5,7 +5,7 @@ import gang
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.training.params import configure
 from quorate.training.replica import Replica
-from quorate.worker.assembly import Ground, build_samples
+from quorate.worker.assembly import SessionParts, build_samples
 
 
 def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) -> None:
@@ -18,6 +18,6 @@ def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) ->
     spec = gang.job(command_task.Tiny, batch_size=8, steps=8)
     task = configure(Ordered, {}, "test", spec.seed)
     samples = build_samples(task, spec)
-    ground = Ground(spec, task, Replica(task, spec), samples, {}, CheckpointFolder(tmp_path))
-    assert ground.sampler is ground.sampler
+    parts = SessionParts(spec, task, Replica(task, spec), samples, {}, CheckpointFolder(tmp_path))
+    assert parts.sampler is parts.sampler
     assert asked == [0]

@@ -3,10 +3,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from quorate.lanes import schedule
+from quorate.lanes import chunks
+from quorate.lanes.chunks import Visit, plan_exchange, summation_order
 from quorate.lanes.hosting import host_lanes
-from quorate.lanes.order import summation_order
-from quorate.lanes.schedule import Visit, plan_exchange
 
 EVERY_CASE = [(lanes, workers) for lanes in range(1, 17) for workers in range(1, lanes + 1)]
 
@@ -107,5 +106,5 @@ def test_uneven_hosting_after_a_loss_keeps_the_order() -> None:
 
 @pytest.mark.parametrize("workers", range(1, 7))
 def test_the_order_of_additions_is_the_order_of_summation(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "summation_order", lambda chunk, lanes: tuple(reversed(range(lanes))))
+    monkeypatch.setattr(chunks, "summation_order", lambda chunk, lanes: tuple(reversed(range(lanes))))
     assert simulate(host_lanes(6, workers)) == [[(5, 4, 3, 2, 1, 0)] * 6] * workers

@@ -14,10 +14,10 @@ from quorate.core.errors import FrameError, JobError, LinkError, PeerLost
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce import pool as pool_module
-from quorate.reduce.meeting import Listeners, Meeting, meet
-from quorate.reduce.memory import SCRATCH, SharedMemory
-from quorate.reduce.pool import Pool
+from quorate.reduce import shared_memory
+from quorate.reduce.connect import Endpoint, Listeners, connect
+from quorate.reduce.memory import SharedMemory
+from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.handshake import Credentials
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Segment
 from reduce.reference import bits, reference_sum, wide_values
@@ -34,7 +34,7 @@ def plan_of(*numels: int) -> tuple[Bucket, ...]:
 
 
 @contextlib.contextmanager
-def pools(lanes: int, workers: int, plan: Sequence[Bucket]) -> Iterator[list[Pool]]:
+def reductions(lanes: int, workers: int, plan: Sequence[Bucket]) -> Iterator[list[SharedMemoryReduction]]:
     """Workers of one host that have met, as threads of this process."""
     listeners = [Listeners.bind("127.0.0.1", shares_memory=True) for _ in range(workers)]
     hosting = host_lanes(lanes, workers)
@@ -44,11 +44,11 @@ def pools(lanes: int, workers: int, plan: Sequence[Bucket]) -> Iterator[list[Poo
     ]
     generation = Generation(GenerationId(1, 1), tuple(members))
 
-    def join(position: int) -> Pool:
+    def join(position: int) -> SharedMemoryReduction:
         credentials = Credentials("token", members[position].worker, generation.id)
-        meeting = Meeting(generation, credentials, listeners[position], within(10), within(10))
-        reduction, memory = meet(meeting, plan)
-        assert isinstance(reduction, Pool)
+        endpoint = Endpoint(generation, credentials, listeners[position], within(10), within(10))
+        reduction, memory = connect(endpoint, plan)
+        assert isinstance(reduction, SharedMemoryReduction)
         assert reduction.memory is memory
         return reduction
 
@@ -59,21 +59,21 @@ def pools(lanes: int, workers: int, plan: Sequence[Bucket]) -> Iterator[list[Poo
     try:
         yield met
     finally:
-        for pool in met:
-            pool.close()
+        for reduction in met:
+            reduction.close()
 
 
-def everywhere(met: list[Pool], work: Callable[[int, Pool], object]) -> list[object]:
+def everywhere(met: list[SharedMemoryReduction], work: Callable[[int, SharedMemoryReduction], object]) -> list[object]:
     with ThreadPoolExecutor(len(met)) as threads:
         return list(threads.map(work, range(len(met)), met))
 
 
-def sum_buckets(met: list[Pool], lane_values: list[torch.Tensor], step: int = 1) -> list[object]:
-    def work(position: int, pool: Pool) -> bytes:
-        for lane, buckets in pool.memory.lanes.items():
+def sum_buckets(met: list[SharedMemoryReduction], lane_values: list[torch.Tensor], step: int = 1) -> list[object]:
+    def work(position: int, reduction: SharedMemoryReduction) -> bytes:
+        for lane, buckets in reduction.memory.lanes.items():
             buckets[0].copy_(lane_values[lane])
-        pool.all_reduce(step, 0, [], pool.memory.total[0])
-        return bits(pool.memory.total[0])
+        reduction.all_reduce(step, 0, [], reduction.memory.total[0])
+        return bits(reduction.memory.total[0])
 
     return everywhere(met, work)
 
@@ -81,45 +81,36 @@ def sum_buckets(met: list[Pool], lane_values: list[torch.Tensor], step: int = 1)
 @pytest.mark.parametrize(("lanes", "workers"), EVERY_CASE)
 def test_the_sum_has_the_bits_of_the_ring_on_any_number_of_workers(lanes: int, workers: int) -> None:
     lane_values = wide_values(lanes, NUMEL, seed=lanes)
-    with pools(lanes, workers, plan_of(NUMEL)) as met:
+    with reductions(lanes, workers, plan_of(NUMEL)) as met:
         for step in (1, 2):
             assert set(sum_buckets(met, lane_values, step)) == {bits(reference_sum(lane_values))}
 
 
 def test_another_order_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     lane_values = wide_values(4, NUMEL, seed=1)
-    monkeypatch.setattr(pool_module, "summation_order", lambda chunk, lanes: tuple(range(lanes)))
-    with pools(4, 2, plan_of(NUMEL)) as met:
+    monkeypatch.setattr(shared_memory, "summation_order", lambda chunk, lanes: tuple(range(lanes)))
+    with reductions(4, 2, plan_of(NUMEL)) as met:
         assert bits(reference_sum(lane_values)) not in sum_buckets(met, lane_values)
 
 
-@pytest.mark.parametrize("numel", [1, 3, 2 * pool_module.BLOCK + 1])
+@pytest.mark.parametrize("numel", [1, 3, 2 * shared_memory.BLOCK + 1])
 def test_awkward_lengths_and_blocks(numel: int) -> None:
     lane_values = wide_values(5, numel, seed=2)
-    with pools(5, 2, plan_of(numel)) as met:
+    with reductions(5, 2, plan_of(numel)) as met:
         assert set(sum_buckets(met, lane_values)) == {bits(reference_sum(lane_values))}
 
 
-@pytest.mark.parametrize("numel", [7, SCRATCH // 8 + 3])
-def test_tensors_of_ones_own_are_summed_through_the_scratch_space(numel: int) -> None:
-    lane_values = [value.double() for value in wide_values(3, numel, seed=3)]
-
-    def work(position: int, pool: Pool) -> bytes:
-        total = torch.empty(numel, dtype=torch.float64)
-        for index in (7, 8):
-            pool.all_reduce(1, index, [lane_values[lane] for lane in pool.memory.lanes], total)
-        return bits(total)
-
-    with pools(3, 2, plan_of(NUMEL)) as met:
-        assert set(everywhere(met, work)) == {bits(reference_sum(lane_values))}
+def test_only_its_own_memory_is_summed() -> None:
+    with reductions(2, 2, plan_of(NUMEL)) as met, pytest.raises(ValueError, match="bucket 0 of the shared memory"):
+        met[0].all_reduce(1, 0, [torch.zeros(NUMEL)], torch.zeros(NUMEL))
 
 
 def test_an_optimizer_that_writes_to_gradients_disturbs_nobody_and_only_until_the_next_sum() -> None:
     lane_values = wide_values(2, NUMEL, seed=4)
     expected = bits(reference_sum(lane_values))
-    with pools(2, 2, plan_of(NUMEL)) as met:
-        for pool in met:
-            pool._trusts_versions = True
+    with reductions(2, 2, plan_of(NUMEL)) as met:
+        for reduction in met:
+            reduction._trusts_versions = True
         assert set(sum_buckets(met, lane_values)) == {expected}
         met[0].memory.total[0].mul_(0.5)
         assert bits(met[0].memory.total[0]) != expected
@@ -134,17 +125,17 @@ def test_an_optimizer_that_writes_to_gradients_disturbs_nobody_and_only_until_th
 @pytest.mark.parametrize("sizes", [(0, 0, 0), (5, 0, 3), (LONGEST_MESSAGE, 1, 2 * LONGEST_MESSAGE + 5)])
 def test_payloads_of_any_length_are_gathered_in_ring_order(sizes: tuple[int, ...]) -> None:
     payloads = tuple(bytes([position]) * size for position, size in enumerate(sizes))
-    with pools(3, 3, plan_of(NUMEL)) as met:
-        told = everywhere(met, lambda position, pool: pool.gather(1, 0, payloads[position]))
+    with reductions(3, 3, plan_of(NUMEL)) as met:
+        told = everywhere(met, lambda position, reduction: reduction.gather(1, 0, payloads[position]))
         assert told == [payloads] * 3
 
 
 def test_workers_that_are_at_different_steps_do_not_sum() -> None:
-    with pools(2, 2, plan_of(NUMEL)) as met:
+    with reductions(2, 2, plan_of(NUMEL)) as met:
 
-        def work(position: int, pool: Pool) -> str:
+        def work(position: int, reduction: SharedMemoryReduction) -> str:
             try:
-                pool.all_reduce(1 + position, 0, [], pool.memory.total[0])
+                reduction.all_reduce(1 + position, 0, [], reduction.memory.total[0])
             except LinkError as error:
                 return str(error)
             return "summed"
@@ -154,9 +145,9 @@ def test_workers_that_are_at_different_steps_do_not_sum() -> None:
     assert "summed" not in told
 
 
-def test_a_pool_that_is_closed_here_or_there_ends_every_wait_at_once() -> None:
-    with pools(3, 3, plan_of(NUMEL)) as met, ThreadPoolExecutor(2) as threads:
-        waits = [threads.submit(pool.gather, 1, 0, b"") for pool in met[:2]]
+def test_a_reduction_that_is_closed_here_or_there_ends_every_wait_at_once() -> None:
+    with reductions(3, 3, plan_of(NUMEL)) as met, ThreadPoolExecutor(2) as threads:
+        waits = [threads.submit(reduction.gather, 1, 0, b"") for reduction in met[:2]]
         began = time.monotonic()
         met[2].close()
         for wait in waits:
@@ -177,7 +168,7 @@ def test_a_killed_worker_is_noticed_and_its_memory_is_given_back() -> None:
         own = Listeners.bind("127.0.0.1", shares_memory=True)
         theirs.sendall(f"{own.network.address} {own.local_address}".encode())
         generation = _pair(theirs.recv(1000).decode().split(), [own.network.address, own.local_address])
-        reduction, _ = meet(_meeting(generation, 1, own), plan_of(NUMEL))
+        reduction, _ = connect(_endpoint(generation, 1, own), plan_of(NUMEL))
         reduction.gather(1, 0, b"here")
         theirs.sendall(b"met")
         signal.pause()
@@ -185,7 +176,7 @@ def test_a_killed_worker_is_noticed_and_its_memory_is_given_back() -> None:
     there = ours.recv(1000).decode().split()
     ours.sendall(f"{listeners.network.address} {listeners.local_address}".encode())
     generation = _pair([listeners.network.address, listeners.local_address], there)
-    reduction, _ = meet(_meeting(generation, 0, listeners), plan_of(NUMEL))
+    reduction, _ = connect(_endpoint(generation, 0, listeners), plan_of(NUMEL))
     assert reduction.gather(1, 0, b"here") == (b"here", b"here")
     assert ours.recv(3) == b"met"
     os.kill(pid, signal.SIGKILL)
@@ -204,8 +195,8 @@ def _pair(first: list[str], second: list[str]) -> Generation:
     return Generation(GenerationId(1, 1), members)
 
 
-def _meeting(generation: Generation, worker: int, listeners: Listeners) -> Meeting:
-    return Meeting(generation, Credentials("token", worker, generation.id), listeners, within(10), within(10))
+def _endpoint(generation: Generation, worker: int, listeners: Listeners) -> Endpoint:
+    return Endpoint(generation, Credentials("token", worker, generation.id), listeners, within(10), within(10))
 
 
 def test_memory_that_could_be_taken_away_again_is_refused() -> None:
@@ -228,8 +219,8 @@ def test_too_little_memory_is_an_error_before_use() -> None:
         Segment.create(2**50)
 
 
-def test_no_thread_serves_a_pool() -> None:
+def test_no_thread_serves_it() -> None:
     before = threading.active_count()
-    with pools(2, 2, plan_of(NUMEL)) as met:
+    with reductions(2, 2, plan_of(NUMEL)) as met:
         assert isinstance(met[0].memory, SharedMemory)
         assert threading.active_count() == before

@@ -1,0 +1,363 @@
+"""What all workers of a step agree on besides its gradients, over a `gather`: every synchronous strategy shares it.
+
+Each worker sends, for each hosted lane, samples, loss, logged numbers, which parameters have a gradient, and digests of
+changed buffers; what it is asked to do; and a digest of the slice of its state whose turn it is. Replicas that differ
+and a loss that is not finite raise here, before any weight changes.
+
+A buffer that is bitwise equal in all lanes is taken as it is: averaging a constant over eight lanes would change almost
+half of its elements. Otherwise its rule decides, and without a rule the job is refused. A lane without samples has no
+say: where "lane 0" decides and has none, the first lane that has some does.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
+
+import torch
+
+from quorate.checkpoint.attempt import Voucher
+from quorate.core.errors import LinkError, LossError, UnsupportedModelError
+from quorate.core.failure import name_samples
+from quorate.core.generation import Member
+from quorate.data.indices import NO_INDICES, indices_of
+from quorate.data.ledger import Tally, total
+from quorate.reduce.reduction import sum_lanes
+from quorate.training.buffers import LANE_0, MEAN, Buffers
+from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas, divergence
+from quorate.training.lane import LaneResult, LossSum, called, not_finite
+from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
+from quorate.training.tensors import content, digests
+
+log = logging.getLogger(__name__)
+
+NOTES_INDEX = 0
+BUFFERS_INDEX = 1
+"""They tell apart what is gathered in one step; COMPARE_INDEX is another of them."""
+
+Gather = Callable[[int, int, bytes], tuple[bytes, ...]]
+"""(step, index, payload) → the payloads of all workers, in lane order."""
+
+_REMEDY = (
+    "Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample holds a value that is "
+    "not a number (`on_poison: skip` leaves such steps out)."
+)
+_NOT_THE_SAMPLES = (
+    "It cannot be skipped (on_poison: skip): the weights are not finite any more, so it is not for the samples. An "
+    "earlier step has made them so; often the learning rate is too high (try a lower one, a warm-up, or clip_norm)."
+)
+
+
+@dataclass(frozen=True)
+class WorkerNote:
+    """What a worker sends at each step: the results of its lanes, what it is asked to do, and a digest of the slice of
+    its state whose turn it is. Of changed buffers only `digests` travel, by lane; of the samples that a lane has read
+    only those of one whose loss is not finite."""
+
+    lanes: Sequence[LaneResult]
+    digests: Sequence[Mapping[str, str]]
+    request: StepRequest
+    state: int = 0
+
+    def encode(self) -> bytes:
+        """As JSON, in which floats survive exactly."""
+        lanes = [
+            [
+                lane.lane,
+                lane.samples,
+                hex(lane.present),  # Python refuses to write an integer of more than 4300 decimal digits
+                {name: [loss.total, loss.count, loss.per_item] for name, loss in lane.losses.items()},
+                lane.log,
+                str(lane.tally),
+                [] if not_finite(lane.losses) is None else lane.read.tolist(),
+                lane.bad,
+                lane.why,
+                lane.data_s,
+                lane.put_back,
+            ]
+            for lane in self.lanes
+        ]
+        request = [self.request.stop, self.request.save, self.request.leave]
+        return json.dumps({"lanes": lanes, "digests": self.digests, "request": request, "state": self.state}).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "WorkerNote":
+        """Another worker's note: its lanes are without their tensors."""
+        note = json.loads(payload)
+        lanes = [
+            LaneResult(
+                lane,
+                samples,
+                int(present, 16),
+                {name: LossSum(*loss) for name, loss in losses.items()},
+                logged,
+                {},
+                Tally.from_hex(tally),
+                indices_of(read) if read else NO_INDICES,
+                tuple(bad),
+                tuple((index, text) for index, text in why),
+                data_s,
+                tuple(put_back),
+            )
+            for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back in note["lanes"]
+        ]
+        stop, save, leave = note["request"]
+        return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"])
+
+
+class StepAgreement:
+    """Reaches the agreement of each step among `members`, the workers of a generation, of which this is one.
+
+    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        members: Sequence[Member],
+        own: Member,
+        parameters: Sequence[torch.Tensor],
+        buffers: Buffers,
+        replica_digests: ReplicaDigests,
+        *,
+        skips: bool,
+    ) -> None:
+        self._gather = gather
+        self._members = members
+        self._own = own
+        self._is_alone = len(members) == 1
+        self._parameters = parameters
+        self._buffers = buffers
+        self._digests = replica_digests
+        self._skips = skips
+
+    def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
+        """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
+        if self._is_alone and len(results) == 1 and not_finite(results[0].losses) is None:
+            return _of_lone_lane(step, results[0], request)
+        notes = self._exchange_notes(step, results, request)
+        lanes = [lane for note in notes for lane in note.lanes]
+        losses = _total_losses(lanes)
+        poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
+        # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
+        if len({note.state for note in notes}) > 1 or (poisoned and not self._is_alone):
+            self._compare_replicas(step, notes)
+        if poisoned:
+            self._check_skippable(step, poisoned)
+        else:
+            _check_counts(step, losses)
+        return Agreement(
+            samples=sum(lane.samples for lane in lanes),
+            tally=total(lane.tally for lane in lanes),
+            present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
+            losses=losses,
+            log={} if poisoned else _mean_log(lanes),
+            buffers={} if poisoned else self._agree_on_buffers(step, results, notes, lanes),
+            request=StepRequest.combine(note.request for note in notes),
+            skipped=_skipped(poisoned) if poisoned else None,
+            bad=tuple(sample for lane in lanes for sample in lane.bad),
+            why=tuple(reason for lane in lanes for reason in lane.why),
+            data_s=max(sum(lane.data_s for lane in note.lanes) for note in notes),
+            put_back=tuple(sorted({name for lane in lanes for name in lane.put_back})),
+        )
+
+    def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
+        changed = [digests(result.buffers.items()) for result in results]
+        if self._is_alone:
+            return [WorkerNote(results, changed, request)]
+        own = WorkerNote(results, changed, request, self._digests.of_slice(step))
+        return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
+
+    def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
+        """The whole state, which is still that of the step before: to name who differs, and where."""
+        slices = [
+            Voucher(member.worker, {"a slice of the state": f"{note.state:016x}"})
+            for member, note in zip(self._members, notes, strict=True)
+        ]
+        proven = divergence(step - 1, slices)
+        own = Voucher(self._own.worker, self._digests.of_all())
+        try:
+            compare_replicas(step - 1, own, partial(self._gather, step, COMPARE_INDEX))
+        except LinkError:
+            # Whoever is gone takes its digests along, and not what is known already.
+            if proven is not None:
+                raise proven from None
+            raise
+        if proven is not None:
+            log.warning("%s Yet all of it is equal: one of them was read wrongly.", proven)
+
+    def _check_skippable(self, step: int, poisoned: Sequence[LaneResult]) -> None:
+        """A step with a loss that is not finite is skipped if the job wants that and the samples are to blame."""
+        if self._skips and self._state_is_finite():
+            return
+        # With weights that are not finite, every later loss would be like that: the job would skip its way to the end.
+        remedy = _NOT_THE_SAMPLES if self._skips else _REMEDY
+        raise LossError(f"{_not_finite_at(step, poisoned[0])} {remedy}", _skipped(poisoned).samples)
+
+    def _state_is_finite(self) -> bool:
+        buffers = (value for _, value in self._buffers.committed())
+        return all(bool(torch.isfinite(value).all()) for value in (*self._parameters, *buffers))
+
+    # --- buffers
+
+    def _agree_on_buffers(
+        self, step: int, results: Sequence[LaneResult], notes: Sequence[WorkerNote], lanes: Sequence[LaneResult]
+    ) -> dict[str, torch.Tensor]:
+        """The values to commit."""
+        changed = {
+            lane.lane: by_name
+            for note in notes
+            for lane, by_name in zip(note.lanes, note.digests, strict=True)
+            if lane.samples
+        }
+        if not any(changed.values()):
+            return {}
+        adopted, averaged, differ = [], [], False
+        for name in sorted({name for by_name in changed.values() for name in by_name}):
+            if len({by_name.get(name) for by_name in changed.values()}) == 1:
+                adopted.append(name)
+            elif self._buffers.rules.get(name) == MEAN:
+                averaged.append(name)
+            elif self._buffers.rules.get(name) == LANE_0:
+                adopted.append(name)
+                differ = True
+            else:
+                raise _refused(name, step)
+        first = next(iter(changed))
+        holders = {first} if differ else changed.keys()
+        values = {result.lane: result.buffers for result in results}
+        if not self._is_alone and (averaged or any(holders.isdisjoint(member.lanes) for member in self._members)):
+            values = self._exchange_buffers(step, results, adopted, averaged, first)
+        source = first if first in values else next(lane for lane in values if lane in holders)
+        agreed = {name: values[source].get(name, self._buffers.get(name)) for name in adopted}
+        return agreed | self._averages(averaged, values, lanes)
+
+    def _exchange_buffers(
+        self, step: int, results: Sequence[LaneResult], adopted: Sequence[str], averaged: Sequence[str], first: int
+    ) -> dict[int, dict[str, torch.Tensor]]:
+        """Of all lanes what is averaged, of the first what is adopted: by lane, as far as it has changed."""
+        own = {}
+        for result in results:
+            names = (*averaged, *adopted) if result.lane == first else averaged
+            own[result.lane] = {name: result.buffers[name] for name in names if name in result.buffers}
+        everyone = [unpack(payload) for payload in self._gather(step, BUFFERS_INDEX, pack(own))]
+        return {lane: values for told in everyone for lane, values in told.items()}
+
+    def _averages(
+        self, names: Sequence[str], values: Mapping[int, Mapping[str, torch.Tensor]], lanes: Sequence[LaneResult]
+    ) -> dict[str, torch.Tensor]:
+        """Weighted by samples, and summed in the order in which gradients are."""
+        batch_samples = sum(lane.samples for lane in lanes)
+        averages: dict[str, torch.Tensor] = {}
+        by_type: dict[torch.dtype, list[str]] = {}
+        for name in names:
+            by_type.setdefault(self._buffers.get(name).dtype, []).append(name)
+        for dtype, group in by_type.items():
+            if not dtype.is_floating_point:
+                raise UnsupportedModelError(f"Buffer '{group[0]}' is of type {dtype}, which has no mean over lanes.")
+            committed = [self._buffers.get(name) for name in group]
+            flats = []
+            for lane in lanes:
+                own = values[lane.lane]
+                parts = [own.get(name, old).reshape(-1) for name, old in zip(group, committed, strict=True)]
+                flat = torch.cat(parts)
+                flats.append(flat.mul_(lane.samples / batch_samples) if lane.samples else flat.zero_())
+            mean = torch.empty_like(flats[0])
+            sum_lanes(flats, mean)
+            means = torch.split(mean, [old.numel() for old in committed])
+            averages |= {name: m.view(old.shape) for name, m, old in zip(group, means, committed, strict=True)}
+        return averages
+
+
+def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]]) -> bytes:
+    """Tensors by lane and name, as bytes."""
+    flat = [(lane, name, value) for lane, values in by_lane.items() for name, value in values.items()]
+    table = [[lane, name, str(v.dtype).removeprefix("torch."), list(v.shape)] for lane, name, v in flat]
+    head = json.dumps([list(by_lane), table]).encode()
+    return len(head).to_bytes(4) + head + b"".join(content(value) for _, _, value in flat)
+
+
+def unpack(payload: bytes) -> dict[int, dict[str, torch.Tensor]]:
+    """What `pack` made bytes of."""
+    start = 4 + int.from_bytes(payload[:4])
+    lanes, table = json.loads(payload[4:start])
+    by_lane: dict[int, dict[str, torch.Tensor]] = {lane: {} for lane in lanes}
+    for lane, name, dtype_name, shape in table:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        size = dtype.itemsize * torch.Size(shape).numel()
+        raw = bytearray(payload[start : start + size])
+        value = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        by_lane[lane][name] = value.view(dtype).view(shape)
+        start += size
+    return by_lane
+
+
+def _refused(name: str, step: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Buffer '{name}' was changed differently by the lanes of step {step}, and there is no rule for what it should "
+        f'become. Name one in the task: buffer_rules = {{"{name}": "{MEAN}"}} or {{"{name}": "{LANE_0}"}}.'
+    )
+
+
+def _of_lone_lane(step: int, lane: LaneResult, request: StepRequest) -> Agreement:
+    """The only lane of a job has nobody to agree with."""
+    _check_counts(step, lane.losses)
+    return Agreement(
+        lane.samples,
+        lane.tally,
+        lane.present,
+        lane.losses,
+        lane.log,
+        lane.buffers,
+        request,
+        bad=lane.bad,
+        why=lane.why,
+        data_s=lane.data_s,
+        put_back=tuple(sorted(set(lane.put_back))),
+    )
+
+
+# --- losses
+
+
+def _skipped(poisoned: Sequence[LaneResult]) -> Skipped:
+    samples = tuple(index for lane in poisoned for index in lane.read.tolist())
+    return Skipped(tuple(lane.lane for lane in poisoned), samples)
+
+
+def _not_finite_at(step: int, lane: LaneResult) -> str:
+    found = not_finite(lane.losses)
+    assert found is not None
+    of_samples = f", which has read {name_samples(lane.read.tolist())}" if len(lane.read) else ""
+    return (
+        f"The {found[0]} is not finite ({found[1]}) at step {step} in lane {lane.lane}{of_samples}. "
+        "No weight was changed by this step."
+    )
+
+
+def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:
+    # The gradient is about to be divided by the count: by zero it would turn every weight into NaN.
+    for name, loss in losses.items():
+        if not loss.count > 0:
+            raise LossError(
+                f"The {called(name)} has a count of {loss.count} over all lanes at step {step}, so it has no mean. "
+                "No weight was changed by this step. With (sum, count) something in each batch must count."
+            )
+
+
+def _total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
+    totals: dict[str, LossSum] = {}
+    for lane in lanes:
+        for name, loss in lane.losses.items():
+            totals.setdefault(name, LossSum()).add(loss)
+    return totals
+
+
+def _mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
+    sums: dict[str, LossSum] = {}
+    for lane in lanes:
+        for name, value in lane.log.items():
+            sums.setdefault(name, LossSum()).add(LossSum(value * lane.samples, lane.samples))
+    return {name: logged.mean for name, logged in sums.items()}

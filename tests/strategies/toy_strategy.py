@@ -1,0 +1,150 @@
+"""A strategy of two roles: workers that train, and a server that hosts no lane and sums what they send it."""
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from quorate.core.errors import PeerLost
+from quorate.core.generation import Member, Role
+from quorate.reduce.connect import Endpoint
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import sum_lanes
+from quorate.spec.job import JobSpec
+from quorate.strategies.agreement import StepAgreement
+from quorate.training.activity import Activity
+from quorate.training.divergence import ReplicaDigests
+from quorate.training.flat_gradients import FlatGradients
+from quorate.training.gradients import gradient_plan
+from quorate.training.lane import LaneResult
+from quorate.training.replica import Replica
+from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.update import Update
+
+
+class ToyServer:
+    """In each round it takes something from every worker, and answers all of them alike."""
+
+    def __init__(self, workers: int) -> None:
+        self._asked: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(workers)]
+        self._answers: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(workers)]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def ask(self, position: int, what: Any) -> Any:
+        self._asked[position].put(what)
+        answer = self._answers[position].get()
+        if answer is None:
+            raise PeerLost("the server", "a worker has left")
+        return answer
+
+    def leave(self, position: int) -> None:
+        """Whoever waits for this worker waits in vain."""
+        self._asked[position].put(None)
+
+    def join(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while True:
+            given = [queue.get() for queue in self._asked]
+            if any(one is None for one in given):
+                break
+            answer = tuple(given) if isinstance(given[0], bytes) else self._sum(given)
+            for answers in self._answers:
+                answers.put(answer)
+        for answers in self._answers:
+            answers.put(None)
+
+    def _sum(self, given: list[list[torch.Tensor]]) -> torch.Tensor:
+        lanes = [value for of_worker in given for value in of_worker]
+        total = torch.empty_like(lanes[0])
+        sum_lanes(lanes, total)
+        return total
+
+
+class ToyLinks:
+    """A worker's way to the server, and through it to the other workers."""
+
+    overlaps = False
+
+    def __init__(self, server: ToyServer, position: int) -> None:
+        self._server = server
+        self._position = position
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        total.copy_(self._server.ask(self._position, list(lane_values)))
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        gathered: tuple[bytes, ...] = self._server.ask(self._position, payload)
+        return gathered
+
+    def close(self) -> None:
+        self._server.leave(self._position)
+
+
+class ToyFactory:
+    def __init__(self, spec: JobSpec, replica: Replica, server: ToyServer) -> None:
+        self._spec = spec
+        self._replica = replica
+        self._server = server
+
+    def connect(self, endpoint: Endpoint) -> "ToyConnection":
+        generation = endpoint.generation
+        assert [member.role for member in generation.members].count(Role.SERVER) == 1
+        own = generation.members[endpoint.position]
+        links = ToyLinks(self._server, generation.workers.index(own))
+        return ToyConnection(self._spec, self._replica, generation.workers, own, links)
+
+
+class ToyConnection:
+    def __init__(
+        self, spec: JobSpec, replica: Replica, workers: tuple[Member, ...], own: Member, links: ToyLinks
+    ) -> None:
+        plan = gradient_plan(replica.trainable, spec.bucket_mb)
+        self.links = links
+        self.gradients = FlatGradients(replica.trainable, plan, GradientMemory.of_process(plan, own.lanes))
+        parameters = [parameter for _, parameter in replica.trainable]
+        self._agreement = StepAgreement(
+            links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False
+        )
+        self._own = own
+
+    def strategy(self, update: Update, activity: Activity) -> "ToyStrategy":
+        return ToyStrategy(self._own, self.links, self.gradients, self._agreement, update)
+
+    def close(self) -> None:
+        self.links.close()
+        self.gradients.close()
+
+
+class ToyStrategy:
+    def __init__(
+        self, own: Member, links: ToyLinks, gradients: FlatGradients, agreement: StepAgreement, update: Update
+    ) -> None:
+        self.worker = own.worker
+        self.hosted = own.lanes
+        self._links = links
+        self._gradients = gradients
+        self._agreement = agreement
+        self._update = update
+
+    def begin(self, step: int) -> None:
+        pass
+
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        for index, total in enumerate(self._gradients.total.buckets):
+            lanes = [flat.buckets[index] for flat in self._gradients.lanes.values()]
+            self._links.all_reduce(step, index, lanes, total)
+        agreed = self._agreement.reach(step, results, request)
+        return StepOutcome(agreed, self._update.apply(step, agreed))
+
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        return self._links.gather(step, 2, payload)
+
+    def close(self) -> None:
+        self._links.close()
+        self._gradients.close()
