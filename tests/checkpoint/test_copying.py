@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.copied_run import infos, make_source
-from quorate.checkpoint.copying import (
+from quorate.checkpoint.copier import (
     LEFT_BEHIND,
     LONGEST_PAUSE,
     ORIGIN,
@@ -13,7 +13,7 @@ from quorate.checkpoint.copying import (
     errands,
     pause_after,
 )
-from quorate.checkpoint.name import checkpoint_name
+from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
 from quorate.core.cursor import Cursor

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint import rekeying
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import read_key
-from quorate.checkpoint.listing import CheckpointInfo, Unusable
+from quorate.checkpoint.key import read_key, rekey
+from quorate.checkpoint.listing import CheckpointInfo, Unusable, read_manifest
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.part_file import write_part
-from quorate.checkpoint.rekeying import rekey
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import read_manifest
 from quorate.core.errors import CheckpointError, UntrustedError
 
 STATE: dict[str, Any] = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.int64), "text": "kept"}
@@ -31,7 +30,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 @pytest.fixture
 def info(folder: CheckpointFolder) -> CheckpointInfo:
     job = {"checkpoint": {"keep": 3}}
-    return folder.save(STATE, step=7, phase=0, weights_digest="digest", job=job, environment={}, metrics={})
+    return save_whole(folder, STATE, step=7, phase=0, weights_digest="digest", job=job, environment={}, metrics={})
 
 
 def key_file(tmp_path: Path, letter: str) -> Mapping[str, Any]:
@@ -105,7 +104,7 @@ def test_what_the_job_asks_to_be_encrypted_is_taken_from_those_with_the_key_only
         rekey(info, read_key(place), place)
     with pytest.raises(UntrustedError, match="not authentic"):
         strict.verify(info)
-    newer = folder.save(STATE, step=9, phase=0, weights_digest="digest", job={}, environment={}, metrics={})
+    newer = save_whole(folder, STATE, step=9, phase=0, weights_digest="digest", job={}, environment={}, metrics={})
     (info.path / "manifest.json").write_text(manifest.to_json())
     search = strict.search()
     assert search.newest is not None and search.newest.path == info.path

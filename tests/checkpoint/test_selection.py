@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.only_part import part_of
-from quorate.checkpoint.best import BestEvaluation, Watched
+from checkpoint.whole_save import save_whole
+from quorate.checkpoint.retention import BestEvaluation, Watched
 from quorate.checkpoint.selection import select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
@@ -22,7 +23,8 @@ def folder(tmp_path: Path) -> CheckpointFolder:
     """Step 2 as it was trained, and steps 4, 6 and 8 evaluated; 6 is the best."""
     checkpoints = CheckpointFolder(tmp_path)
     for step, phase, loss in ((2, 0, 0.1), (4, 1, 0.5), (6, 1, 0.3), (8, 1, 0.4)):
-        checkpoints.save(
+        save_whole(
+            checkpoints,
             {"progress": step},
             step=step,
             phase=phase,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from quorate.checkpoint import verification
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.part_file import read_part, write_part
+from quorate.checkpoint.listing import read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import read_part, verify_part, write_part
 from quorate.checkpoint.tensor_file import TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
-from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.errors import CheckpointError
 
 STATE = {"weight": torch.arange(24.0).reshape(4, 6), "flags": torch.tensor([True, False]), "step": 3}

@@ -263,6 +263,9 @@ class Torn:
     def all_reduce(self, *_: Any) -> None:
         pass
 
+    def broadcast(self, *_: Any) -> None:
+        pass
+
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         if index == NOTES_INDEX:
             note = decode(payload)

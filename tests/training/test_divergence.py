@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gang
-from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import ReplicasDiffer
-from quorate.training.divergence import CYCLE, ReplicaDigests, compare_replicas, divergence
+from quorate.training.divergence import CYCLE, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 from quorate.worker.bit_flip import flip_bit

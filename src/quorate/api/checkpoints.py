@@ -7,12 +7,10 @@ from pathlib import Path
 
 from quorate.api.copies import refuse_own_folder
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
-from quorate.checkpoint.key import cipher_of, read_key
-from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
-from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.copier import Copied, Source, copy_checkpoints
+from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
-from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
 from quorate.checkpoint.selection import BEST, LAST, best_among, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url

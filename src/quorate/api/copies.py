@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.remains import typed
-from quorate.checkpoint.copier import Copier, Standing
-from quorate.checkpoint.copying import Source
+from quorate.checkpoint.copier import Copier, Source, Standing
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError

@@ -10,13 +10,13 @@ from typing import Any
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
-from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
+from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign, why_foreign
 from quorate.api.result import refuse_without_average
 from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
 from quorate.api.task_place import find_task, is_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select
+from quorate.checkpoint.selection import LAST, Foreign, select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.fork_server_process import Prepared
@@ -27,7 +27,7 @@ from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 from quorate.storage.scratch import scratch_folder
 from quorate.training.run_mode import RunMode
 
@@ -92,7 +92,9 @@ def evaluate_run(
         refuse_without_average(run.name, resolved.spec)
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
-        info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
+        info, path = _chosen(
+            run, which, resolved.spec.checkpoint, scratch, lambda info: why_foreign(info, recorded.spec)
+        )
         warn_of_foreign(info, recorded.spec)
         _, result = run_aside(Aside(resolved, mode, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
@@ -107,12 +109,14 @@ def evaluate_run(
     )
 
 
-def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path) -> tuple[CheckpointInfo, Path]:
+def _chosen(
+    run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path, foreign: Foreign
+) -> tuple[CheckpointInfo, Path]:
     """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
 
     def choose() -> tuple[CheckpointInfo, Path]:
         folder = CheckpointFolder.of_job(run.checkpoints, rules)
-        info = select(run.name, folder, which, lambda: RunRecord.read(run).best)
+        info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
         return info, held(run, info, scratch)
 
     try:

@@ -9,7 +9,7 @@ from quorate.core.errors import CheckpointError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 
 
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
+from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign, why_foreign
 from quorate.api.resumption import warn_of_damaged_result
 from quorate.api.task_place import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
@@ -20,7 +20,7 @@ from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec
 from quorate.spec.task_reference import TaskReference
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -163,7 +163,7 @@ def model_of(
     if averaged:
         refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
-    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
+    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, spec))
     warn_of_foreign(info, spec)
     with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, type):

@@ -14,7 +14,7 @@ from quorate.api.result import Result
 from quorate.api.show import NotebookStage, watch_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.given import given
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 
 
 def train(job: Job, progress: bool = True) -> Result:

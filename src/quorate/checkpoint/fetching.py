@@ -11,13 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
+from quorate.checkpoint.copier import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
-from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.part_file import SEALED
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Manifest
+from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import Place
-from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file

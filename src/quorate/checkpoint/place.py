@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from quorate.checkpoint.listing import CheckpointInfo, Skipped
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.name import cursor_of
-from quorate.checkpoint.verification import MANIFEST, verify_part
+from quorate.checkpoint.listing import REMOVING, CheckpointInfo, Skipped, cursor_of
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import verify_part
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError
 from quorate.core.regular_file import opened_regular, read_regular
@@ -30,7 +29,6 @@ from quorate.storage.atomic import discard, move_into_place, sync_folder, write_
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 
 COPYING = ".copying-"
-REMOVING = ".removing-"
 _FILE_URL = "file://"
 _PIECE = 1 << 22
 

@@ -15,8 +15,7 @@ _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
 
 def run_names(context: typer.Context, incomplete: str) -> list[str]:
     """Names of the runs in the folder of `--runs`, and `last`, that begin like this."""
-    from quorate.storage.run_search import LAST, is_run
-    from quorate.storage.runs_folder import runs_folder
+    from quorate.storage.run_search import LAST, is_run, runs_folder
 
     try:
         runs = runs_folder(context.params.get("runs"))

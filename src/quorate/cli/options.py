@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.completion import job_files, run_names
-from quorate.storage.runs_folder import USUAL, VARIABLE
+from quorate.storage.run_search import USUAL, VARIABLE
 
 RUNS = USUAL
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quorate.checkpoint.best import BestEvaluation
+from quorate.checkpoint.retention import BestEvaluation
 from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing

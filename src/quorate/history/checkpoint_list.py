@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.listing import cursor_of
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.core.cursor import Cursor
 from quorate.core.errors import QuorateError

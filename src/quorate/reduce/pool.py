@@ -5,7 +5,7 @@ their owners' memory, and the sum is written where everybody reads it.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,6 +15,7 @@ from quorate.core.generation import Generation
 from quorate.lanes.chunks import cut
 from quorate.lanes.order import summation_order
 from quorate.reduce.memory import SharedMemory
+from quorate.reduce.tensor_bytes import tensor_bytes
 from quorate.wire.doorbell import LONGEST_MESSAGE, Doorbell
 from quorate.wire.link import Deadline
 
@@ -71,6 +72,22 @@ class Pool:
         """Everyone's payload, in the order of ring positions."""
         with self._exchange():
             return self._gather(_MEETING.pack(b"g", step, index), payload)
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        """Fill the receivers' buffers with the root's, which writes it, piece by piece, where they read it."""
+        shared = tensor_bytes(self.memory.total_scratch)
+        half = len(shared) // 2
+        with self._exchange():
+            for piece, start in enumerate(range(0, len(buffer), half)):
+                stop = min(start + half, len(buffer))
+                # In turn: who writes one half has met everybody since the other was written, so that one was read.
+                place = shared[piece % 2 * half :][: stop - start]
+                if self._position == root:
+                    place[:] = buffer[start:stop]
+                self._meet(b"b", step, index)
+                if self._position in receivers and self._position != root:
+                    buffer[start:stop] = place
+            self._meet(b"e", step, index)  # all is read: what comes next may write there
 
     def close(self) -> None:
         """Close all doorbells. Any thread may call it, any number of times."""

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import LinkError, LossError
 from quorate.core.generation import Generation
 from quorate.core.phases import OTHERS
@@ -18,7 +17,7 @@ from quorate.strategies.courier import Courier
 from quorate.strategies.notes import LaneNote, WorkerNote, decode, encode, note_of
 from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
-from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas, divergence
+from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Skipped, strongest_wish

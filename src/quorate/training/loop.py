@@ -18,6 +18,7 @@ from quorate.data.sample_order import SampleOrder
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.left_out import Telling, nothing_to_train_on, worth_telling
@@ -25,7 +26,6 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
-from quorate.training.saver import Saver
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import (
     BEGIN_AND_BREAK,
@@ -58,7 +58,7 @@ class Loop:
     strategy: Strategy
     update: Update
     evaluator: Evaluator
-    saver: Saver
+    saver: Checkpointer
     activity: Activity
     progress: Progress
     publish: Callable[[Event], None]
@@ -98,6 +98,7 @@ class Loop:
             elif wish in (SAVE, BEGIN_AND_BREAK) or self._save_is_due():
                 self._begin_save()
             if wish not in (None, SAVE):
+                self._settle_save()  # with those who are here: whoever leaves now is not asked any more
                 return BREAK
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
@@ -178,7 +179,7 @@ class Loop:
             self.activity.end_step(len(self.strategy.hosted))
         else:
             # Now that the optimizers have their state, it is known how much there is to save.
-            self.saver.prepare(self.replica, self.workers)
+            self.saver.prepare(self.progress, self.workers)
         self._is_warm = True
 
     def _wish(self) -> str | None:
@@ -259,19 +260,19 @@ class Loop:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.begin(self.replica, self.progress, self.strategy)
+            self.saver.begin(self.progress, self.strategy)
 
     def _settle_save(self) -> None:
-        """The copy of a state that is being saved must be whole before the state changes."""
+        """Before the state changes, the copy of one that is being saved must be whole, and compared by all."""
         if not self.saver.is_settled:
             with self.activity.during(CHECKPOINT):
-                self.saver.settle()
+                self.saver.settle(self.strategy)
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.save(self.replica, self.progress, self.strategy)
+            self.saver.save(self.progress, self.strategy)
 
     def _publish_begin(self) -> None:
         fields = {

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cursor import Cursor
 from quorate.core.errors import TaskError
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.seeds import derive_seed
@@ -32,6 +32,7 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.courier import Courier
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.evaluation import Evaluator
 from quorate.training.flat_gradients import FlatGradients
@@ -42,8 +43,8 @@ from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
-from quorate.training.saver import Saver
-from quorate.training.saving import Desk
+from quorate.training.save import SaveContext
+from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 from quorate.training.update import Update
@@ -73,6 +74,11 @@ class Ground:
     def watch(self) -> StateWatch:
         """What the task and the modules keep: as they were built, whatever a generation has done since."""
         return StateWatch(self.task, self.replica)
+
+    @property
+    def layout(self) -> StateLayout:
+        """How the state is spread over the workers."""
+        return Replicated(self.replica)
 
     @property
     def plan(self) -> tuple[Bucket, ...]:
@@ -157,7 +163,7 @@ def assemble(
     reduction: Reduction,
     memory: GradientMemory,
     progress: Progress,
-    saver: Saver,
+    saver: Checkpointer,
     outside: Surroundings,
     mode: RunMode = TRAINING,
 ) -> Loop:
@@ -241,15 +247,24 @@ def saver_of(
     publish: Callable[[Event], None],
     check_lease: Callable[[], None],
     check_commit: Callable[[], None],
-    tell_all: Callable[[], None] = lambda: None,
+    flush_events: Callable[[], None] = lambda: None,
     activity: Activity | None = None,
     generation: Callable[[], GenerationId | None] = lambda: None,
-) -> Saver:
+    restored: Cursor | None = None,
+) -> Checkpointer:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = ground.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
-    desk = Desk(ground.folder, retention, publish, check_commit, tell_all, generation)
-    return Saver(desk, rules, _plain(ground.spec), ground.environment, check_lease=check_lease, activity=activity)
+    return Checkpointer(
+        SaveContext(ground.folder, retention, publish, check_commit, flush_events, generation),
+        ground.layout,
+        rules,
+        ground.spec.model_dump(mode="json"),
+        ground.environment,
+        check_lease=check_lease,
+        activity=activity,
+        restored=restored,
+    )
 
 
 def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> tuple[Gradients, Courier | None]:
@@ -260,7 +275,3 @@ def _gradients(ground: Ground, reduction: Reduction, memory: GradientMemory) -> 
         return gradients, None
     log.info("gradients are sent while the backward pass still runs")
     return gradients, Courier(reduction, gradients)
-
-
-def _plain(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json")
