@@ -1,4 +1,4 @@
-"""A store of checkpoints in memory, for whoever simulates a disk: what is not committed is lost when the power is cut."""
+"""A store of checkpoints in memory, as a simulated disk: what is not committed is lost when the power is cut."""
 
 import itertools
 import threading

@@ -14,12 +14,20 @@ import torch
 from torch import nn
 
 from bits.bit_tasks import FEATURES, Regression
+from checkpoint.memory_store import MemoryStore
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, LeaseExpired
+from quorate.observe.event import Event
+from quorate.spec.job import CheckpointSpec
 from quorate.training import checkpointer as checkpointer_module
+from quorate.training.checkpointer import Checkpointer
+from quorate.training.save import SaveContext
+from quorate.training.save_decisions import Action
+from quorate.training.state_layout import Replicated
+from quorate.training.tensors import digests
 from training.saving_workers import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
 real_write = FolderAttempt.write
@@ -826,3 +834,45 @@ def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
     saving.join(20)
     assert (committer.waits_for, writer.waits_for) == ("", "")
     assert crew.whole(1)
+
+
+def test_a_simulator_can_drive_it_without_threads_disk_or_clock() -> None:
+    """One action at a time, in simulated seconds, on a disk in memory."""
+    hand, store = Hand(0, Path("nowhere"), OneTensor), MemoryStore()
+    work: list[Callable[[], None]] = []
+    leave: list[BaseException | None] = [None, GenerationOver("between two generations"), None, None, None]
+
+    def check_commit() -> None:
+        if (error := leave.pop(0)) is not None:
+            raise error
+
+    events: list[Event] = []
+    seconds = iter(range(1000))
+    context = SaveContext(
+        store,
+        None,
+        events.append,
+        check_commit,
+        clock=lambda: float(next(seconds)),
+        start=work.append,
+        wait=lambda event, _: event.is_set(),
+    )
+    checkpointer = Checkpointer(context, Replicated(hand.replica), CheckpointSpec(), {}, {}, check_lease=lambda: None)
+    checkpointer.begin(at(1), hand.seat)
+    (_,) = work
+    save = checkpointer._latest
+    assert save is not None
+    assert not checkpointer.is_settled
+    actions = []
+    while not save.done.is_set():
+        assert store.list() == ()
+        actions.append(save.advance())
+        if actions[-1] is Action.COPY:
+            assert checkpointer.is_settled
+        if actions[-1] is Action.COMMIT:
+            assert save.advance() is Action.FINISH
+    assert actions == [Action.COPY, Action.WRITE, Action.WAIT, Action.COMMIT]
+    assert [info.cursor.step for info in store.list()] == [1]
+    assert [event.kind for event in events] == ["checkpoint"]
+    loaded = store.load(store.list()[0]).state["replica"]["tensors"]
+    assert digests(loaded.items()) == digests(hand.replica.tensors())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.remains import typed
-from quorate.checkpoint.copier import Copier, Source, Standing
+from quorate.checkpoint.copier import Copier, CopyStatus, Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
@@ -99,7 +99,7 @@ class Copies:
                 return
             time.sleep(0.02)
 
-    def _incomplete(self, to: str, standing: Standing) -> str:
+    def _incomplete(self, to: str, standing: CopyStatus) -> str:
         told = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
         if standing.damaged:
             verify = f"quorate checkpoints verify {typed(self._run)}"

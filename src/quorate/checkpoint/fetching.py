@@ -19,7 +19,7 @@ from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import Place
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
-from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.atomic import discard, put_in_place, sync_folder, write_new_file
 from quorate.storage.kept_source import SourcePage
 from quorate.storage.objects import ObjectMissing
 
@@ -111,7 +111,7 @@ def fetch_checkpoint(place: Place, name: str, folder: Path, cipher: Cipher | Non
             temporary.mkdir(parents=True)
             manifest = _fetched(place, name, temporary / name, cipher)
             sync_folder(temporary / name)
-            _replace(final, temporary / name)
+            put_in_place(temporary / name, final, temporary / f"{name}-before")
         finally:
             discard(temporary)
     return CheckpointInfo(final, manifest)
@@ -130,20 +130,6 @@ def _last_change(folder: Path) -> float:
         return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     except OSError:
         return time.time()
-
-
-def _replace(final: Path, fetched: Path) -> None:
-    aside = fetched.with_name(f"{fetched.name}-before")
-    is_there = final.exists()
-    if is_there:
-        move_into_place(final, aside)
-    try:
-        move_into_place(fetched, final)
-    except OSError:
-        if is_there:
-            with contextlib.suppress(OSError):
-                move_into_place(aside, final)
-        raise
 
 
 def _fetched(place: Place, name: str, target: Path, cipher: Cipher | None) -> Manifest:

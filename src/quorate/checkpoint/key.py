@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.checkpoint.cipher import ALGORITHM, KEY_SIZE, Cipher
 from quorate.checkpoint.listing import REMOVING, WRITING, CheckpointInfo, read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import read_part, write_part
 from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.spec.job import EncryptSpec
 from quorate.storage.atomic import discard, sync_folder, write_atomically
 
 _REMEDY = (
@@ -24,24 +25,10 @@ KeyPlace = Mapping[str, Any] | None
 """Where a key lies, as `checkpoint.encrypt` of a job says it; None where nothing is encrypted."""
 
 
-class KeySource(Protocol):
-    """Where a key lies, as a job file says it."""
-
-    @property
-    def key_file(self) -> str | None:
-        """The path of a file."""
-
-    @property
-    def key_env(self) -> str | None:
-        """The name of an environment variable."""
-
-
-def read_key(source: Mapping[str, Any] | KeySource) -> Cipher:
+def read_key(source: Mapping[str, Any] | EncryptSpec) -> Cipher:
     """The cipher of a key in a file or an environment variable."""
-    if isinstance(source, Mapping):
-        file, variable = source.get("key_file"), source.get("key_env")
-    else:
-        file, variable = source.key_file, source.key_env
+    keys = source if isinstance(source, Mapping) else source.model_dump()
+    file, variable = keys.get("key_file"), keys.get("key_env")
     if (file is None) == (variable is None) or not isinstance(file if variable is None else variable, str):
         raise CheckpointError("`checkpoint.encrypt` names one of `key_file` and `key_env`, not both and not none.")
     return _from_file(Path(file).expanduser()) if file is not None else _from_variable(str(variable))

@@ -251,12 +251,8 @@ class Checkpointer:
         size = part_file(held, parts[position]).size if position < len(parts) else 0
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
-        step, phase, known = (
-            progress.cursor.step,
-            progress.cursor.phase,
-            (self._job, self._environment, progress.metrics),
-        )
-        manifest = Manifest(step, int(phase), "", (), held.encoded.skeleton, "", *known, best=best)
+        cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
+        manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
         attempt = self._context.store.open(progress.cursor, size, answers[0].attempt)
         frees_space = any(answer.lacked_space for answer in answers)
         plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, frees_space)
