@@ -99,13 +99,15 @@ def ask(job: Job, patience: float = 30.0) -> CheckpointInfo:
 def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
     job.save(8)
     on_the_way = CheckpointFolder(job.run.checkpoints).open(Cursor(9))
-    on_the_way.write(0, 1, [b"state"], digest="xxh3-128", cipher=None)
+    on_the_way.write(0, 1, [b"state"])
 
     def save_in_turn() -> None:
         """What was on the way, and then what was asked for."""
         if len(job.heard) == 1:
             manifest = Manifest(9, 0, "", (), {}, "d", {}, {}, {})
-            assert CheckpointFolder(job.run.checkpoints).commit(on_the_way, manifest, lambda: None).cursor == Cursor(9)
+            assert CheckpointFolder(job.run.checkpoints).commit(
+                on_the_way.name, manifest, lambda: None
+            ).cursor == Cursor(9)
         else:
             job.save(10)
 

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.checkpoint import verification
+from quorate.checkpoint import part_file
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
@@ -168,12 +168,12 @@ class TestPart:
     def test_that_becomes_shorter_while_it_is_read(
         self, tmp_path: Path, part: Part, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        check_size = verification._check_size
+        check_size = part_file._check_size
 
         def cut_afterwards(size: int, *rest: Any) -> None:
             check_size(size, *rest)
             os.truncate(tmp_path / "part", 100)
 
-        monkeypatch.setattr(verification, "_check_size", cut_afterwards)
+        monkeypatch.setattr(part_file, "_check_size", cut_afterwards)
         with pytest.raises(CheckpointError, match="became shorter while it was read"):
             verify_part(tmp_path, part)

@@ -1,6 +1,7 @@
 """What is done next with a save, from every state that it can be in."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ WRITERS = ("first", "second", "third")
 
 def test_the_one_that_commits_goes_through_all_of_it_in_order() -> None:
     steps = ["is_copied", "is_written", "is_complete", "may_commit", "is_committed"]
-    done: dict[str, bool] = {}
+    done: dict[str, Any] = {}
     seen = [decide(SaveProgress(commits=True))]
     for step in steps:
         done[step] = True

@@ -15,6 +15,7 @@ from bits.bit_tasks import Adam, Regression
 from quorate.core.cursor import Cursor
 from quorate.core.errors import ReplicasDiffer, WorkerUnfit
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.memory import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.training.activity import Activity
 from quorate.training.params import configure
@@ -101,8 +102,7 @@ def test_who_needs_nothing_of_it_needs_no_more_memory_than_a_piece(monkeypatch: 
     monkeypatch.setattr(state_copy, "PIECE", 2**16)
     members = Members(3, {2}, Large)  # worker 1 passes it on
     taken = []
-    real = state_copy.fresh_memory
-    monkeypatch.setattr(state_copy, "fresh_memory", lambda size: taken.append(size) or real(size))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(state_copy, "fresh_memory", lambda size: taken.append(size) or fresh_memory(size))  # type: ignore[func-returns-value]
     tracemalloc.start()
     try:
         (_, size), _, _ = members.align()

@@ -10,13 +10,13 @@ from typing import Any
 from quorate.api.aside import Aside, held, run_aside
 from quorate.api.interruption import passing_on_signals
 from quorate.api.job import overrides_from
-from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign, why_foreign
+from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
 from quorate.api.result import refuse_without_average
 from quorate.api.resumption import is_moved_task, listed
 from quorate.api.session import refuse_in_worker
 from quorate.api.task_place import find_task, is_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Foreign, select
+from quorate.checkpoint.selection import LAST, Foreign, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.fork_server_process import Prepared

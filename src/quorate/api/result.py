@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign, why_foreign
+from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
 from quorate.api.resumption import warn_of_damaged_result
 from quorate.api.task_place import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select
+from quorate.checkpoint.selection import LAST, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
 from quorate.history.run_record import RunRecord

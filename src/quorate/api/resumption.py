@@ -4,10 +4,9 @@ import logging
 import shlex
 from collections.abc import Sequence
 
-from quorate.api.recorded_run import changes_since, why_foreign
 from quorate.api.remains import near, typed
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable
-from quorate.checkpoint.selection import search_own, warned_of
+from quorate.checkpoint.selection import changes_since, search_own, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.tail import EventTail

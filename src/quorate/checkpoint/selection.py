@@ -1,12 +1,17 @@
-"""Which of a run's checkpoints a person means: the last, the best, or that of a step."""
+"""Which of the checkpoints in a run's folder are its own, and which of them a person means: the last, the best, or that
+of a step."""
 
 import logging
 from collections.abc import Callable, Sequence
 
+from pydantic import ValidationError
+
 from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
 from quorate.checkpoint.retention import BestEvaluation
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, RunError
+from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.spec.change import Change, refused_on_resume
+from quorate.spec.job import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +47,30 @@ def select(
     except CheckpointError as error:
         raise RunError(f"{error}. {_there_are(infos)}") from error
     return found
+
+
+def saved_job(info: CheckpointInfo) -> JobSpec | None:
+    """The job in a checkpoint; None where it is of another version."""
+    try:
+        return JobSpec.model_validate(info.manifest.job)
+    except (ValidationError, QuorateError):
+        return None
+
+
+def changes_since(info: CheckpointInfo, spec: JobSpec) -> tuple[Change, ...]:
+    """What a job means otherwise than the one that a checkpoint was saved by. Where the task is does not count."""
+    saved = saved_job(info)
+    return () if saved is None else tuple(each for each in refused_on_resume(saved, spec) if each.key != "task")
+
+
+def why_foreign(info: CheckpointInfo, spec: JobSpec) -> str:
+    """Why a checkpoint is not one of a job; nothing if it may be."""
+    changed = changes_since(info, spec)
+    if not changed:
+        return ""
+    values = ", ".join(f"{each.key} {each.before!r} where the run has {each.after!r}" for each in changed[:3])
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return f"its job has {values}{more}"
 
 
 def search_own(folder: CheckpointFolder, foreign: Foreign) -> Search:

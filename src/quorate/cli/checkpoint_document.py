@@ -38,6 +38,7 @@ def _kept(each: Kept, now: datetime) -> dict[str, Any]:
         "encrypted": record.encrypted,
         "kept": [reason.value for reason in each.because],
         "problem": record.problem or None,
+        "foreign": record.foreign or None,
     }
 
 
@@ -57,6 +58,7 @@ def verified_document(run: str, verified: Verified) -> dict[str, Any]:
                 "bytes": each.bytes,
                 "whole": not each.problem,
                 "problem": each.problem or None,
+                "foreign": each.foreign or None,
             }
             for each in examined
         ],
