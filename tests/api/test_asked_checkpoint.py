@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from checkpoint.only_part import part_of
+from checkpoint.whole_save import save_whole
 from coordinator.served import TOKEN, serve
 from quorate.api import control
-from quorate.checkpoint.attempt import Attempt
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
@@ -44,7 +44,7 @@ class Job:
 
     def save(self, step: int) -> CheckpointInfo:
         fields: dict[str, Any] = {"phase": 0, "weights_digest": "d", "job": {}, "environment": {}, "metrics": {}}
-        return CheckpointFolder(self.run.checkpoints).save({"a": torch.zeros(2)}, step=step, **fields)
+        return save_whole(CheckpointFolder(self.run.checkpoints), {"a": torch.zeros(2)}, step=step, **fields)
 
     def end(self) -> None:
         client = SupervisorClient(self.address, TOKEN)
@@ -98,14 +98,16 @@ def ask(job: Job, patience: float = 30.0) -> CheckpointInfo:
 
 def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
     job.save(8)
-    on_the_way = Attempt.begin(job.run.checkpoints, Cursor(9))
-    on_the_way.write(0, 1, [b"state"], digest="xxh3-128", cipher=None)
+    on_the_way = CheckpointFolder(job.run.checkpoints).open(Cursor(9))
+    on_the_way.write(0, 1, [b"state"])
 
     def save_in_turn() -> None:
         """What was on the way, and then what was asked for."""
         if len(job.heard) == 1:
             manifest = Manifest(9, 0, "", (), {}, "d", {}, {}, {})
-            assert CheckpointFolder(job.run.checkpoints).commit(on_the_way, manifest, lambda: None).cursor == Cursor(9)
+            assert CheckpointFolder(job.run.checkpoints).commit(
+                on_the_way.name, manifest, lambda: None
+            ).cursor == Cursor(9)
         else:
             job.save(10)
 
@@ -115,10 +117,10 @@ def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
 
 
 def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> None:
-    Attempt.begin(job.run.checkpoints, Cursor(500))
+    CheckpointFolder(job.run.checkpoints).open(Cursor(500))
     damaged = job.save(400)
     part_of(damaged.path).write_bytes(b"damaged")
-    (Attempt.begin(job.run.checkpoints, Cursor(500)).path / "half").touch()
+    (CheckpointFolder(job.run.checkpoints).open(Cursor(500)).path / "half").touch()
     job.on_wish = lambda: job.save(AT + 1)
     assert ask(job).cursor == Cursor(AT + 1)
     assert len(job.heard) == 1
@@ -136,7 +138,7 @@ def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: p
 
     def die_then_save() -> None:
         if len(job.heard) == 1:
-            Attempt.begin(job.run.checkpoints, Cursor(8))
+            CheckpointFolder(job.run.checkpoints).open(Cursor(8))
         elif len(set(job.heard)) == 3:
             job.save(9)
 
@@ -148,7 +150,7 @@ def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: p
 def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job) -> None:
     def write_slowly() -> None:
         if len(job.heard) == 1:
-            Attempt.begin(job.run.checkpoints, Cursor(8))
+            CheckpointFolder(job.run.checkpoints).open(Cursor(8))
         elif len(job.heard) == 4:
             job.save(8)
 

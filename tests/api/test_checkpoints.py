@@ -6,8 +6,7 @@ import pytest
 
 from checkpoint.copied_run import Encrypted, make_source
 from quorate.api.checkpoints import NO_KEY, rekey_run, remove_from_run, verify_run
-from quorate.checkpoint.key import read_key
-from quorate.checkpoint.rekeying import rekey
+from quorate.checkpoint.key import read_key, rekey
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 

@@ -10,6 +10,7 @@ import pytest
 import safetensors
 import torch
 
+from checkpoint.whole_save import save_whole
 from quorate.api.checkpoints import Format, export_model
 from quorate.api.result import Result
 from quorate.checkpoint.store import CheckpointFolder
@@ -98,7 +99,8 @@ def run_of(tmp_path: Path, kind: str, **more: Any) -> tuple[RunFolder, dict[str,
     task = configure(load_task_type(resolved.spec.task, 0), resolved.spec.params, "test", 0)
     replica = Replica(task, resolved.spec)
     replica.model.embedding.weight.data += 1.5  # type: ignore[operator, union-attr]
-    CheckpointFolder(run.checkpoints).save(
+    save_whole(
+        CheckpointFolder(run.checkpoints),
         {"replica": replica.state()},
         step=3,
         phase=0,

@@ -12,11 +12,11 @@ from quorate.api.recorded_run import (
     recorded_environment,
     recorded_job,
     set_foreign_aside,
-    why_foreign,
 )
 from quorate.api.resume_rules import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.selection import why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.spec.job import JobSpec

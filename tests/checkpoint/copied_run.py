@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.best import Watched
-from quorate.checkpoint.copying import Source, copy_checkpoints
+from checkpoint.whole_save import save_whole
+from quorate.checkpoint.copier import Source, copy_checkpoints
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.place import FolderPlace
-from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Phase
 from quorate.storage.run_folder import RunFolder
@@ -41,7 +41,8 @@ def save(
     """Add a checkpoint; with a loss, it was evaluated."""
     folder = folder or CheckpointFolder(source.run.checkpoints)
     state: dict[str, Any] = {"model": {"weight": torch.arange(float(numbers)) * step}, "epoch": step}
-    folder.save(
+    save_whole(
+        folder,
         state,
         step=step,
         phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),

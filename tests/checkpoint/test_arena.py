@@ -3,9 +3,8 @@ import threading
 import pytest
 import torch
 
-from quorate.checkpoint import arena as arena_module
-from quorate.checkpoint.arena import SPARE, Arena
-from quorate.checkpoint.tensor_file import DTYPES, TensorFile, tensors_in
+from quorate.checkpoint import tensor_file as arena_module
+from quorate.checkpoint.tensor_file import DTYPES, SPARE, Arena, TensorFile, tensors_in
 from quorate.training.tensors import same_bits
 
 

@@ -6,34 +6,32 @@ from typing import Any
 
 import pytest
 
-from quorate.checkpoint import attempt as attempt_module
 from quorate.checkpoint import part_file
-from quorate.checkpoint.attempt import Attempt, AttemptGone
-from quorate.checkpoint.digester import DIGESTS
+from quorate.checkpoint import store as store_module
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.store import AttemptGone, CheckpointFolder, FolderAttempt
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    return Attempt.begin(tmp_path / "checkpoints", Cursor(1))
+def attempt(tmp_path: Path) -> FolderAttempt:
+    return CheckpointFolder(tmp_path / "checkpoints").open(Cursor(1))
 
 
-def write(attempt: Attempt, index: int, parts: int = 2, content: bytes = b"content") -> Any:
-    return attempt.write(index, parts, [content], digest=DIGESTS[0], cipher=None)
+def write(attempt: FolderAttempt, index: int, parts: int = 2, content: bytes = b"content") -> Any:
+    return attempt.write(index, parts, [content])
 
 
 def manifest() -> Manifest:
     return Manifest(1, 0, "", (), {}, "weights", {}, {}, {})
 
 
-def entries(attempt: Attempt) -> list[str]:
+def entries(attempt: FolderAttempt) -> list[str]:
     return [entry.name for entry in attempt.path.parent.iterdir()]
 
 
-def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: Attempt) -> None:
+def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: FolderAttempt) -> None:
     assert attempt.written() == {}
     second = write(attempt, 1)
     assert attempt.written() == {1: second}
@@ -42,23 +40,23 @@ def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: At
     assert (first.file.partition(".")[0], second.file.partition(".")[0]) == ("1-of-2", "2-of-2")
 
 
-def test_two_attempts_at_the_same_cursor_do_not_meet(attempt: Attempt) -> None:
-    other = Attempt.begin(attempt.path.parent, Cursor(1))
+def test_two_attempts_at_the_same_cursor_do_not_meet(attempt: FolderAttempt) -> None:
+    other = CheckpointFolder(attempt.path.parent).open(Cursor(1))
     assert other.path != attempt.path
     write(other, 0)
     assert attempt.written() == {}
 
 
-def test_it_is_no_checkpoint_before_it_is_committed(attempt: Attempt) -> None:
+def test_it_is_no_checkpoint_before_it_is_committed(attempt: FolderAttempt) -> None:
     write(attempt, 0, 1)
     folder = CheckpointFolder(attempt.path.parent)
     assert folder.list() == ()
-    folder.commit(attempt, manifest(), lambda: None)
+    folder.commit(attempt.name, manifest(), lambda: None)
     assert [info.cursor for info in folder.list()] == [Cursor(1)]
     assert not attempt.path.exists()
 
 
-def test_whoever_comes_too_late_notices(attempt: Attempt) -> None:
+def test_whoever_comes_too_late_notices(attempt: FolderAttempt) -> None:
     write(attempt, 0)
     attempt.give_up()
     assert entries(attempt) == []
@@ -70,19 +68,19 @@ def test_whoever_comes_too_late_notices(attempt: Attempt) -> None:
     assert entries(attempt) == [], "nobody makes it again"
 
 
-def test_whoever_is_in_the_middle_of_a_part_notices(attempt: Attempt) -> None:
+def test_whoever_is_in_the_middle_of_a_part_notices(attempt: FolderAttempt) -> None:
     def chunks() -> Any:
         yield b"a beginning"
         attempt.give_up()
         yield b"and the rest"
 
     with pytest.raises(AttemptGone):
-        attempt.write(0, 2, chunks(), digest=DIGESTS[0], cipher=None)
+        attempt.write(0, 2, chunks())
     assert entries(attempt) == []
 
 
 def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    attempt: FolderAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer whose part is there may still fail, as its folder cannot be synced: what it removes is no checkpoint."""
     folder = CheckpointFolder(attempt.path.parent)
@@ -101,7 +99,7 @@ def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_file, "move_into_place", fail_late)
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(CheckpointError, match="Input/output"):
             write(attempt, 1)
     assert len(attempt.written()) == 2
 
@@ -114,7 +112,7 @@ def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
     thread = threading.Thread(target=attempt.give_up)
     try:
         with pytest.raises((CheckpointError, OSError)):
-            folder.commit(attempt, manifest(), check)
+            folder.commit(attempt.name, manifest(), check)
     finally:
         committed.set()
         thread.join(10)
@@ -123,26 +121,26 @@ def test_one_that_is_given_up_while_it_is_committed_is_whole_or_nothing(
     assert folder.search().skipped == ()
 
 
-def test_whoever_looks_for_parts_notices(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_looks_for_parts_notices(attempt: FolderAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
     def look_too_late(path: Path) -> Any:
         attempt.give_up()
         return part_file.parts_in(path)
 
-    monkeypatch.setattr(attempt_module, "parts_in", look_too_late)
+    monkeypatch.setattr(store_module, "parts_in", look_too_late)
     with pytest.raises(AttemptGone):
         attempt.written()
 
 
-def test_one_that_was_committed_cannot_be_given_up(attempt: Attempt) -> None:
+def test_one_that_was_committed_cannot_be_given_up(attempt: FolderAttempt) -> None:
     folder = CheckpointFolder(attempt.path.parent)
     write(attempt, 0, 1)
-    info = folder.commit(attempt, manifest(), lambda: None)
+    info = folder.commit(attempt.name, manifest(), lambda: None)
     attempt.give_up()
     folder.verify(info)
 
 
 def test_its_space_is_given_back_also_where_it_cannot_be_renamed(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    attempt: FolderAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(attempt, 0)
 

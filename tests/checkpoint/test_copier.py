@@ -10,13 +10,12 @@ import pytest
 from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from command import await_condition
-from quorate.checkpoint.copier import Copier
-from quorate.checkpoint.copying import LEFT_BEHIND, Source
+from quorate.checkpoint.copier import LEFT_BEHIND, Copier, Source
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.part_file import verify_part
 from quorate.checkpoint.place import Contents, FolderPlace
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import verify_part
 from quorate.storage.objects import StoreError
 
 

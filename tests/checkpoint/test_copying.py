@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.copied_run import infos, make_source
-from quorate.checkpoint.copying import (
+from quorate.checkpoint.copier import (
     LEFT_BEHIND,
     LONGEST_PAUSE,
     ORIGIN,
     copy_checkpoints,
-    errands,
     pause_after,
+    plan_copies,
 )
-from quorate.checkpoint.name import checkpoint_name
+from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
 from quorate.core.cursor import Cursor
@@ -28,7 +28,7 @@ def named(*steps: int) -> dict[str, dict[str, int]]:
 
 class TestErrands:
     def test_copies_what_is_missing_newest_first(self) -> None:
-        wanted = errands(named(2, 4, 6), Contents(named(4)), Retention(3), None, NOW)
+        wanted = plan_copies(named(2, 4, 6), Contents(named(4)), Retention(3), None, NOW)
         assert wanted.copy == ("step-00000006", "step-00000002")
         assert wanted.remove == wanted.sweep == ()
 
@@ -36,18 +36,18 @@ class TestErrands:
         there = named(2, 4)
         there["step-00000004"] = {"part-4": 9}
         there["step-00000002"] = {}
-        wanted = errands(named(2, 4), Contents(there), Retention(3), None, NOW)
+        wanted = plan_copies(named(2, 4), Contents(there), Retention(3), None, NOW)
         assert wanted.copy == ("step-00000004", "step-00000002")
 
     def test_removes_what_retention_keeps_neither_here_nor_there(self) -> None:
-        wanted = errands(named(4, 6), Contents(named(1, 2, 3, 4, 6)), Retention(2), 2, NOW)
+        wanted = plan_copies(named(4, 6), Contents(named(1, 2, 3, 4, 6)), Retention(2), 2, NOW)
         assert wanted.remove == ("step-00000001", "step-00000003")
 
     def test_keeps_what_is_here_although_retention_would_not(self) -> None:
-        assert not errands(named(1, 2, 3), Contents(named(1, 2, 3)), Retention(1), None, NOW).remove
+        assert not plan_copies(named(1, 2, 3), Contents(named(1, 2, 3)), Retention(1), None, NOW).remove
 
     def test_a_folder_that_was_emptied_empties_no_place(self) -> None:
-        wanted = errands({}, Contents(named(2, 4, 6)), Retention(3), None, NOW)
+        wanted = plan_copies({}, Contents(named(2, 4, 6)), Retention(3), None, NOW)
         assert wanted.remove == wanted.copy == ()
 
     def test_sweeps_what_nobody_is_at_any_more(self) -> None:
@@ -57,7 +57,7 @@ class TestErrands:
             "step-00000006": None,  # nobody knows
             "step-00000008": NOW - LEFT_BEHIND - 1,  # is copied again, with what is there already
         }
-        wanted = errands(named(8), Contents({}, unfinished), Retention(3), None, NOW)
+        wanted = plan_copies(named(8), Contents({}, unfinished), Retention(3), None, NOW)
         assert wanted.sweep == ("step-00000002",)
         assert wanted.copy == ("step-00000008",)
 
@@ -71,14 +71,14 @@ class TestErrands:
         self, here: set[int], there: set[int], keep: int, best: int | None
     ) -> None:
         local, remote = named(*here), named(*there)
-        wanted = errands(local, Contents(remote), Retention(keep), best, NOW)
+        wanted = plan_copies(local, Contents(remote), Retention(keep), best, NOW)
         after = {name: files for name, files in (remote | local).items() if name not in wanted.remove}
         assert local.items() <= after.items()
         assert not after or max(after) == max(remote | local)
-        again = errands(local, Contents(after), Retention(keep), best, NOW)
+        again = plan_copies(local, Contents(after), Retention(keep), best, NOW)
         assert not again.copy
         later = {name: files for name, files in after.items() if name not in again.remove}
-        assert not errands(local, Contents(later), Retention(keep), best, NOW).remove
+        assert not plan_copies(local, Contents(later), Retention(keep), best, NOW).remove
         assert len(later.keys() - local.keys()) <= keep + (best is not None)
 
 

@@ -12,8 +12,8 @@ import pytest
 from bits.bit_tasks import Adam
 from command import Workplace
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import MANIFEST
 from quorate.core.errors import CheckpointError
 from training.recorded import run
 from trial import REFERENCE, undisturbed_in

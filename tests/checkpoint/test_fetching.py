@@ -14,11 +14,12 @@ from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.tasks import find_task
-from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
+from quorate.checkpoint.copier import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
+from quorate.checkpoint.listing import read_manifest
+from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.place import FolderPlace, place_for
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import MANIFEST, read_manifest
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.task_source import TaskSource

@@ -10,6 +10,7 @@ from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.manifest import Manifest
 from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.spec.job import EncryptSpec
 
 KEY = bytes(range(200, 232))
 CIPHER = Cipher(KEY)
@@ -61,13 +62,7 @@ class TestRead:
     def test_from_a_file_of_32_bytes(self, tmp_path: Path) -> None:
         file = tmp_path / "key"
         file.write_bytes(KEY)
-
-        @dataclasses.dataclass(frozen=True)
-        class Source:
-            key_file: str | None
-            key_env: str | None = None
-
-        assert read_key(Source(str(file))).key_id == CIPHER.key_id
+        assert read_key(EncryptSpec(key_file=str(file))).key_id == CIPHER.key_id
 
     @pytest.mark.parametrize("form", WRONG)
     def test_what_is_no_key_is_refused_and_not_shown(

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.migration import FORMAT
-from quorate.checkpoint.part_file import read_part
+from quorate.checkpoint.listing import read_manifest
+from quorate.checkpoint.manifest import FORMAT, Manifest
+from quorate.checkpoint.part_file import read_part, verify_part
 from quorate.checkpoint.tensor_file import tensors_in
 from quorate.checkpoint.tree import decode
-from quorate.checkpoint.verification import read_manifest, verify_part
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError

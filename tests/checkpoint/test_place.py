@@ -15,11 +15,11 @@ from checkpoint.copied_run import infos, make_source, save
 from checkpoint.disk import killed
 from checkpoint.only_part import part_of
 from object_store import BUCKET
-from quorate.checkpoint.copying import Source, copy_checkpoints
+from quorate.checkpoint.copier import Source, copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint
-from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.manifest import MANIFEST, Part
+from quorate.checkpoint.part_file import verify_part
 from quorate.checkpoint.place import Contents, FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
-from quorate.checkpoint.verification import MANIFEST, verify_part
 from quorate.core.errors import CheckpointError, RequestError
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from quorate.checkpoint import rekeying
+from checkpoint.whole_save import save_whole
+from quorate.checkpoint import key as key_module
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import read_key
-from quorate.checkpoint.listing import CheckpointInfo, Unusable
+from quorate.checkpoint.key import read_key, rekey, sweep_leftovers
+from quorate.checkpoint.listing import CheckpointInfo, Unusable, read_manifest
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.part_file import write_part
-from quorate.checkpoint.rekeying import rekey
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.verification import read_manifest
 from quorate.core.errors import CheckpointError, UntrustedError
 
 STATE: dict[str, Any] = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.int64), "text": "kept"}
@@ -31,7 +30,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 @pytest.fixture
 def info(folder: CheckpointFolder) -> CheckpointInfo:
     job = {"checkpoint": {"keep": 3}}
-    return folder.save(STATE, step=7, phase=0, weights_digest="digest", job=job, environment={}, metrics={})
+    return save_whole(folder, STATE, step=7, phase=0, weights_digest="digest", job=job, environment={}, metrics={})
 
 
 def key_file(tmp_path: Path, letter: str) -> Mapping[str, Any]:
@@ -105,7 +104,7 @@ def test_what_the_job_asks_to_be_encrypted_is_taken_from_those_with_the_key_only
         rekey(info, read_key(place), place)
     with pytest.raises(UntrustedError, match="not authentic"):
         strict.verify(info)
-    newer = folder.save(STATE, step=9, phase=0, weights_digest="digest", job={}, environment={}, metrics={})
+    newer = save_whole(folder, STATE, step=9, phase=0, weights_digest="digest", job={}, environment={}, metrics={})
     (info.path / "manifest.json").write_text(manifest.to_json())
     search = strict.search()
     assert search.newest is not None and search.newest.path == info.path
@@ -141,7 +140,7 @@ def test_one_that_dies_while_it_rewrites_leaves_a_whole_checkpoint_and_can_be_re
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(rekeying, seam, die)
+        patch.setattr(key_module, seam, die)
         with pytest.raises(Killed):
             rekey(info, read_key(key_file(tmp_path, "a")), key_file(tmp_path, "a"))
     assert_readable(folder)
@@ -156,7 +155,7 @@ def test_what_cannot_be_removed_is_told(info: CheckpointInfo, tmp_path: Path, mo
     (part,) = info.manifest.parts
     place = key_file(tmp_path, "a")
     with monkeypatch.context() as patch:
-        patch.setattr(rekeying, "discard", lambda _: None)
+        patch.setattr(key_module, "discard", lambda _: None)
         for _ in range(2):  # the second time, only that is left to do
             with pytest.raises(CheckpointError, match=f"{part.file}, which is left over .* cannot be removed"):
                 rekey(info, read_key(place), place)
@@ -178,7 +177,7 @@ def test_one_that_fails_half_way_leaves_no_part_of_the_new_kind(
         assert (info.path / written[-1]).exists()
         return replace(part, file=written[-1])
 
-    monkeypatch.setattr(rekeying, "write_part", write)
+    monkeypatch.setattr(key_module, "write_part", write)
     with pytest.raises(CheckpointError, match=r"2-of-2\.safetensors is missing"):
         rekey(info, read_key(key_file(tmp_path, "a")), key_file(tmp_path, "a"))
     assert len(written) == 1
@@ -189,9 +188,9 @@ def test_leftovers_of_writers_that_died_are_swept(folder: CheckpointFolder, info
     for name in (".writing-step-00000009-ab", ".removing-step-00000003-cd"):
         (folder.folder / name).mkdir()
         (folder.folder / name / "1-of-1.safetensors").write_text("in plain")
-    rekeying.sweep_leftovers(folder.folder)
+    sweep_leftovers(folder.folder)
     assert [entry.name for entry in folder.folder.iterdir()] == [info.path.name]
-    rekeying.sweep_leftovers(folder.folder / "none")
+    sweep_leftovers(folder.folder / "none")
 
 
 def test_a_damaged_part_is_named_and_left_as_it_is(info: CheckpointInfo, tmp_path: Path) -> None:
@@ -207,6 +206,6 @@ def test_a_folder_that_cannot_be_written_is_named(info: CheckpointInfo, monkeypa
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(rekeying, "write_atomically", refuse)
+    monkeypatch.setattr(key_module, "write_atomically", refuse)
     with pytest.raises(CheckpointError, match="cannot be rewritten: Permission denied"):
         rekey(replace(info), Cipher(b"n" * 32), {"key_env": "KEY", "key_file": None})

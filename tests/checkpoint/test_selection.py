@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint.only_part import part_of
-from quorate.checkpoint.best import BestEvaluation, Watched
+from checkpoint.whole_save import save_whole
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.retention import BestEvaluation, Watched
 from quorate.checkpoint.selection import select
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
@@ -22,7 +24,8 @@ def folder(tmp_path: Path) -> CheckpointFolder:
     """Step 2 as it was trained, and steps 4, 6 and 8 evaluated; 6 is the best."""
     checkpoints = CheckpointFolder(tmp_path)
     for step, phase, loss in ((2, 0, 0.1), (4, 1, 0.5), (6, 1, 0.3), (8, 1, 0.4)):
-        checkpoints.save(
+        save_whole(
+            checkpoints,
             {"progress": step},
             step=step,
             phase=phase,
@@ -82,3 +85,28 @@ def test_what_is_not_there_is_told_with_what_is(
 def test_a_run_without_any(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="run r has no whole checkpoint"):
         select("r", CheckpointFolder(tmp_path), "last", LOWEST)
+
+
+class TestOneOfAnotherRun:
+    """It lies in the run's folder because somebody has copied it there."""
+
+    @staticmethod
+    def _of_step_8(info: CheckpointInfo) -> str:
+        return "its job has seed 7 where the run has 0" if info.cursor.step == 8 else ""
+
+    def test_is_passed_over_and_named(self, folder: CheckpointFolder, caplog: pytest.LogCaptureFixture) -> None:
+        assert select("r", folder, "last", LOWEST, self._of_step_8).cursor.step == 6
+        assert "step-00000008-evaluated is not of this run, so step-00000006-evaluated is used" in caplog.text
+
+    @pytest.mark.parametrize("which", ["best", "8"])
+    def test_is_not_taken_by_its_step_either(
+        self, folder: CheckpointFolder, which: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(RunError, match="There are those of steps 2, 4, 6"):
+            select("r", folder, which, best_at(8), self._of_step_8)
+        assert "step-00000008-evaluated is not of this run: its job has seed 7" in caplog.text
+
+    def test_is_taken_where_all_are(self, folder: CheckpointFolder) -> None:
+        """Then it is the job that was changed."""
+        for which in ("last", "best", "8"):
+            assert select("r", folder, which, best_at(8), lambda _: "other").cursor.step == 8

@@ -13,11 +13,11 @@ import torch
 
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
 from checkpoint.only_part import part_of
-from quorate.checkpoint.attempt import Attempt
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint.listing import CheckpointInfo, newest_generation
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.store import CheckpointFolder, remove_surplus
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, LeaseExpired
 from small_disk import small_disk
@@ -34,7 +34,7 @@ def save(folder: CheckpointFolder, step: int, phase: Phase = Phase.TRAINED, **ch
         "environment": {"torch": "2"},
         "metrics": {"loss": 0.5},
     }
-    return folder.save(state_of(step), step=step, phase=int(phase), **(told | changed))
+    return save_whole(folder, state_of(step), step=step, phase=int(phase), **(told | changed))
 
 
 def assert_is_whole(folder: CheckpointFolder, cursor: Cursor) -> None:
@@ -80,10 +80,10 @@ class TestSave:
     ) -> None:
         draft = Manifest(5, 0, "", (), {"dict": {}}, "weights", {}, {}, {})
 
-        def begun(step: int, generation: tuple[int, int] | None) -> tuple[Attempt, Manifest]:
-            attempt = Attempt.begin(folder.folder, Cursor(step))
-            attempt.write(0, 1, [b"content"], digest="xxh3-128", cipher=None)
-            return attempt, replace(draft, step=step, generation=generation)
+        def begun(step: int, generation: tuple[int, int] | None) -> tuple[str, Manifest]:
+            attempt = folder.open(Cursor(step))
+            attempt.write(0, 1, [b"content"])
+            return attempt.name, replace(draft, step=step, generation=generation)
 
         one_before, old, new, next_one = begun(4, late), begun(5, late), begun(6, (2, 4)), begun(7, (2, 4))
         folder.commit(*one_before, lambda: None)
@@ -100,10 +100,10 @@ class TestSave:
             manifest = replace(info.manifest, generation=generation)
             (info.path / "manifest.json").write_text(manifest.to_json())
         assert newest_generation(folder.folder) == (7, 2), "or the next would be one that no reader takes"
-        attempt = Attempt.begin(folder.folder, Cursor(9))
-        attempt.write(0, 1, [b"content"], digest="xxh3-128", cipher=None)
+        attempt = folder.open(Cursor(9))
+        attempt.write(0, 1, [b"content"])
         draft = Manifest(9, 0, "", (), {"dict": {}}, "weights", {}, {}, {}, generation=(8, 1))
-        folder.commit(attempt, draft, lambda: None)
+        folder.commit(attempt.name, draft, lambda: None)
         assert [info.cursor.step for info in folder.list()] == [5, 6, 9]
 
     def test_the_same_again_replaces_nothing(self, folder: CheckpointFolder) -> None:
@@ -140,7 +140,7 @@ class TestSave:
         with pytest.raises(LeaseExpired):
             save(folder, 3, check=refuse)
         with pytest.raises(LeaseExpired):
-            folder.prune(Retention(1), check=refuse)
+            remove_surplus(folder, Retention(1), None, Cursor(2), check=refuse)
         assert entries(folder) == ["step-00000001", "step-00000002"]
 
     def test_leftovers_are_no_checkpoints_and_are_removed(self, folder: CheckpointFolder) -> None:
@@ -155,15 +155,7 @@ class TestSave:
 
     def test_what_cannot_be_saved_is_named_and_leaves_nothing(self, folder: CheckpointFolder) -> None:
         with pytest.raises(CheckpointError, match=r"optimizer\.hook: cannot save a function"):
-            folder.save(
-                {"optimizer": {"hook": save}},
-                step=1,
-                phase=0,
-                weights_digest="",
-                job={},
-                environment={},
-                metrics={},
-            )
+            save_whole(folder, {"optimizer": {"hook": save}}, step=1)
         with pytest.raises(CheckpointError, match="cannot be written as JSON"):
             save(folder, 1, metrics={"loss": torch.tensor(1.0)})
         assert entries(folder) == []
@@ -183,7 +175,7 @@ class TestTheWriterDies:
     def test_while_it_saves_and_prunes(self, tmp_path: Path, half_written: bool) -> None:
         def save_and_prune(folder: CheckpointFolder) -> None:
             save(folder, 2)
-            folder.prune(Retention(1))
+            remove_surplus(folder, Retention(1), None, Cursor(2))
 
         moments = self._each_moment(tmp_path, save_and_prune, half_written, lambda folder: None)
         newest = [folder.newest_whole() for folder in moments]
@@ -291,7 +283,7 @@ class TestTheDiskIsFull:
             free = shutil.disk_usage(place).free
             large = {"model": torch.zeros(1_000_000)}
             with pytest.raises(CheckpointError, match=rf"needs 4,000,\d+ bytes and {free:,} are free"):
-                folder.save(large, step=2, phase=0, weights_digest="", job={}, environment={}, metrics={})
+                save_whole(folder, large, step=2)
             assert shutil.disk_usage(place).free == free
             assert entries(folder) == ["step-00000001"]
             assert_is_whole(folder, Cursor(1))
@@ -308,8 +300,16 @@ class TestTheDiskIsFull:
             save(folder, 1)
 
     @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-    def test_trouble_that_no_permission_mends_is_told_without_one(self, folder: CheckpointFolder, number: int) -> None:
-        told = str(folder.explained(OSError(number, os.strerror(number)), Cursor(1), 10))
+    def test_trouble_that_no_permission_mends_is_told_without_one(
+        self, folder: CheckpointFolder, number: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "mkdir", refuse)
+        with pytest.raises(CheckpointError) as raised:
+            save(folder, 1)
+        told = str(raised.value)
         assert os.strerror(number) in told and told.endswith("Choose another folder with `runs`.")
         assert "writable" not in told
 
@@ -410,7 +410,7 @@ class TestVerify:
     def test_nothing_there(self, folder: CheckpointFolder) -> None:
         assert folder.list() == ()
         assert folder.newest_whole() is None
-        assert folder.prune(Retention(1)) == ()
+        assert remove_surplus(folder, Retention(1), None, None) == ()
 
     def test_needs_no_torch(self, folder: CheckpointFolder) -> None:
         save(folder, 1)
@@ -426,9 +426,21 @@ class TestPrune:
     def test_keeps_the_last_and_the_best(self, folder: CheckpointFolder) -> None:
         for step in range(1, 6):
             save(folder, step)
-        removed = folder.prune(Retention(2), best=2)
+        removed = remove_surplus(folder, Retention(2), 2, Cursor(5))
         assert [info.cursor.step for info in removed] == [1, 3]
         assert [info.cursor.step for info in folder.list()] == [2, 4, 5]
+
+    def test_makes_room_for_one_that_is_coming_but_never_by_the_newest_whole(self, folder: CheckpointFolder) -> None:
+        for step in range(1, 6):
+            save(folder, step)
+        remove_surplus(folder, Retention(1), 2, Cursor(4), coming=Cursor(6))
+        assert [info.cursor.step for info in folder.list()] == [2, 4]
+
+    def test_removes_nothing_where_none_is_known_to_be_whole(self, folder: CheckpointFolder) -> None:
+        for step in (1, 2):
+            save(folder, step)
+        assert remove_surplus(folder, Retention(1), None, None) == remove_surplus(folder, Retention(1), None, Cursor(9))
+        assert [info.cursor.step for info in folder.list()] == [1, 2]
 
     def test_a_search_finds_what_is_saved_while_it_looks(
         self, folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
@@ -452,7 +464,7 @@ class TestPrune:
             save(folder, step)
         for step in (3, 4):
             flip(part_of(folder.folder / f"step-{step:08d}"), 0.5)
-        assert [info.cursor.step for info in CheckpointFolder(folder.folder).prune(Retention(1))] == [1, 3]
+        assert [info.cursor.step for info in remove_surplus(folder, Retention(1), None, Cursor(2))] == [1, 3]
         assert [info.cursor.step for info in folder.list()] == [2, 4]
         assert_is_whole(folder, Cursor(2))
 
@@ -469,5 +481,5 @@ class TestPrune:
             real(source, target)
 
         monkeypatch.setattr(os, "rename", refuse_the_first)
-        assert [info.cursor.step for info in folder.prune(Retention(1))] == [2]
+        assert [info.cursor.step for info in remove_surplus(folder, Retention(1), None, Cursor(3))] == [2]
         assert "step-00000001: Read-only file system" in caplog.text

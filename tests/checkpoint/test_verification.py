@@ -10,13 +10,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.checkpoint import verification
+from quorate.checkpoint import part_file
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.part_file import read_part, write_part
+from quorate.checkpoint.listing import read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import read_part, verify_part, write_part
 from quorate.checkpoint.tensor_file import TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
-from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.errors import CheckpointError
 
 STATE = {"weight": torch.arange(24.0).reshape(4, 6), "flags": torch.tensor([True, False]), "step": 3}
@@ -168,12 +168,12 @@ class TestPart:
     def test_that_becomes_shorter_while_it_is_read(
         self, tmp_path: Path, part: Part, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        check_size = verification._check_size
+        check_size = part_file._check_size
 
         def cut_afterwards(size: int, *rest: Any) -> None:
             check_size(size, *rest)
             os.truncate(tmp_path / "part", 100)
 
-        monkeypatch.setattr(verification, "_check_size", cut_afterwards)
+        monkeypatch.setattr(part_file, "_check_size", cut_afterwards)
         with pytest.raises(CheckpointError, match="became shorter while it was read"):
             verify_part(tmp_path, part)

@@ -18,7 +18,7 @@ import pytest
 from checkpoint.copied_run import infos, make_source
 from command import Done, Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
-from quorate.checkpoint.copying import copy_checkpoints
+from quorate.checkpoint.copier import copy_checkpoints
 from quorate.checkpoint.fetching import fetch_checkpoint
 from quorate.checkpoint.place import Place, place_for
 from quorate.checkpoint.store import CheckpointFolder
@@ -219,10 +219,10 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
 COPY = """
 import sys
 from pathlib import Path
-from quorate.checkpoint.copying import Source, copy_checkpoints
+from quorate.checkpoint.copier import Source, copy_checkpoints
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.best import Watched
+from quorate.checkpoint.retention import Watched
 from quorate.storage.run_folder import RunFolder
 run = RunFolder(Path(sys.argv[1]))
 copy_checkpoints(Source(run, Retention(3), Watched("loss", "min")), place_for(sys.argv[2], run.name))

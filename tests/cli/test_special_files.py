@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from command import Workplace, await_condition
-from quorate.checkpoint.manifest import Part
-from quorate.checkpoint.verification import MANIFEST, read_manifest
+from quorate.checkpoint.listing import read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Part
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

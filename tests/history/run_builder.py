@@ -8,8 +8,8 @@ from typing import Any
 
 import xxhash
 
+from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.name import checkpoint_name
 from quorate.core.cursor import Cursor, Phase
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_run, whole_story
-from quorate.checkpoint.best import BestEvaluation, Watched, best_of
+from quorate.checkpoint.retention import BestEvaluation, Watched, best_of
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.history.run_record import RunRecord

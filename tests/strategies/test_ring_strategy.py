@@ -270,6 +270,12 @@ class Torn:
     def __init__(self, whole: dict[str, str] | None) -> None:
         self._whole = whole
 
+    def all_reduce(self, *_: Any) -> None:
+        pass
+
+    def broadcast(self, *_: Any) -> None:
+        pass
+
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         if index == NOTES_INDEX:
             note = WorkerNote.decode(payload)

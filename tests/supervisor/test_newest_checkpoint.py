@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
@@ -12,8 +13,7 @@ from quorate.worker.process import newest_instead
 
 
 def save(folder: Path, step: int) -> Path:
-    told = {"weights_digest": "w", "job": {}, "environment": {}, "metrics": {}}
-    return CheckpointFolder(folder).save({"step": step}, step=step, phase=0, **told).path  # type: ignore[arg-type]
+    return save_whole(CheckpointFolder(folder), {"step": step}, step=step, weights_digest="w").path
 
 
 def damage(checkpoint: Path) -> None:

@@ -75,7 +75,7 @@ def _keeping(file: Path) -> Callable[[int, Any], None]:
                 stream.write(event.to_json() + "\n")
 
         loop.publish = keep
-        loop.saver._desk = replace(loop.saver._desk, publish=keep)
+        loop.saver._context = replace(loop.saver._context, publish=keep)
 
     return attach
 

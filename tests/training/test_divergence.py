@@ -13,9 +13,8 @@ from torch import nn
 
 import gang
 from quorate.chaos.worker_hook import flip_bit
-from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import ReplicasDiffer
-from quorate.training.divergence import CYCLE, ReplicaDigests, compare_replicas, divergence
+from quorate.training.divergence import CYCLE, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 

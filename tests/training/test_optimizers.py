@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UserCodeError
 from quorate.spec.job import ScheduleSpec
@@ -101,7 +102,7 @@ def test_a_schedule_goes_on_where_its_checkpoint_stopped(kind: str, tmp_path: Pa
 
 def through_a_checkpoint(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder)
-    checkpoints.save(state, step=1, phase=0, weights_digest="x", job={}, environment={}, metrics={})
+    save_whole(checkpoints, state, step=1)
     newest = checkpoints.newest_whole()
     assert newest is not None
     return checkpoints.load(newest).state

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gang
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError, UserCodeError
 from quorate.training.replica import Replica, check_repeatable
@@ -70,7 +71,7 @@ def trained() -> Replica:
 
 def round_trip(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder)
-    checkpoints.save(state, step=1, phase=0, weights_digest="x", job={}, environment={}, metrics={})
+    save_whole(checkpoints, state, step=1)
     newest = checkpoints.newest_whole()
     assert newest is not None
     return checkpoints.load(newest).state

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,11 @@ from typing import Any
 from quorate.api.copies import refuse_own_folder
 from quorate.api.result import model_of
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copying import Copied, Source, copy_checkpoints
-from quorate.checkpoint.key import cipher_of, read_key
-from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
-from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.copier import Copied, Source, copy_checkpoints
+from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
-from quorate.checkpoint.rekeying import KeyPlace, rekey, sweep_leftovers
-from quorate.checkpoint.selection import BEST, LAST, best_among, select
+from quorate.checkpoint.selection import BEST, LAST, best_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
@@ -41,11 +39,12 @@ _TORCH_ENDINGS = {".pt", ".pth", ".bin", ".ckpt"}
 
 @dataclass(frozen=True)
 class Examined:
-    """A checkpoint that was read through; `problem` is empty where it is whole."""
+    """A checkpoint that was read through; `problem` is empty where it is whole, `foreign` where it is of the run."""
 
     path: Path
     bytes: int
     problem: str
+    foreign: str = ""
 
     @property
     def cursor(self) -> Cursor:
@@ -66,7 +65,7 @@ def verify_run(run: RunFolder, which: str | None = None) -> Verified:
     """Read checkpoints through, all or those that `which` means (last, best, or a step)."""
     folder, why = _folder_with_key(run)
     found = _meant(run, which) if which is not None else survey(run.checkpoints)
-    examined = (_examined(folder, each) for each in found)
+    examined = (replace(_examined(folder, each), foreign=_why_foreign(run, each)) for each in found)
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
     return Verified(tuple(each for each in examined if not each.problem or each.path.exists()), why)
 
@@ -229,6 +228,14 @@ def _examined(folder: CheckpointFolder, found: CheckpointInfo | Skipped) -> Exam
     except CheckpointError as error:
         return Examined(found.path, found.bytes, Skipped.of(found.path, error).reason)
     return Examined(found.path, found.bytes, "")
+
+
+def _why_foreign(run: RunFolder, found: CheckpointInfo | Skipped) -> str:
+    """Why a checkpoint is not one of the run whose folder it lies in; nothing where that cannot be known."""
+    try:
+        return why_foreign(found, load_recorded(run.job_file, {}, []).spec) if isinstance(found, CheckpointInfo) else ""
+    except QuorateError:
+        return ""
 
 
 def _folder_with_key(run: RunFolder) -> tuple[CheckpointFolder, str]:

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quorate.checkpoint.attempt import WRITING
-from quorate.checkpoint.listing import CheckpointInfo, look_at
-from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.cursor import Cursor
 from quorate.core.errors import LinkError, RequestError, RunError

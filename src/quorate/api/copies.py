@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import run_argument
-from quorate.checkpoint.copier import Copier, Standing
-from quorate.checkpoint.copying import Source
+from quorate.checkpoint.copier import Copier, CopyStatus, Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
@@ -104,14 +103,14 @@ class Copies:
                 return
             time.sleep(0.02)
 
-    def _incomplete(self, to: str, standing: Standing) -> str:
-        sentences = [f"not copied to {standing.place}: {', '.join(standing.missing)}."]
-        if standing.damaged:
+    def _incomplete(self, to: str, status: CopyStatus) -> str:
+        sentences = [f"not copied to {status.place}: {', '.join(status.missing)}."]
+        if status.damaged:
             verify = f"quorate checkpoints verify {run_argument(self._run)}"
-            sentences.append(f"Damaged here, so that no copy is made: {', '.join(standing.damaged)} (see {verify}).")
-        if len(standing.damaged) < len(standing.missing):
+            sentences.append(f"Damaged here, so that no copy is made: {', '.join(status.damaged)} (see {verify}).")
+        if len(status.damaged) < len(status.missing):
             command = f"quorate checkpoints copy {run_argument(self._run)} {shlex.quote(shown(to))}"
-            sentences.append(f"{standing.reason} To complete it: {command}")
+            sentences.append(f"{status.reason} To complete it: {command}")
         return " ".join(sentences)
 
     def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:

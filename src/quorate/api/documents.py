@@ -37,6 +37,7 @@ def verified_checkpoints_document(run: str, verified: VerifiedCheckpoints) -> di
                 "bytes": each.bytes,
                 "whole": not each.problem,
                 "problem": each.problem or None,
+                "foreign": each.foreign or None,
             }
             for each in examined
         ],

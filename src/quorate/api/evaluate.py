@@ -16,7 +16,7 @@ from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select
+from quorate.checkpoint.selection import LAST, Foreign, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RunError
@@ -29,7 +29,7 @@ from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 from quorate.storage.scratch import scratch_folder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
@@ -97,7 +97,9 @@ def evaluate_run(
     refuse_lost_checkpoints(run, recorded.spec, "evaluate")
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
-        info, path = _chosen(run, which, resolved.spec.checkpoint, scratch)
+        info, path = _chosen(
+            run, which, resolved.spec.checkpoint, scratch, lambda info: why_foreign(info, recorded.spec)
+        )
         warn_of_foreign(info, recorded.spec)
         _, result = run_in_scratch(ScratchJob(resolved, mode, path, warn_of_changed_code, place), scratch)
     if bad := result.get("bad_samples", {}).get("validation"):
@@ -112,12 +114,14 @@ def evaluate_run(
     )
 
 
-def _chosen(run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path) -> tuple[CheckpointInfo, Path]:
+def _chosen(
+    run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path, foreign: Foreign
+) -> tuple[CheckpointInfo, Path]:
     """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
 
     def choose() -> tuple[CheckpointInfo, Path]:
         folder = CheckpointFolder.of_job(run.checkpoints, rules)
-        info = select(run.name, folder, which, lambda: RunRecord.read(run).best)
+        info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
         return info, hold_checkpoint(run, info, scratch)
 
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from quorate.api.recorded_run import recorded_job
-from quorate.checkpoint.copying import ORIGIN, SOURCE_PAGE
+from quorate.checkpoint.copier import ORIGIN, SOURCE_PAGE
 from quorate.checkpoint.fetching import (
     FETCHING,
     Origin,
@@ -31,10 +31,10 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import discard, move_into_place
-from quorate.storage.creation import write_creation
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_search import write_creation
 
 log = logging.getLogger(__name__)
 

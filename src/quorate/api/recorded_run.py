@@ -12,20 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import saved_job, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, DamagedFileError, QuorateError, RunError
+from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
-from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 
 log = logging.getLogger(__name__)
 
@@ -96,30 +94,6 @@ def restore_environment(run: RunFolder, recorded: Mapping[str, Any], names: Iter
         if run.read_environment() is not None:
             return
     run.write_environment({name: recorded[name] for name in names if name in recorded})
-
-
-def saved_job(info: CheckpointInfo) -> JobSpec | None:
-    """The job in a checkpoint; None where it is of another version."""
-    try:
-        return JobSpec.model_validate(info.manifest.job)
-    except (ValidationError, QuorateError):
-        return None
-
-
-def changes_since(info: CheckpointInfo, spec: JobSpec) -> tuple[Change, ...]:
-    """What a job means otherwise than the one that a checkpoint was saved by. Where the task is does not count."""
-    saved = saved_job(info)
-    return () if saved is None else tuple(each for each in refused_on_resume(saved, spec) if each.key != "task")
-
-
-def why_foreign(info: CheckpointInfo, spec: JobSpec) -> str:
-    """Why a checkpoint is not one of a job; nothing if it may be."""
-    changed = changes_since(info, spec)
-    if not changed:
-        return ""
-    values = ", ".join(f"{each.key} {each.before!r} where the run has {each.after!r}" for each in changed[:3])
-    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    return f"its job has {values}{more}"
 
 
 def warn_of_foreign(info: CheckpointInfo, spec: JobSpec) -> None:

@@ -10,7 +10,7 @@ from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of
 from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select
+from quorate.checkpoint.selection import LAST, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError
 from quorate.history.run_record import RunRecord
@@ -19,7 +19,7 @@ from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.runs_folder import runs_folder
+from quorate.storage.run_search import runs_folder
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -164,7 +164,7 @@ def model_of(
         refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
     refuse_lost_checkpoints(run, spec, "load")
-    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best)
+    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, spec))
     warn_of_foreign(info, spec)
     with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, type):

@@ -4,9 +4,9 @@ import logging
 import shlex
 from collections.abc import Sequence
 
-from quorate.api.recorded_run import changes_since, run_argument, short_path, why_foreign
+from quorate.api.recorded_run import run_argument, short_path
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
-from quorate.checkpoint.selection import warned_of
+from quorate.checkpoint.selection import changes_since, search_own, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.tail import EventTail
@@ -121,9 +121,7 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
         folder = CheckpointFolder.of_job(run.checkpoints, rules)
     except CheckpointError as error:
         raise RunError(error.message) from None
-    search = folder.search(lambda info: why_foreign(info, recorded))
-    if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
-        search = folder.search()  # none at all is of this job: then it is the job that was changed
+    search = search_own(folder, lambda info: why_foreign(info, recorded))
     for left in search.skipped:
         if left.kind is Unusable.NEWER:
             raise RunError(_why_not_older(run, left, search.newest))

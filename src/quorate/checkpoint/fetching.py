@@ -11,16 +11,15 @@ from datetime import datetime
 from pathlib import Path
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copying import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
+from quorate.checkpoint.copier import LEFT_BEHIND, ORIGIN, SOURCE_PAGE, cursor_in
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
-from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.part_file import SEALED
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Manifest
+from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import Place
-from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
-from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.atomic import discard, put_in_place, sync_folder, write_new_file
 from quorate.storage.kept_source import SourcePage
 from quorate.storage.objects import ObjectMissing
 
@@ -112,7 +111,7 @@ def fetch_checkpoint(place: Place, name: str, folder: Path, cipher: Cipher | Non
             temporary.mkdir(parents=True)
             manifest = _fetched(place, name, temporary / name, cipher)
             sync_folder(temporary / name)
-            _replace(final, temporary / name)
+            put_in_place(temporary / name, final, temporary / f"{name}-before")
         finally:
             discard(temporary)
     return CheckpointInfo(final, manifest)
@@ -131,20 +130,6 @@ def _last_change(folder: Path) -> float:
         return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     except OSError:
         return time.time()
-
-
-def _replace(final: Path, fetched: Path) -> None:
-    aside = fetched.with_name(f"{fetched.name}-before")
-    is_there = final.exists()
-    if is_there:
-        move_into_place(final, aside)
-    try:
-        move_into_place(fetched, final)
-    except OSError:
-        if is_there:
-            with contextlib.suppress(OSError):
-                move_into_place(aside, final)
-        raise
 
 
 def _fetched(place: Place, name: str, target: Path, cipher: Cipher | None) -> Manifest:

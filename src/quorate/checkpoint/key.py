@@ -1,40 +1,34 @@
-"""The key that checkpoints are encrypted with: where it is found, and whether it is the right one."""
+"""The key that checkpoints are encrypted with: where it is found, whether it is the right one, and changing it."""
 
 import base64
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.checkpoint.cipher import ALGORITHM, KEY_SIZE, Cipher
-from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.listing import REMOVING, WRITING, CheckpointInfo, read_manifest
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import read_part, write_part
 from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.spec.job import EncryptSpec
+from quorate.storage.atomic import discard, sync_folder, write_atomically
 
 _REMEDY = (
     f"A key is {KEY_SIZE} bytes, as 64 hex digits, in base64 or (in a file) as they are; "
     f"`openssl rand -hex {KEY_SIZE}` makes one."
 )
 
-
-class KeySource(Protocol):
-    """Where a key lies, as a job file says it."""
-
-    @property
-    def key_file(self) -> str | None:
-        """The path of a file."""
-
-    @property
-    def key_env(self) -> str | None:
-        """The name of an environment variable."""
+KeyPlace = Mapping[str, Any] | None
+"""Where a key lies, as `checkpoint.encrypt` of a job says it; None where nothing is encrypted."""
 
 
-def read_key(source: Mapping[str, Any] | KeySource) -> Cipher:
+def read_key(source: Mapping[str, Any] | EncryptSpec) -> Cipher:
     """The cipher of a key in a file or an environment variable."""
-    if isinstance(source, Mapping):
-        file, variable = source.get("key_file"), source.get("key_env")
-    else:
-        file, variable = source.key_file, source.key_env
+    keys = source if isinstance(source, Mapping) else source.model_dump()
+    file, variable = keys.get("key_file"), keys.get("key_env")
     if (file is None) == (variable is None) or not isinstance(file if variable is None else variable, str):
         raise CheckpointError("`checkpoint.encrypt` names one of `key_file` and `key_env`, not both and not none.")
     return _from_file(Path(file).expanduser()) if file is not None else _from_variable(str(variable))
@@ -78,6 +72,46 @@ def cipher_of(manifest: Manifest, given: Cipher | None = None, *, trusting: bool
             f"{other and other.key_id}. Give the key that it was written with."
         )
     return _checked(manifest, own)
+
+
+def rekey(info: CheckpointInfo, new: Cipher | None, place: KeyPlace, old: Cipher | None = None) -> bool:
+    """Encrypt a checkpoint with another key, or not at all; `place` is where the key will be looked for.
+
+    `old` opens it, if not what its own job names. False if it was so already. No file stays that is not of it.
+
+    The new parts get names of their own beside the old ones. Then the manifest is replaced, in one move: until then the
+    checkpoint is the old one, and from then on the new one. What is left over of the other goes last, also that of one
+    who died before.
+    """
+    path = info.path
+    try:
+        manifest = read_manifest(path)
+        wanted = _placed(manifest, place)
+        if manifest.encryption != (None if new is None else new.label):
+            wanted = _rewritten(info, wanted, cipher_of(manifest, old, trusting=True), new)
+        elif new is not None:
+            # Of an earlier version it has no tag; what has one is not vouched for again before it is checked.
+            wanted = wanted.tagged(cipher_of(manifest, new, trusting=True) or new)
+        if wanted != manifest:
+            write_atomically(path / MANIFEST, wanted.to_json())
+        kept = {MANIFEST, *(part.file for part in wanted.parts)}
+        _remove([entry for entry in path.iterdir() if entry.name not in kept])
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be rewritten: {error.strerror or error}") from error
+    return wanted != manifest
+
+
+def sweep_leftovers(folder: Path) -> None:
+    """Remove what writers that died have left in a folder of checkpoints, since it is not under the new key.
+
+    For one who holds the run: of one that is running, these are the saves on their way.
+    """
+    try:
+        _remove([entry for entry in folder.iterdir() if entry.name.startswith((WRITING, REMOVING))])
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"cannot remove what is left over in {folder}: {error.strerror or error}") from error
 
 
 def _refuse_untrusted(manifest: Manifest, given: Cipher) -> None:
@@ -141,3 +175,36 @@ def _from_base64(text: bytes) -> bytes:
     """In either alphabet, with or without the padding."""
     plain = text.translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
     return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
+
+
+def _remove(entries: list[Path]) -> None:
+    for entry in entries:
+        discard(entry)
+        if os.path.lexists(entry):
+            raise CheckpointError(
+                f"checkpoint {entry.parent}: {entry.name}, which is left over and not under the new key, cannot be "
+                "removed. Make the folder writable"
+            )
+    for parent in {entry.parent for entry in entries}:
+        sync_folder(parent)
+
+
+def _rewritten(info: CheckpointInfo, manifest: Manifest, old: Cipher | None, new: Cipher | None) -> Manifest:
+    parts: list[Part] = []
+    try:
+        for index, part in enumerate(manifest.parts):
+            content = read_part(info.path, part, old)
+            stem = f"{index + 1}-of-{len(manifest.parts)}"
+            digest = part.digest.partition(":")[0]
+            parts.append(write_part(info.path, stem, [content], digest=digest, cipher=new))
+    except (OSError, CheckpointError):
+        # The new key may be none: a part in plain does not stay beside encrypted ones.
+        for part in parts:
+            discard(info.path / part.file)
+        raise
+    return replace(manifest.opened(old), parts=tuple(parts)).sealed(new)
+
+
+def _placed(manifest: Manifest, place: KeyPlace) -> Manifest:
+    section = {**(manifest.job.get("checkpoint") or {}), "encrypt": None if place is None else dict(place)}
+    return replace(manifest, job={**manifest.job, "checkpoint": section})

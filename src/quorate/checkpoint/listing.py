@@ -1,14 +1,19 @@
-"""What is in a folder of checkpoints, by their manifests: no part is read."""
+"""What is in a folder of checkpoints, by their names and manifests: no part is read."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from quorate.checkpoint.manifest import MOST_INCARNATIONS, Manifest
-from quorate.checkpoint.name import cursor_of
-from quorate.checkpoint.verification import read_manifest
-from quorate.core.cursor import Cursor
+from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
+from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
+from quorate.core.regular_file import read_regular
+
+WRITING = ".writing-"
+"""How the name of a save on its way begins; that of a checkpoint says where in the job it was saved."""
+REMOVING = ".removing-"
+_NAME = re.compile(r"step-(\d{8,18})(-evaluated)?")
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,36 @@ def look_at(path: Path) -> CheckpointInfo | Skipped:
         return CheckpointInfo(path, read_manifest(path))
     except CheckpointError as error:
         return Skipped.of(path, error)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint in a folder; raises `CheckpointError` where it is not sound."""
+    try:
+        manifest = Manifest.from_json(read_regular(path / MANIFEST).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise CheckpointError(f"checkpoint {path}: cannot read {MANIFEST}: {reason}") from None
+    except CheckpointError as error:
+        raise type(error)(f"checkpoint {path}: {error}") from None
+    if cursor_of(path.name) != manifest.cursor:
+        expected = checkpoint_name(manifest.cursor)
+        raise CheckpointError(f"checkpoint {path}: the manifest is of another checkpoint, {expected}")
+    return manifest
+
+
+def checkpoint_name(cursor: Cursor) -> str:
+    """The folder name of a checkpoint."""
+    return f"step-{cursor.step:08d}" + ("-evaluated" if cursor.phase is Phase.EVALUATED else "")
+
+
+def cursor_of(name: str) -> Cursor | None:
+    """The cursor in a checkpoint's folder name; none for a folder that is not one, such as a leftover."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    cursor = Cursor(int(match[1]), Phase.EVALUATED if match[2] else Phase.TRAINED)
+    # With one zero too many it would be a second checkpoint of the same cursor.
+    return cursor if checkpoint_name(cursor) == name else None
 
 
 def _named(folder: Path) -> list[Path]:

@@ -4,15 +4,19 @@ import base64
 import hmac
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.migration import FORMAT, migrated, refuse_unknown
 from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
 from quorate.core.user_code import given
+
+FORMAT = 3
+MANIFEST = "manifest.json"
+Content = dict[str, Any]
 
 _HEAD = '{{"digest": "{digest}",\n'
 # No folder and no odd character: a manifest must not reach outside its checkpoint.
@@ -82,7 +86,7 @@ class Manifest:
         head = _HEAD.format(digest=digest)
         is_sound = text.startswith(head) and content_digest(text[len(head) :].encode()) == digest
         try:
-            refuse_unknown(content)
+            _refuse_unknown(content)
         except NewerFormatError:
             # A flipped bit may make any number of a format; only what is sound was written by a newer version.
             if is_sound:
@@ -90,7 +94,7 @@ class Manifest:
         if not is_sound:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
         try:
-            present = migrated(content)
+            present = _migrated(content)
             parts = [_part(fields) for fields in _as("parts", present["parts"], list)]
             _check(present)
             generation = _generation(present["generation"])
@@ -203,3 +207,44 @@ def _parsed(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"the manifest is a {type(content).__name__} where an object is expected")
     return content
+
+
+# --- manifests of earlier formats, brought to the present one as they are read; the files stay as they are
+
+
+def _migrated(content: Content) -> Content:
+    """The content of a manifest of any format that was ever released, in the present one."""
+    _refuse_unknown(content)
+    while content["format"] != FORMAT:
+        content = _STEPS[content["format"]](content)
+    return content
+
+
+def _refuse_unknown(content: Content) -> None:
+    """Raise `CheckpointError` for a format that is not known, and `NewerFormatError` for that of a later version."""
+    given = content.get("format")
+    # The exact type: to Python, true equals 1.
+    if type(given) is int and given > FORMAT:
+        raise NewerFormatError(f"was written by a newer Quorate (format {given}; this one reads up to {FORMAT})")
+    if type(given) is not int or given not in (*_STEPS, FORMAT):
+        known = f"{', '.join(map(str, _STEPS))} and {FORMAT}"
+        raise CheckpointError(f"the manifest has format {given!r} and this version of Quorate reads formats {known}")
+
+
+def _from_1(content: Content) -> Content:
+    """Format 1 had one kind of digest, in a field of that name, and nothing was encrypted. What it says of the weights
+    is a digest of another kind, which compares with none of today's."""
+    parts = [
+        {"file": part["file"], "bytes": part["bytes"], "digest": f"xxh3-128:{part['xxh3_128']}"}
+        for part in content["parts"]
+    ]
+    return {**content, "format": 2, "parts": parts, "encryption": None, "weights_digest": ""}
+
+
+def _from_2(content: Content) -> Content:
+    """Format 2 did not say which evaluation was the best so far, nor which generation has written it, and a key
+    vouched for its tensors only."""
+    return {**content, "format": 3, "best": None, "generation": None, "tag": ""}
+
+
+_STEPS: dict[int, Callable[[Content], Content]] = {1: _from_1, 2: _from_2}

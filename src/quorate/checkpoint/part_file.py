@@ -1,32 +1,66 @@
 """The parts of a checkpoint on the disk. The name of a part tells its digest, and is there only when it is whole."""
 
+import hashlib
+import io
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
+
+import xxhash
 
 from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
-from quorate.checkpoint.digester import SHA, XXH3, Digester, labelled, new_digester
 from quorate.checkpoint.manifest import Part
-from quorate.checkpoint.verification import PIECE, problem_of, reading, verify_part
 from quorate.core.errors import CheckpointError
 from quorate.core.memory import fresh_memory
+from quorate.core.regular_file import open_regular
 from quorate.storage.atomic import Buffer, begin_writeback, discard, move_into_place, write_fully
 
+PIECE = 1 << 20
+"""Bytes that are read, written and digested at a time: few enough to be in the cache still, and many enough that
+threads do not fight for the interpreter."""
 AHEAD = 16 << 20
 """Bytes after which the disk begins with what was written: less is left to wait for at the end."""
 SEALED = ".enc"
 """How the name of an encrypted part ends."""
-_NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
+_PART_NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
+
+
+class Digester(Protocol):
+    """A digest that grows with what is read or written. Both kinds let other threads run during a large update."""
+
+    def update(self, data: Buffer, /) -> None:
+        """Take further bytes in."""
+
+    def hexdigest(self) -> str:
+        """The digest of all bytes so far."""
+
+
+# xxh3-128 finds damage, sha-256 also finds what somebody made up.
+XXH3 = "xxh3-128"
+SHA = "sha-256"
+_MAKERS: dict[str, Callable[[], Digester]] = {XXH3: xxhash.xxh3_128, SHA: hashlib.sha256}
+DIGESTS = tuple(_MAKERS)
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
+
+
+def _new_digester(name: str) -> Digester:
+    """A digester that has seen nothing yet."""
+    try:
+        return _MAKERS[name]()
+    except KeyError:
+        known = " and ".join(DIGESTS)
+        raise CheckpointError(f"the digest {name!r} is unknown: this version of Quorate knows {known}") from None
 
 
 def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str, cipher: Cipher | None = None) -> Part:
     """Write a part, through to the disk and read back; only then does it get its name. On failure nothing is left."""
     # What is read back is compared by the quick digest, whichever is asked for.
-    digesters = {name: new_digester(name) for name in (digest, XXH3)}
+    digesters = {name: _new_digester(name) for name in (digest, XXH3)}
     partial = folder / f".{stem}.{secrets.token_hex(4)}.partial"
     try:
         size = _write(partial, chunks if cipher is None else cipher.seal(chunks), digesters)
@@ -35,7 +69,7 @@ def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str
     except BaseException:
         discard(partial)
         raise
-    return Part(name, size, labelled(digest, digesters[digest]))
+    return Part(name, size, f"{digest}:{digesters[digest].hexdigest()}")
 
 
 def read_part(folder: Path, part: Part, cipher: Cipher | None = None) -> memoryview:
@@ -56,12 +90,67 @@ def parts_in(folder: Path) -> dict[int, Part]:
     """
     found: dict[int, Part] = {}
     for entry in sorted(folder.iterdir(), reverse=True):
-        match = _NAME.fullmatch(entry.name)
+        match = _PART_NAME.fullmatch(entry.name)
         if match is None or not entry.is_file():
             continue
         digest = f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}"
         found[int(match[1])] = Part(entry.name, entry.stat().st_size, digest)
     return dict(sorted(found.items()))
+
+
+def verify_part(folder: Path, part: Part) -> None:
+    """Read a part through; raises `CheckpointError` where it is not what the manifest says."""
+    with reading(folder, part) as fill:
+        scratch = memoryview(bytearray(min(PIECE, part.bytes)))
+        for start in range(0, part.bytes, PIECE):
+            fill(scratch[: part.bytes - start])
+
+
+@contextmanager
+def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
+    """Read a part in one pass: gives a function that fills a buffer with the next bytes of it, to the last.
+
+    Raises `CheckpointError` where the part is not what the manifest says: for a wrong size at once, for a wrong digest
+    at the end.
+    """
+    problem = _problem_of(folder, part)
+    # A name with a folder in it would make a manifest reach outside its checkpoint.
+    if Path(part.file).name != part.file:
+        raise CheckpointError(f"{problem} is not inside the checkpoint")
+    name, _, expected = part.digest.partition(":")
+    digester = _new_digester(name)
+
+    def fill(buffer: memoryview) -> None:
+        rest = buffer
+        while rest and (count := file.readinto(rest)):
+            rest = rest[count:]
+        if rest:
+            raise CheckpointError(f"{problem} is truncated: it became shorter while it was read")
+        digester.update(buffer)
+
+    try:
+        with io.FileIO(open_regular(folder / part.file)) as file:
+            _check_size(os.fstat(file.fileno()).st_size, part, problem)
+            yield fill
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise CheckpointError(f"{problem} {reason}") from None
+    if digester.hexdigest() != expected:
+        raise CheckpointError(
+            f"{problem} is damaged or of another checkpoint: its digest is {digester.hexdigest()} "
+            f"and the manifest says {expected}"
+        )
+
+
+def _problem_of(folder: Path, part: Part) -> str:
+    """How a sentence begins that says what is wrong with a part."""
+    return f"checkpoint {folder}: part {part.file}"
+
+
+def _check_size(size: int, part: Part, problem: str) -> None:
+    if size != part.bytes:
+        how = "truncated" if size < part.bytes else "too long"
+        raise CheckpointError(f"{problem} is {how}: it has {size:,} bytes and the manifest says {part.bytes:,}")
 
 
 def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Digester]) -> int:
@@ -101,7 +190,7 @@ def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:
 
 
 def _read_back(descriptor: int, size: int) -> str:
-    digester = new_digester(XXH3)
+    digester = _new_digester(XXH3)
     scratch = memoryview(bytearray(min(PIECE, size)))
     at = 0
     while at < size and (count := os.preadv(descriptor, [scratch[: size - at]], at)):
@@ -124,5 +213,5 @@ def _read_sealed(folder: Path, part: Part, cipher: Cipher) -> memoryview:
     except CheckpointError as error:
         # Damage is found by the cipher before the digest is known; but which file is damaged is what helps.
         verify_part(folder, part)
-        raise CheckpointError(f"{problem_of(folder, part)} cannot be decrypted: {error}") from None
+        raise CheckpointError(f"{_problem_of(folder, part)} cannot be decrypted: {error}") from None
     return memory

@@ -19,18 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from quorate.checkpoint.listing import CheckpointInfo, Skipped
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.name import cursor_of
-from quorate.checkpoint.verification import MANIFEST, verify_part
+from quorate.checkpoint.listing import REMOVING, CheckpointInfo, Skipped, cursor_of
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import verify_part
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError
 from quorate.core.regular_file import opened_regular, read_regular
-from quorate.storage.atomic import discard, move_into_place, sync_folder, write_atomically, write_new_file
+from quorate.storage.atomic import discard, move_into_place, put_in_place, sync_folder, write_atomically, write_new_file
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 
 COPYING = ".copying-"
-REMOVING = ".removing-"
 _FILE_URL = "file://"
 _PIECE = 1 << 22
 
@@ -224,7 +222,7 @@ class FolderPlace:
                 self._verify(temporary, part, info)
             with self._explaining():
                 sync_folder(temporary)
-                self._replace(name, temporary)
+                put_in_place(temporary, self._folder / name, self._temporary(REMOVING, name))
         except BaseException:
             discard(temporary)
             raise
@@ -233,10 +231,11 @@ class FolderPlace:
     def remove(self, name: str) -> None:
         """Remove a checkpoint: first from the list, in one move."""
         with self._explaining():
-            if name.startswith((COPYING, REMOVING)):
-                discard(self._folder / name)
-            else:
-                self._set_aside(name)
+            doomed = self._folder / name
+            if not name.startswith((COPYING, REMOVING)) and doomed.exists():
+                doomed = self._temporary(REMOVING, name)
+                move_into_place(self._folder / name, doomed)
+            discard(doomed)
 
     def read(self, file: str) -> bytes | None:
         """The content of a small file."""
@@ -288,32 +287,6 @@ class FolderPlace:
                 f"{self}: the copy of {info.path.name} is not what was written, although the checkpoint is whole: "
                 f"{Skipped.of(temporary, error).reason}. Check the disk there, and that nobody else removes its files."
             ) from None
-
-    def _replace(self, name: str, temporary: Path) -> None:
-        """Give a copy its name; one that has the name is removed only then."""
-        doomed = self._renamed(name)
-        try:
-            move_into_place(temporary, self._folder / name)
-        except OSError:
-            if doomed is not None:
-                with contextlib.suppress(OSError):
-                    move_into_place(doomed, self._folder / name)
-            raise
-        if doomed is not None:
-            discard(doomed)
-
-    def _set_aside(self, name: str) -> None:
-        doomed = self._renamed(name)
-        if doomed is not None:
-            discard(doomed)
-
-    def _renamed(self, name: str) -> Path | None:
-        """What had a name, under one that is not listed; None where there is none."""
-        if not (self._folder / name).exists():
-            return None
-        doomed = self._temporary(REMOVING, name)
-        move_into_place(self._folder / name, doomed)
-        return doomed
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

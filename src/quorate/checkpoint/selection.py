@@ -1,34 +1,84 @@
-"""Which of a run's checkpoints a person means: the last, the best, or that of a step."""
+"""Which of the checkpoints in a run's folder are its own, and which of them a person means: the last, the best, or that
+of a step."""
 
 import logging
 from collections.abc import Callable, Sequence
 
-from quorate.checkpoint.best import BestEvaluation
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped
+from pydantic import ValidationError
+
+from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
+from quorate.checkpoint.retention import BestEvaluation
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, RunError
+from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.spec.change import Change, refused_on_resume
+from quorate.spec.job import JobSpec
 
 log = logging.getLogger(__name__)
 
 LAST, BEST = "last", "best"
 
 
+Foreign = Callable[[CheckpointInfo], str]
+"""Says why a checkpoint is none of the run whose folder it lies in; nothing if it is one."""
+
+
 def select(
-    run: str, folder: CheckpointFolder, which: str | int, best: Callable[[], BestEvaluation | None]
+    run: str,
+    folder: CheckpointFolder,
+    which: str | int,
+    best: Callable[[], BestEvaluation | None],
+    foreign: Foreign = lambda _: "",
 ) -> CheckpointInfo:
     """The checkpoint of a run that `which` means: ``last``, ``best``, or a step; it is whole.
 
     `best` says what the run's own record calls its best evaluation: no other is taken for it.
     """
     if which == LAST:
-        return _newest(run, folder.search())
+        return _newest(run, search_own(folder, foreign))
     infos = list(folder.list())
+    own = [info for info in infos if not foreign(info)]
+    for info in infos if own else ():
+        if info not in own:
+            log.warning("checkpoint %s %s: %s", info.path.name, Unusable.FOREIGN, foreign(info))
+    infos = own or infos
     found = best_among(infos, run, best()) if which == BEST else _of_step(infos, run, which)
     try:
         folder.verify(found)
     except CheckpointError as error:
         raise RunError(f"{error}. {_there_are(infos)}") from error
     return found
+
+
+def saved_job(info: CheckpointInfo) -> JobSpec | None:
+    """The job in a checkpoint; None where it is of another version."""
+    try:
+        return JobSpec.model_validate(info.manifest.job)
+    except (ValidationError, QuorateError):
+        return None
+
+
+def changes_since(info: CheckpointInfo, spec: JobSpec) -> tuple[Change, ...]:
+    """What a job means otherwise than the one that a checkpoint was saved by. Where the task is does not count."""
+    saved = saved_job(info)
+    return () if saved is None else tuple(each for each in refused_on_resume(saved, spec) if each.key != "task")
+
+
+def why_foreign(info: CheckpointInfo, spec: JobSpec) -> str:
+    """Why a checkpoint is not one of a job; nothing if it may be."""
+    changed = changes_since(info, spec)
+    if not changed:
+        return ""
+    values = ", ".join(f"{each.key} {each.before!r} where the run has {each.after!r}" for each in changed[:3])
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return f"its job has {values}{more}"
+
+
+def search_own(folder: CheckpointFolder, foreign: Foreign) -> Search:
+    """The newest whole checkpoint of the run itself. Where none at all is, it is the job that was changed."""
+    search = folder.search(foreign)
+    if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
+        return folder.search()
+    return search
 
 
 def best_among(infos: Sequence[CheckpointInfo], run: str, best: BestEvaluation | None) -> CheckpointInfo:

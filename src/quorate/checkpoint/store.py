@@ -1,47 +1,231 @@
-"""A folder of checkpoints, in which every checkpoint that is listed can be loaded, whenever the writer died."""
+"""Where a job's checkpoints lie: what the checkpointer asks of such a place, and a folder, in which every checkpoint
+that is listed can be loaded, whenever a writer died."""
 
 import errno
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from quorate.checkpoint.attempt import WRITING, Attempt
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.digester import DIGESTS
 from quorate.checkpoint.key import cipher_of, read_key
-from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable, look_at, newest_generation, survey
-from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.name import checkpoint_name
-from quorate.checkpoint.part_file import SEALED
+from quorate.checkpoint.listing import (
+    REMOVING,
+    WRITING,
+    CheckpointInfo,
+    Search,
+    Skipped,
+    Unusable,
+    checkpoint_name,
+    look_at,
+    newest_generation,
+    read_manifest,
+    survey,
+)
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.checkpoint.verification import MANIFEST, read_manifest, verify_part
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, UntrustedError
 from quorate.core.generation import GenerationId
 from quorate.spec.job import CheckpointSpec
-from quorate.storage.atomic import discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
 
-REMOVING = ".removing-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
+    """Another writer has given the attempt up, or a later one has swept it away."""
+
+
+class NoSpace(CheckpointError):  # noqa: N818
+    """There is no room for a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A state that was verified before it was decoded, on the CPU."""
+    """A state that was verified, on the CPU; `encoded` is a `tree.Encoded`, which who only lists need not import."""
 
     manifest: Manifest
-    state: dict[str, Any]
+    encoded: Any
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The tree that was saved."""
+        from quorate.checkpoint.tree import decode
+
+        return dict(decode(self.encoded.skeleton, self.encoded.tensors))
+
+
+class Attempt(Protocol):
+    """A checkpoint on its way. Every writer adds its part, from a thread of its own, until one of them commits it.
+
+    Whoever fails gives it up, and so tells all: from then on, and after a commit, `write` and `written` raise
+    `AttemptGone`. Trouble with the place is a `CheckpointError`, which says what helps, or `NoSpace`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What others take part by."""
+        ...
+
+    def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
+        """Add a part of so many. When this returns it is there to stay, and has been read through."""
+        ...
+
+    def written(self) -> Mapping[int, Part]:
+        """The parts that are there, whole, by index."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what other attempts have left, of writers that died: for the one that commits, when no other runs."""
+        ...
+
+    def give_up(self) -> None:
+        """Give its space back; the other writers notice. Nothing happens to one that was committed."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """Called by the checkpointers of all workers of a job, and by whoever goes on from what they have saved.
+
+    A checkpoint is listed from its commit on, whole, whatever dies; nothing else is ever listed.
+    """
+
+    def list(self) -> tuple[CheckpointInfo, ...]:
+        """All checkpoints, newest last."""
+        ...
+
+    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
+        """Begin a checkpoint; or, with its name, take part in one that another worker has begun.
+
+        `needed` are the bytes that this worker will write, for whoever has to make room for them.
+        """
+        ...
+
+    def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
+        """Make an attempt that has all its parts a checkpoint, in one move.
+
+        `check` raises if the writer may not commit any more: it is asked last, when all is written.
+        """
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint, whole or damaged, by the path that its listing tells."""
+        ...
+
+    def load(self, info: CheckpointInfo) -> Loaded:
+        """Verify a checkpoint and read its state."""
+        ...
+
+
+def remove_surplus(
+    store: CheckpointStore,
+    retention: Retention,
+    best: int | None,
+    newest_whole: Cursor | None,
+    *,
+    check: Callable[[], None] = lambda: None,
+    coming: Cursor | None = None,
+) -> tuple[CheckpointInfo, ...]:
+    """Remove what retention does not keep, never the only one that is known to be whole; returns the removed.
+
+    `check` raises if nothing may be removed any more. With `coming`, what will be too much once that one is saved.
+    """
+    infos = {info.cursor: info for info in store.list()}
+    bests = {cursor: info.best for cursor, info in infos.items()}
+    removed: list[CheckpointInfo] = []
+    if newest_whole not in infos:
+        return ()
+    for cursor in surplus([*infos, *([coming] if coming else [])], retention, best, newest_whole, bests):
+        if cursor not in infos:
+            continue
+        check()
+        try:
+            store.remove(infos[cursor].path)
+            removed.append(infos[cursor])
+        except CheckpointError as error:
+            # One that cannot be removed must not keep the others, nor end the job.
+            log.warning("%s", error)
+    return tuple(removed)
+
+
+@dataclass(frozen=True)
+class FolderAttempt:
+    """A hidden folder, which becomes the checkpoint."""
+
+    path: Path
+    cursor: Cursor
+    needed: int
+    digest: str
+    cipher: Cipher | None
+
+    @property
+    def name(self) -> str:
+        """That of its folder, which no other attempt has."""
+        return self.path.name
+
+    def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
+        """Add a part of so many; it is on the disk, and read through, when this returns."""
+        with self.present():
+            return write_part(self.path, f"{index + 1}-of-{parts}", chunks, digest=self.digest, cipher=self.cipher)
+
+    def written(self) -> dict[int, Part]:
+        """The parts that are there, by index: a part gets its name when it is whole."""
+        with self.present():
+            return {number - 1: part for number, part in parts_in(self.path).items()}
+
+    def sweep(self) -> None:
+        """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
+        with self.present():
+            for entry in self.path.parent.iterdir():
+                if entry.name.startswith(WRITING) and entry != self.path:
+                    replace(self, path=entry).give_up()
+                elif entry.name.startswith(REMOVING):
+                    discard(entry)
+
+    def give_up(self) -> None:
+        """Give its space back; the other writers notice."""
+        if not self.path.is_dir():
+            return
+        # In one move, as it is committed: removed file by file it could become a checkpoint that lacks some.
+        doomed = self.path.with_name(f"{self.name}-{secrets.token_hex(4)}-void")
+        try:
+            os.rename(self.path, doomed)  # noqa: PTH104 (one seam for every call that changes the disk)
+        except FileNotFoundError:
+            return
+        except OSError:
+            doomed = self.path
+        discard(doomed)
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """For what is done in its folder: raise `AttemptGone` where that is not there, or goes meanwhile."""
+        with _explaining(self.path.parent, self.cursor, self.needed):
+            self._check_there()
+            try:
+                yield
+            except FileNotFoundError:
+                self._check_there()
+                raise
+
+    def _check_there(self) -> None:
+        if not self.path.is_dir():
+            raise AttemptGone(f"attempt {self.name} was given up by another writer")
 
 
 class CheckpointFolder:
-    """Saves, lists, verifies, loads and removes checkpoints. It has one committer at a time, and any number of readers.
+    """A folder of checkpoints, on this disk or one that all workers share. It has one committer at a time, and any
+    number of readers.
 
     What is written is digested with `digest`, and encrypted with a cipher. What is read says itself how it was written;
     but where there is a cipher, nothing is taken for a checkpoint that was not written with its key.
@@ -51,7 +235,6 @@ class CheckpointFolder:
         self.folder = folder
         self.digest = digest
         self.cipher = cipher
-        self._written: set[Path] = set()
 
     @classmethod
     def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
@@ -65,83 +248,46 @@ class CheckpointFolder:
 
     # --- writing
 
-    def save(
-        self,
-        state: dict[str, Any],
-        *,
-        step: int,
-        phase: int,
-        weights_digest: str,
-        job: dict[str, Any],
-        environment: dict[str, Any],
-        metrics: dict[str, Any],
-        check: Callable[[], None] = lambda: None,
-    ) -> CheckpointInfo:
-        """Write a checkpoint at once, as one part; when this returns it is on the disk, under its final name."""
-        # Here, because a launcher that only lists and verifies must not wait for torch.
-        from quorate.checkpoint.tensor_file import TensorFile
-        from quorate.checkpoint.tree import encode
+    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
+        """Begin a checkpoint, under a name that no other attempt has; or take part in one that has this name."""
+        path = self.folder / (name or f"{WRITING}{checkpoint_name(cursor)}-{secrets.token_hex(4)}")
+        if not name:
+            with _explaining(self.folder, cursor, needed):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
+        return FolderAttempt(path, cursor, needed, self.digest, self.cipher)
 
-        encoded = encode(state)
-        content = TensorFile(encoded.tensors)
-        manifest = Manifest(step, phase, "", (), encoded.skeleton, weights_digest, job, environment, metrics)
-        attempt = None
-        try:
-            attempt = Attempt.begin(self.folder, manifest.cursor)
-            self.sweep(attempt)
-            attempt.write(0, 1, content.chunks(), digest=self.digest, cipher=self.cipher)
-            return self.commit(attempt, manifest, check)
-        except OSError as error:
-            raise self.explained(error, manifest.cursor, content.size) from error
-        finally:
-            if attempt is not None:
-                attempt.give_up()
-
-    def commit(self, attempt: Attempt, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
+    def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         """Make an attempt that has all its parts a checkpoint, in one move.
 
         `check` raises if the writer may not commit any more: it is asked last, when all is written. Nor may one of an
         older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
         The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
+        source = self.open(manifest.cursor, name=attempt)
         final = self.folder / checkpoint_name(manifest.cursor)
         present = self._checked(look_at(final))
         if isinstance(present, CheckpointInfo):
             _refuse_another_state(present, manifest.weights_digest)
-            attempt.give_up()
+            source.give_up()
             return present
-        parts = tuple(part for _, part in sorted(attempt.written().items()))
+        parts = tuple(part for _, part in sorted(source.written().items()))
+        source = replace(source, needed=sum(part.bytes for part in parts))
         whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
-        write_new_file(attempt.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
-        sync_folder(attempt.path)
-        check()
-        _refuse_late(self.folder, manifest)
-        if final.exists():
-            self._set_aside(final)
-        move_into_place(attempt.path, final)
-        self._written.add(final)
+        with source.present():
+            try:
+                write_new_file(source.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
+                sync_folder(source.path)
+                check()
+                _refuse_late(self.folder, manifest)
+                if final.exists():
+                    self._set_aside(final)
+                move_into_place(source.path, final)
+            except BaseException:
+                # It may be tried again, once this writer may commit.
+                (source.path / MANIFEST).unlink(missing_ok=True)
+                raise
         return CheckpointInfo(final, whole)
-
-    def sweep(self, current: Attempt) -> None:
-        """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
-        for entry in self.folder.iterdir():
-            if entry.name.startswith(WRITING) and entry != current.path:
-                Attempt(entry).give_up()
-            elif entry.name.startswith(REMOVING):
-                discard(entry)
-
-    def explained(self, error: OSError, cursor: Cursor, needed: int) -> CheckpointError:
-        """What it means, and what helps."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "Free some space, lower `checkpoint.keep`, or choose"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            remedy = "Make the folder writable, or choose"
-        else:
-            remedy = "Choose"
-        return CheckpointError(
-            f"cannot save checkpoint {checkpoint_name(cursor)} in {self.folder}: {error.strerror or error}; "
-            f"it needs {needed:,} bytes and {_free(self.folder)} are free. {remedy} another folder with `runs`."
-        )
 
     # --- reading
 
@@ -183,40 +329,19 @@ class CheckpointFolder:
         return self.search().newest
 
     def load(self, info: CheckpointInfo) -> Loaded:
-        """Verify a checkpoint and decode its state; each part is read once."""
+        """Verify a checkpoint and read its state; each part is read once."""
         from quorate.checkpoint.part_file import read_part
         from quorate.checkpoint.tensor_file import tensors_in
-        from quorate.checkpoint.tree import decode
+        from quorate.checkpoint.tree import Encoded
 
         manifest = read_manifest(info.path)
         cipher = cipher_of(manifest, self.cipher)
         tensors: dict[str, Any] = {}
         for part in manifest.parts:
             tensors |= tensors_in(read_part(info.path, part, cipher))
-        return Loaded(manifest, decode(manifest.opened(cipher).skeleton, tensors))
+        return Loaded(manifest, Encoded(manifest.opened(cipher).skeleton, tensors))
 
     # --- removing
-
-    def prune(
-        self, retention: Retention, best: int | None = None, check: Callable[[], None] = lambda: None
-    ) -> tuple[CheckpointInfo, ...]:
-        """Remove what retention does not keep, never the only whole one; returns the removed.
-
-        `check` raises if nothing may be removed any more.
-        """
-        infos = {info.cursor: info for info in self.list()}
-        whole = next((cursor for cursor in sorted(infos, reverse=True) if self._is_whole(infos[cursor])), None)
-        removed = []
-        bests = {cursor: info.best for cursor, info in infos.items()}
-        for cursor in surplus(list(infos), retention, best, whole, bests):
-            check()
-            try:
-                self.remove(infos[cursor].path)
-                removed.append(infos[cursor])
-            except CheckpointError as error:
-                # One that cannot be removed must not keep the others, nor end the job.
-                log.warning("%s", error)
-        return tuple(removed)
 
     def remove(self, path: Path) -> None:
         """Remove a checkpoint, whole or damaged: first from the list, in one move, then from the disk."""
@@ -234,14 +359,9 @@ class CheckpointFolder:
             return Skipped.of(found.path, error)
         return found
 
-    def _is_whole(self, info: CheckpointInfo) -> bool:
-        # What this process wrote it need not read again: retention runs after every save.
-        return info.path in self._written or isinstance(self._checked(info), CheckpointInfo)
-
     def _set_aside(self, path: Path) -> None:
         doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
-        self._written.discard(path)
         discard(doomed)
 
 
@@ -269,13 +389,9 @@ def _refuse_late(folder: Path, manifest: Manifest) -> None:
     newest = newest_generation(folder)
     if manifest.generation is not None and manifest.generation < newest:
         raise CheckpointError(
-            f"the checkpoint of step {manifest.step} is not committed: generation {_named(newest)} has committed one "
-            f"since, and its writer is still of generation {_named(manifest.generation)}"
+            f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} has "
+            f"committed one since, and its writer is still of generation {GenerationId(*manifest.generation)}"
         )
-
-
-def _named(generation: tuple[int, int]) -> str:
-    return str(GenerationId(*generation))
 
 
 def _check_key(path: Path, manifest: Manifest, cipher: Cipher) -> None:
@@ -292,6 +408,25 @@ def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:
             f"than those to be saved ({weights_digest}); one run cannot pass through both. "
             "Move it away, or start a new run."
         )
+
+
+@contextmanager
+def _explaining(folder: Path, cursor: Cursor, needed: int) -> Iterator[None]:
+    """Say what trouble with the disk means, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            remedy = "Free some space, lower `checkpoint.keep`, or choose"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "Make the folder writable, or choose"
+        else:
+            remedy = "Choose"
+        kind = NoSpace if error.errno in _NO_SPACE else CheckpointError
+        raise kind(
+            f"cannot save checkpoint {checkpoint_name(cursor)} in {folder}: {error.strerror or error}; "
+            f"it needs {needed:,} bytes and {_free(folder)} are free. {remedy} another folder with `runs`."
+        ) from error
 
 
 def _free(folder: Path) -> str:

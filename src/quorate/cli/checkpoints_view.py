@@ -26,6 +26,8 @@ def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
     for each in found.checkpoints:
         if each.record.problem:
             page.line(f"{each.record.name} is damaged: {each.record.problem}")
+        if each.record.foreign:
+            page.line(f"{each.record.name} is not of this run, and is passed over: {each.record.foreign}")
 
 
 def print_verified(page: Page, run: str, verified: Verified) -> None:
@@ -46,6 +48,8 @@ def print_verified(page: Page, run: str, verified: Verified) -> None:
     for each in examined:
         if each.problem:
             page.line(f"{each.path.name}: {each.problem}")
+        if each.foreign:
+            page.line(f"{each.path.name} is not of this run, and is passed over: {each.foreign}")
     # Of a run without a key nobody expects it.
     if verified.not_authenticated not in ("", NO_KEY):
         page.line(f"Who wrote them was not checked, only that they are whole: {verified.not_authenticated}")
@@ -55,6 +59,7 @@ def _row(each: Kept, now: datetime) -> tuple[Text, ...]:
     record = each.record
     seconds = each.age(now)
     notes = [("damaged", "red")] if record.problem else []
+    notes += [("of another run", "red")] if record.foreign else []
     notes += [("encrypted", "dim")] if record.encrypted else []
     return (
         Text(f"{each.step:,}" + (" evaluated" if record.name.endswith("-evaluated") else "")),

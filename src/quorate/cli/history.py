@@ -182,7 +182,7 @@ def diff(
 
 def as_typed(path: Path) -> str:
     """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    from quorate.storage.runs_folder import runs_folder
+    from quorate.storage.run_search import runs_folder
 
     is_usual = path.parent.absolute() == runs_folder().absolute()
     return shlex.quote(path.name if is_usual else str(path))

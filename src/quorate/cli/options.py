@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from quorate.core.errors import RequestError
-from quorate.storage.runs_folder import USUAL, VARIABLE
+from quorate.storage.run_search import USUAL, VARIABLE
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
@@ -24,8 +24,7 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_search import LAST, is_run
-    from quorate.storage.runs_folder import runs_folder
+    from quorate.storage.run_search import LAST, is_run, runs_folder
 
     try:
         runs = runs_folder(context.params.get("runs"))

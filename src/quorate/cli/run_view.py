@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quorate.checkpoint.best import BestEvaluation
+from quorate.checkpoint.retention import BestEvaluation
 from quorate.cli.layout import Page
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing

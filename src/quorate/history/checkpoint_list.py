@@ -1,18 +1,20 @@
 """The checkpoints of a run: what each is, and why it is kept."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.checkpoint.name import cursor_of
+from quorate.checkpoint.listing import cursor_of
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.core.cursor import Cursor
 from quorate.core.errors import QuorateError
 from quorate.history.checkpoint_record import CheckpointRecord, read_checkpoints
 from quorate.history.run_record import RunRecord
-from quorate.spec.job import CheckpointSpec
+from quorate.spec.job import CheckpointSpec, JobSpec
+from quorate.spec.load import load_recorded
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.run_folder import RunFolder
 
@@ -55,7 +57,11 @@ class CheckpointList:
     @classmethod
     def read(cls, run: RunFolder) -> "CheckpointList":
         """From a run's folder: no part is read through, so damage inside of one does not show."""
-        records = {cursor: each for each in read_checkpoints(run.checkpoints) if (cursor := cursor_of(each.name))}
+        job: JobSpec | None = None
+        with contextlib.suppress(QuorateError):
+            job = load_recorded(run.job_file, {}, []).spec
+        found = read_checkpoints(run.checkpoints, job)
+        records = {cursor: each for each in found if (cursor := cursor_of(each.name))}
         best = RunRecord.read(run).best
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
         # Retention counts those with a sound manifest only.

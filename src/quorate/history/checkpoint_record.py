@@ -7,8 +7,10 @@ from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.selection import why_foreign
 from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError
+from quorate.spec.job import JobSpec
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,11 @@ class CheckpointRecord:
     metrics: dict[str, Any] = field(default_factory=dict)
     encrypted: bool = False
     best: int | None = None
+    foreign: str = ""
 
     @classmethod
-    def of(cls, found: CheckpointInfo | Skipped) -> "CheckpointRecord":
-        """From what the survey of a folder has found."""
+    def of(cls, found: CheckpointInfo | Skipped, job: JobSpec | None = None) -> "CheckpointRecord":
+        """From what the survey of a folder has found; with the run's job, `foreign` says why it is none of its own."""
         if isinstance(found, Skipped):
             return cls(found.path.name, problem=found.reason.removeprefix(f"checkpoint {found.path}: "))
         manifest = found.manifest
@@ -46,17 +49,18 @@ class CheckpointRecord:
             metrics=manifest.metrics if found.cursor.phase is Phase.EVALUATED else {},
             encrypted=manifest.encryption is not None,
             best=found.best,
+            foreign="" if job is None else why_foreign(found, job),
         )
 
 
-def read_checkpoints(folder: Path) -> tuple[CheckpointRecord, ...]:
+def read_checkpoints(folder: Path, job: JobSpec | None = None) -> tuple[CheckpointRecord, ...]:
     """All checkpoints in a folder, oldest first; none where it cannot be listed."""
     try:
         found = survey(folder)
     except CheckpointError:
         return ()
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-    return tuple(CheckpointRecord.of(each) for each in found if each.path.exists())
+    return tuple(CheckpointRecord.of(each, job) for each in found if each.path.exists())
 
 
 def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.checkpoint.best import is_number
+from quorate.checkpoint.retention import is_number
 from quorate.history.timeline import Timeline
 
 

@@ -228,6 +228,7 @@ def _kept_checkpoint(each: Kept, now: datetime) -> dict[str, Any]:
         "encrypted": record.encrypted,
         "kept": [reason.value for reason in each.because],
         "problem": record.problem or None,
+        "foreign": record.foreign or None,
     }
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quorate.checkpoint.best import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.checkpoint.listing import newest_manifest
+from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.history.status import Status, decide_status

@@ -1,6 +1,6 @@
 """What a strategy asks of the workers that it sums with, and the sum itself."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -26,6 +26,14 @@ class Reduction(Protocol):
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         """Everyone's payload, in the order of ring positions."""
+        ...
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        """Fill the buffers of the receivers with what is in that of the root; both are given as ring positions.
+
+        All members call it, with buffers of one size. That of a member which is neither is scratch memory: what it
+        passes on goes through there. So whoever needs nothing of a large state needs no more memory than one piece.
+        """
         ...
 
     def close(self) -> None:

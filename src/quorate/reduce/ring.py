@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ from quorate.wire.link import CLOSED_HERE, Deadline, Link, Tag
 
 REDUCE_CHANNEL = 1
 GATHER_CHANNEL = 2
+BROADCAST_CHANNEL = 3
 
 
 Blame = Callable[[BaseException], BaseException]
@@ -101,6 +102,18 @@ class Ring:
                 self._send(self._gather_tag(step, index, ours), payloads[ours])
                 payloads[theirs] = self._receive(self._gather_tag(step, index, theirs))
         return tuple(payloads)
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        """Fill the receivers' buffers with the root's: passed along the ring, as far as the last of them."""
+        workers = len(self._generation.members)
+        distance = (self._position - root) % workers
+        last = max(((receiver - root) % workers for receiver in receivers), default=0)
+        tag = Tag(self._generation.id, step, BROADCAST_CHANNEL, index)
+        with self._exchange():
+            if 0 < distance <= last:
+                self._receive_into(tag, buffer)
+            if distance < last:
+                self._send(tag, buffer)
 
     def close(self) -> None:
         """Close both links and end the sending thread. Any thread may call it, any number of times."""

@@ -5,7 +5,7 @@ their owners' memory, and the sum is written where everybody reads it.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -70,6 +70,22 @@ class SharedMemoryReduction:
         """Everyone's payload, in the order of ring positions."""
         with self._exchange():
             return self._gather(_PLACE.pack(b"g", step, index), payload)
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        """Fill the receivers' buffers with the root's, which writes it, piece by piece, where they read it."""
+        shared = self.memory.staging
+        half = len(shared) // 2
+        with self._exchange():
+            for piece, start in enumerate(range(0, len(buffer), half)):
+                stop = min(start + half, len(buffer))
+                # In turn: who writes one half has met everybody since the other was written, so that one was read.
+                place = shared[piece % 2 * half :][: stop - start]
+                if self._position == root:
+                    place[:] = buffer[start:stop]
+                self._barrier(b"b", step, index)
+                if self._position in receivers and self._position != root:
+                    buffer[start:stop] = place
+            self._barrier(b"e", step, index)  # all is read: what comes next may write there
 
     def close(self) -> None:
         """Close all doorbells. Any thread may call it, any number of times."""

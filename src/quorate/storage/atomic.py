@@ -66,6 +66,23 @@ def move_into_place(temporary: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
+def put_in_place(temporary: Path, final: Path, aside: Path) -> None:
+    """Give a folder a name that another may have, which is moved aside first and removed in the end; it comes back if
+    the new one cannot have its name."""
+    is_there = final.exists()
+    if is_there:
+        move_into_place(final, aside)
+    try:
+        move_into_place(temporary, final)
+    except OSError:
+        if is_there:
+            with contextlib.suppress(OSError):
+                move_into_place(aside, final)
+        raise
+    if is_there:
+        discard(aside)
+
+
 def sync_folder(folder: Path) -> None:
     """Write a folder's list of names through to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

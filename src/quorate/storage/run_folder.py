@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -12,12 +13,10 @@ from typing import Any
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.finite import finite
-from quorate.core.regular_file import read_regular
-from quorate.storage.atomic import write_atomically
-from quorate.storage.creation import read_creation, write_creation
-from quorate.storage.incarnation import take_next
+from quorate.core.regular_file import open_regular, read_regular
+from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
-from quorate.storage.run_search import find_run, list_runs
+from quorate.storage.run_search import find_run, list_runs, read_creation, write_creation
 
 
 class RunFolder:
@@ -88,7 +87,7 @@ class RunFolder:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
         elsewhere; on the disk before it is returned."""
         with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
-            return take_next(self.path / "incarnations", above)
+            return _take_next(self.path / "incarnations", above)
 
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
@@ -186,6 +185,30 @@ def _claim(runs: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
+
+
+def _take_next(file: Path, above: int = 0) -> int:
+    """The next number, on the disk before it is returned; higher than `above`, too. It grows whatever dies in between:
+    one line a number, in a file that is only appended to."""
+    descriptor = open_regular(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        # Two that ask at once must not be told the same number: both would believe to be the newest.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
+        number = max(above, *map(_number, lines)) + 1
+        # A line that a crash has torn is ended first: "1" and "2" must not become 12.
+        write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
+        os.fsync(descriptor)
+        sync_folder(file.parent)
+    finally:
+        os.close(descriptor)
+    return number
+
+
+def _number(line: bytes) -> int:
+    with contextlib.suppress(ValueError):
+        return int(line)
+    return 0
 
 
 @contextlib.contextmanager

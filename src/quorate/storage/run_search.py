@@ -1,15 +1,26 @@
-"""Which run a person means."""
+"""Where runs are, which folders are runs and since when, and which of them a person means."""
 
+import contextlib
 import difflib
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from quorate.core.errors import RunError
-from quorate.storage.creation import is_marked, read_creation
+from quorate.core.regular_file import read_regular
+from quorate.storage.atomic import write_atomically
 
+USUAL = Path("runs")
+VARIABLE = "QUORATE_RUNS"
+"""It sets the key `runs` of every job: what `train` writes there must be found there again."""
 LAST = "last"
 SHOWN = 8
+_CREATED = "created"
+
+
+def runs_folder(given: str | Path | None = None) -> Path:
+    """The folder of runs: the one that is given, that of the variable, or the usual one in the working folder."""
+    return USUAL if not (said := given or os.environ.get(VARIABLE)) else Path(said)
 
 
 def find_run(runs: Path, reference: str) -> Path:
@@ -32,7 +43,7 @@ def find_run(runs: Path, reference: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
-    return is_marked(folder) or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+    return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
 
 
 def list_runs(runs: Path) -> list[Path]:
@@ -46,6 +57,22 @@ def list_runs(runs: Path) -> list[Path]:
             f"cannot look for runs in {runs}: {error.strerror}. Say where they are with `runs`, or give a path."
         ) from error
     return [folder for _, folder in sorted(dated)]
+
+
+def write_creation(folder: Path, moment: datetime | None = None) -> None:
+    """Say that a run is created now; or that it was, at another place."""
+    write_atomically(folder / _CREATED, f"{(moment or datetime.now(UTC)).isoformat()}\n")
+
+
+def read_creation(folder: Path) -> datetime:
+    """When a run was created. What is written counts: the times of files change when a run is copied."""
+    marker = folder / _CREATED
+    with contextlib.suppress(OSError, ValueError):
+        written = datetime.fromisoformat(read_regular(marker).decode().strip())
+        return written if written.tzinfo else written.replace(tzinfo=UTC)
+    # The folder's own time changes with its content: it is the last resort.
+    existing = marker if marker.is_file() else folder
+    return datetime.fromtimestamp(existing.stat().st_mtime, UTC)
 
 
 def _created(folder: Path) -> datetime | None:

@@ -18,7 +18,6 @@ from operator import or_
 
 import torch
 
-from quorate.checkpoint.attempt import Voucher
 from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
 from quorate.core.generation import Member
@@ -26,7 +25,7 @@ from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import Tally, total
 from quorate.reduce.reduction import sum_lanes
 from quorate.training.buffers import LANE_0, MEAN, Buffers
-from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas, divergence
+from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
 from quorate.training.tensors import content, digests

@@ -7,13 +7,12 @@ overwrites them with a mean that takes every worker's in; a save, a copy and a l
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 import xxhash
 
-from quorate.checkpoint.attempt import Voucher
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer
 from quorate.training.replica import Replica
@@ -26,6 +25,14 @@ COMPARE_INDEX = 4
 """Tells the digests of a whole state from what else is gathered in a step."""
 
 Source = Callable[[], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Voucher:
+    """The state that a worker has, by the digest of each tensor."""
+
+    worker: int
+    digests: dict[str, str]
 
 
 class ReplicaDigests:

@@ -17,13 +17,13 @@ from quorate.data.samples import Batch
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
-from quorate.training.saver import Saver
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
@@ -48,7 +48,7 @@ class Loop:
     strategy: Strategy
     update: Update
     evaluator: Evaluator
-    saver: Saver
+    saver: Checkpointer
     activity: Activity
     progress: Progress
     publish: Callable[[Event], None]
@@ -87,6 +87,7 @@ class Loop:
             elif request.save is Save.BEGIN or self._save_is_due():
                 self._begin_save()
             if request.leave:
+                self.settle_save()  # with those who are here: whoever leaves now is not asked any more
                 return None
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"
@@ -153,7 +154,7 @@ class Loop:
             self.activity.end_step(len(self.strategy.hosted))
         else:
             # Now that the optimizers have their state, it is known how much there is to save.
-            self.saver.prepare(self.replica, self.workers)
+            self.saver.prepare(self.progress, self.workers)
         self._is_warm = True
 
     def _request(self) -> StepRequest:
@@ -230,13 +231,13 @@ class Loop:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.begin(self.replica, self.progress, self.strategy)
+            self.saver.begin(self.progress, self.strategy)
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.save(self.replica, self.progress, self.strategy)
+            self.saver.save(self.progress, self.strategy)
 
     def _publish_begin(self) -> None:
         fields = {

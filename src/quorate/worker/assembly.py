@@ -8,6 +8,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.cursor import Cursor
 from quorate.core.errors import TaskError
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.seeds import derive_seed
@@ -25,14 +26,15 @@ from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
-from quorate.training.saver import Saver
-from quorate.training.saving import Desk
+from quorate.training.save import SaveContext
+from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
@@ -66,6 +68,11 @@ class SessionParts:
     def strategy(self) -> StrategyFactory:
         """Connects the members of each generation."""
         return strategy_factory(self.spec, self.replica)
+
+    @property
+    def layout(self) -> StateLayout:
+        """How the state is spread over the workers."""
+        return Replicated(self.replica)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def assemble(
     *,
     connection: Connection,
     progress: Progress,
-    saver: Saver,
+    saver: Checkpointer,
     hooks: Hooks,
     mode: RunMode = TRAINING,
 ) -> Loop:
@@ -156,10 +163,10 @@ def assemble(
     averaged = mode.evaluates_averages(spec.average)
 
     def settle_save() -> None:
-        """The copy of a state that is being saved must be whole before the state changes."""
+        """Before the state changes, the copy of one that is being saved must be whole, and compared by all."""
         if not saver.is_settled:
             with activity.during(CHECKPOINT):
-                saver.settle()
+                saver.settle(strategy)
 
     def before_change() -> None:
         settle_save()
@@ -223,13 +230,21 @@ def saver_of(
     publish: Callable[[Event], None],
     check_lease: Callable[[], None],
     check_commit: Callable[[], None],
-    tell_all: Callable[[], None] = lambda: None,
+    flush_events: Callable[[], None] = lambda: None,
     activity: Activity | None = None,
     generation: Callable[[], GenerationId | None] = lambda: None,
-) -> Saver:
+    restored: Cursor | None = None,
+) -> Checkpointer:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = parts.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
-    desk = Desk(parts.folder, retention, publish, check_commit, tell_all, generation)
-    job = parts.spec.model_dump(mode="json")
-    return Saver(desk, rules, job, parts.environment, check_lease=check_lease, activity=activity)
+    return Checkpointer(
+        SaveContext(parts.folder, retention, publish, check_commit, flush_events, generation),
+        parts.layout,
+        rules,
+        parts.spec.model_dump(mode="json"),
+        parts.environment,
+        check_lease=check_lease,
+        activity=activity,
+        restored=restored,
+    )

@@ -34,12 +34,12 @@ from quorate.reduce.connect import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.machine import canary, machine_facts, pin_machine
 from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
-from quorate.training.saver import Saver
 from quorate.training.source import task_source
 from quorate.training.task import Task
 from quorate.training.tensors import digests
@@ -84,7 +84,7 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
-        self._saver: Saver | None = None
+        self._saver: Checkpointer | None = None
         self._pace = PaceMeter()
         self._membership = Membership(
             assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
@@ -105,8 +105,6 @@ class Worker:
             code = self._live()
             # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
             self._close_saver()
-            if code == LEFT and self._saver is not None and self._saver.divergence is not None:
-                return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
             return code
         finally:
             self._membership.close()
@@ -214,9 +212,10 @@ class Worker:
             publish=self._membership.publish,
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
-            tell_all=self._membership.tell_all,
+            flush_events=self._membership.tell_all,
             activity=self._activity,
             generation=lambda: self._membership.generation_id,
+            restored=None if self._assignment.checkpoint is None else progress.cursor,
         )
         WorkerSession(
             ground,
@@ -280,9 +279,7 @@ class Worker:
         if self._assignment.mode.is_training:
             # Only now: no fact of the launcher tells what datasets() gives.
             self._check_data(ground, info)
-        loaded = folder.load(info)
-        ground.replica.load(loaded.state["replica"])
-        progress = _under(Progress.from_dict(loaded.state["progress"]), self._spec.early_stop)
+        progress = _under(ground.layout.load(folder.load(info).encoded), self._spec.early_stop)
         # A branch may watch another metric, and has no checkpoint of what another run has evaluated.
         return progress if self._is_own(info) else replace(progress, best=None)
 

@@ -17,9 +17,9 @@ from quorate.reduce.connect import Endpoint, Listeners
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
-from quorate.training.saver import Saver
 from quorate.training.strategy import Save, StepRequest
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
@@ -54,7 +54,7 @@ class WorkerSession:
     tell: Tell
     assignment: Assignment
     timing: Timing
-    saver: Saver
+    saver: Checkpointer
     _pace: "_Pace | None" = None
 
     def complete(self) -> None:
@@ -151,7 +151,7 @@ class WorkerSession:
         self.tell(generation.cursor.step, COPY, None)
         began = time.perf_counter()
         self.progress, size = align(
-            generation, self.worker, reduction, self.ground.replica, self.progress, self.activity
+            generation, self.worker, reduction, self.ground.layout, self.progress, self.activity
         )
         if 0 in generation.members[generation.position(self.worker)].lanes:
             seconds = round(time.perf_counter() - began, 4)

@@ -1,97 +1,148 @@
-"""The state of a job on its way from one worker's memory to another's."""
+"""The state of a job on its way from one worker's memory to those that need it."""
 
 import json
 import logging
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any
 
 import xxhash
 
-from quorate.checkpoint.attempt import Voucher
 from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
-from quorate.checkpoint.tree import decode, encode
+from quorate.checkpoint.tree import Encoded
+from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import Generation
+from quorate.core.memory import fresh_memory
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
-from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, compare_replicas
+from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
 from quorate.training.progress import Progress
-from quorate.training.replica import Replica
+from quorate.training.state_layout import StateLayout
+from quorate.training.tensors import digests
 
 log = logging.getLogger(__name__)
 
-COPY_INDEX = 3
-PIECE = 64 * 2**20
-"""Bytes that are passed on at a time."""
+PIECE = 8 * 2**20
+"""Bytes that are passed on at a time: all the memory that a copy costs whoever does not receive it."""
 
-_HEAD = struct.Struct("<Q16s")
+Broadcast = Callable[[memoryview, Collection[int]], None]
+"""Fills the buffers of these receivers with the donor's; all members call it in the same order."""
 
 
 def align(
     generation: Generation,
     worker: int,
     reduction: Reduction,
-    replica: Replica,
+    layout: StateLayout,
     progress: Progress,
     activity: Activity,
 ) -> tuple[Progress, int]:
-    """Have whoever is behind take up the state of the donor; the progress that all have then, and the bytes it took."""
-    if not generation.behind:
+    """Have whoever is behind take up the state of its donor; the progress that it has then, and the bytes it took."""
+    donors = layout.donors(generation)
+    if not donors:
         return progress, 0
-    step = generation.cursor.step
+    step, position = generation.cursor.step, generation.position(worker)
+    own = None if position in donors else layout.state(progress)
     with activity.waiting(OTHERS):
-        _compare_holders(generation, worker, reduction, replica)
-    is_donor = generation.position(worker) == generation.donor
-    content = memoryview(_packed(replica, progress)) if is_donor else memoryview(b"")
-
-    def receive(payload: bytes) -> bytes:
-        with activity.waiting(OTHERS):
-            return reduction.gather(step, COPY_INDEX, payload)[generation.donor]
-
-    head = receive(_HEAD.pack(len(content), _digest(content)) if is_donor else b"")
-    size, digest = _HEAD.unpack(head)
-    received = bytearray()
-    for start in range(0, size, PIECE):
-        received += receive(bytes(content[start : start + PIECE]))
-    if worker not in generation.behind:
-        return progress, size
-    if _digest(received) != digest:
-        raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
-    donor = generation.members[generation.donor].worker
-    log.info("copied the state at step %d (%d bytes) from worker %d", step, size, donor)
-    return _take_up(received, replica), size
-
-
-def _compare_holders(generation: Generation, worker: int, reduction: Reduction, replica: Replica) -> None:
-    """Nobody copies a state before all who hold it have found that they hold the same."""
-    is_holder = worker not in generation.behind
-    own = Voucher(worker, ReplicaDigests(replica).of_all()) if is_holder else None
-    step = generation.cursor.step
-    compare_replicas(step, own, partial(reduction.gather, step, COMPARE_INDEX))
+        # Nobody copies a state before all who hold it have found that they hold the same.
+        voucher = None if own is None else Voucher(worker, digests(own.compared.items()))
+        compare_replicas(step, voucher, partial(reduction.gather, step, COMPARE_INDEX))
+    copied = 0
+    for donor in sorted(set(donors.values())):
+        receivers = [receiver for receiver, of in donors.items() if of == donor]
+        broadcast = _numbered(reduction, step, donor, activity)
+        everybody = range(len(generation.members))
+        if position == donor and own is not None:
+            copied += _send(own.encoded, receivers, everybody, broadcast)
+        elif position in receivers:
+            content = _receive(receivers, everybody, broadcast)
+            if content is None:
+                raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
+            progress = _take_up(content, layout)
+            copied += len(content)
+            giver = generation.members[donor].worker
+            log.info("copied the state at step %d (%d bytes) from worker %d", step, len(content), giver)
+        else:
+            copied += _pass_on(receivers, everybody, broadcast)
+    return progress, copied
 
 
-def _packed(replica: Replica, progress: Progress) -> bytes:
-    encoded = encode({"replica": replica.state(), "progress": progress.to_dict()})
+def _send(encoded: Encoded, receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> int:
+    """From where it lies: a donor needs no second copy of its state either."""
+    file = TensorFile(encoded.tensors)
     text = json.dumps(encoded.skeleton).encode()
     skeleton = text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)  # so that the tensors behind it are aligned
-    return b"".join(_parts(skeleton, TensorFile(encoded.tensors)))
+    size = 8 + len(skeleton) + file.size
+    broadcast(memoryview(bytearray(size.to_bytes(8))), everybody)
+    digest = xxhash.xxh3_128()
+    for piece in _pieces(iter([len(skeleton).to_bytes(8), skeleton, *file.chunks()]), size):
+        digest.update(piece)
+        broadcast(piece, receivers)
+    broadcast(memoryview(bytearray(digest.digest())), receivers)
+    return size
 
 
-def _parts(skeleton: bytes, tensors: TensorFile) -> Iterator[Any]:
-    yield len(skeleton).to_bytes(8)
-    yield skeleton
-    yield from tensors.chunks()
+def _receive(receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> memoryview | None:
+    """Straight into memory of its own; None if it is not what was sent.
+
+    Not into the replica: if the donor dies half way, this worker still holds a state that it can go on from.
+    """
+    size = _size(everybody, broadcast)
+    content = fresh_memory(size)
+    digest = xxhash.xxh3_128()
+    for start in range(0, size, PIECE):
+        broadcast(content[start : start + PIECE], receivers)
+        digest.update(content[start : start + PIECE])
+    sent = bytearray(digest.digest_size)
+    broadcast(memoryview(sent), receivers)
+    return content if sent == digest.digest() else None
 
 
-def _take_up(content: bytearray, replica: Replica) -> Progress:
+def _pass_on(receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> int:
+    size = _size(everybody, broadcast)
+    scratch = memoryview(bytearray(max(16, min(PIECE, size))))
+    for start in range(0, size, PIECE):
+        broadcast(scratch[: min(PIECE, size - start)], receivers)
+    broadcast(scratch[:16], receivers)
+    return size
+
+
+def _size(everybody: Collection[int], broadcast: Broadcast) -> int:
+    """Everybody has to know it, to know how many pieces follow."""
+    size = bytearray(8)
+    broadcast(memoryview(size), everybody)
+    return int.from_bytes(size)
+
+
+def _pieces(chunks: Iterator[Buffer], size: int) -> Iterator[memoryview]:
+    """The same bytes in pieces of equal size, all in the same memory: each is sent before the next is asked for."""
+    scratch = memoryview(bytearray(min(PIECE, size)))
+    filled = 0
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            taken = min(len(scratch) - filled, len(rest))
+            scratch[filled : filled + taken] = rest[:taken]
+            filled, rest = filled + taken, rest[taken:]
+            if filled == len(scratch):
+                yield scratch
+                filled = 0
+    if filled:
+        yield scratch[:filled]
+
+
+def _take_up(content: memoryview, layout: StateLayout) -> Progress:
     start = 8 + int.from_bytes(content[:8])
-    state = decode(json.loads(content[8:start]), tensors_in(memoryview(content)[start:]))
-    replica.load(state["replica"])
-    return Progress.from_dict(state["progress"])
+    return layout.load(Encoded(json.loads(bytes(content[8:start])), tensors_in(content[start:])))
 
 
-def _digest(content: Any) -> bytes:
-    return xxhash.xxh3_128(content).digest()
+def _numbered(reduction: Reduction, step: int, donor: int, activity: Activity) -> Broadcast:
+    """Each broadcast under a number of its own: a piece that comes out of turn is refused."""
+    numbers = iter(range(2**62))
+
+    def broadcast(buffer: memoryview, receivers: Collection[int]) -> None:
+        with activity.waiting(OTHERS):
+            reduction.broadcast(step, next(numbers), donor, buffer, receivers)
+
+    return broadcast

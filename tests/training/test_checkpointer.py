@@ -1,10 +1,11 @@
-"""Savers of several workers, together: what is committed, what is void, and who is told."""
+"""Checkpointers of several workers, together: what is committed, what is void, and who is told."""
 
 import errno
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,23 @@ import torch
 from torch import nn
 
 from bits.bit_tasks import FEATURES, Regression
-from quorate.checkpoint.arena import Arena
-from quorate.checkpoint.attempt import Attempt
-from quorate.checkpoint.tensor_file import TensorFile
+from checkpoint.memory_store import MemoryStore
+from quorate.checkpoint import store as store_module
+from quorate.checkpoint.part_file import write_part
+from quorate.checkpoint.store import FolderAttempt
+from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired
-from quorate.training import saver as saver_module
-from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
+from quorate.observe.event import Event
+from quorate.spec.job import CheckpointSpec
+from quorate.training import checkpointer as checkpointer_module
+from quorate.training.checkpointer import Checkpointer
+from quorate.training.save import SaveContext
+from quorate.training.save_decisions import Action
+from quorate.training.state_layout import Replicated
+from quorate.training.tensors import digests
+from training.saving_workers import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
-real_write = Attempt.write
+real_write = FolderAttempt.write
 
 
 class OneTensor(Regression):
@@ -36,15 +46,16 @@ def crew(tmp_path: Path) -> Crew:
 def spoil_writes(patch: pytest.MonkeyPatch, index: int, act: Callable[[], None], *, after: bool = False) -> None:
     """Do something before, or after, the part of this index is written."""
 
-    def write(attempt: Attempt, written: int, *arguments: Any, **options: Any) -> Any:
-        if written == index and not after:
+    def write(folder: Path, stem: str, *arguments: Any, **options: Any) -> Any:
+        is_meant = stem.startswith(f"{index + 1}-of-")
+        if is_meant and not after:
             act()
-        part = real_write(attempt, written, *arguments, **options)
-        if written == index and after:
+        part = write_part(folder, stem, *arguments, **options)
+        if is_meant and after:
             act()
         return part
 
-    patch.setattr(Attempt, "write", write)
+    patch.setattr(store_module, "write_part", write)
 
 
 def no_space() -> None:
@@ -86,7 +97,7 @@ class TestASave:
 
     def test_what_changes_later_does_not_reach_it(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        monkeypatch.setattr(FolderAttempt, "write", _held(gate))
         expected = state_of(crew.first, at(1))
         with opened_in_the_end(gate):
             crew.begin(at(1))
@@ -102,7 +113,7 @@ class TestASave:
         gate, stage = Gate(), Arena.stage
 
         def hold(arena: Arena, file: Any) -> Any:
-            if arena is crew.present[1].desk.arena:
+            if arena is crew.present[1].context.arena:
                 gate.pass_through()
             return stage(arena, file)
 
@@ -112,7 +123,7 @@ class TestASave:
         assert not crew.present[1].saver.is_settled
         with opened_in_the_end(gate):
             assert gate.reached.wait(20)
-            await_true("the others' copies", crew.present[0].saving.staged.is_set)
+            await_true("the others' copies", crew.present[0].saving.copied.is_set)
             threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert not settled.wait(0.3)
         assert settled.wait(20)
@@ -126,7 +137,7 @@ class TestASave:
         crew = Crew(tmp_path / "checkpoints", workers)
         monkeypatch.setattr(Arena, "stage", lambda *_: None)
         gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        monkeypatch.setattr(FolderAttempt, "write", _held(gate))
         expected = state_of(crew.first, at(1))
         settled = threading.Event()
         crew.begin(at(1))
@@ -144,25 +155,28 @@ class TestASave:
             crew.present[1].replica.parameters[2][1][0, 0] += 1
         name = crew.present[1].replica.parameters[2][0]
         crew.begin(at(1))
+        told = rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
+
+        def settle(hand: Hand) -> None:
+            assert not hand.saver.is_settled
+            with pytest.raises(DivergedError, match=told):
+                hand.saver.settle(hand.seat)
+
+        crew.do(settle)
         crew.await_done()
-        with pytest.raises(
-            DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
-        ):
-            crew.settle(2)
-        assert not crew.first.saver.is_settled
         assert crew.names() == []
 
     def test_of_optimizers_that_differ_is_refused(self, crew: Crew) -> None:
         optimizer = next(iter(crew.present[2].replica.optimizers.by_name.values()))
         next(iter(optimizer.state.values()))["exp_avg"][0, 0] += 1
         with pytest.raises(DivergedError, match=r"worker 2 and workers 0, 1 .*'optimizer .* exp_avg'"):
-            crew.first_to_fail(lambda hand: hand.saver.save(hand.replica, at(1), hand.seat))
+            crew.first_to_fail(lambda hand: hand.saver.save(at(1), hand.seat))
         crew.await_done()
         assert crew.names() == []
 
 
 def _held(gate: Gate) -> Callable[..., Any]:
-    def write(attempt: Attempt, *arguments: Any, **options: Any) -> Any:
+    def write(attempt: FolderAttempt, *arguments: Any, **options: Any) -> Any:
         gate.pass_through()
         return real_write(attempt, *arguments, **options)
 
@@ -365,7 +379,7 @@ def test_one_that_another_gives_up_while_it_is_committed_is_void_and_no_failure(
     def check() -> None:
         calls.append(None)
         if len(calls) == 2:  # all is written, and the rename is next
-            crew.first.saving.assignment.attempt.give_up()
+            crew.first.saving.plan.attempt.give_up()
 
     crew.first.check_commit = check
     crew.save_in_background(at(1))
@@ -381,6 +395,7 @@ class TestTheGenerationEnds:
     def test_when_it_is_copied_it_is_completed_all_the_same(self, crew: Crew) -> None:
         expected = state_of(crew.first, at(1))
         crew.begin(at(1))
+        crew.settle(1)
         crew.leave()
         assert all(hand.saver.is_settled for hand in crew.present)
         crew.train(2)
@@ -390,12 +405,25 @@ class TestTheGenerationEnds:
         crew.enter(1)
         assert not any(crew.wants)
 
+    def test_before_all_have_compared_their_state_it_is_void(self, crew: Crew) -> None:
+        crew.begin(at(1))
+        for hand in crew.present:
+            assert hand.saving.copied.wait(20)
+        crew.leave()
+        crew.await_done()
+        assert crew.names() == []
+        assert all(crew.wants)
+        crew.sit(crew.hands[1:])
+        crew.enter(1)
+        crew.save_in_background(at(1))
+        crew.whole(1)
+
     @pytest.mark.parametrize("has_memory", [True, False], ids=["in memory", "from the state itself"])
     def test_before_it_is_copied_it_is_void_whatever_is_written_then(
         self, crew: Crew, monkeypatch: pytest.MonkeyPatch, has_memory: bool
     ) -> None:
         """The state may be another by the time the copy goes on."""
-        monkeypatch.setattr(saver_module, "LEAVING", 0.1)
+        monkeypatch.setattr(checkpointer_module, "LEAVING", 0.1)
         gate, stage = Gate(), Arena.stage
 
         def hold(arena: Arena, file: Any) -> Any:
@@ -450,7 +478,7 @@ class TestTheGenerationEnds:
 class TestStillBusy:
     def test_the_next_is_skipped_and_that_is_told_once(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        monkeypatch.setattr(FolderAttempt, "write", _held(gate))
         with opened_in_the_end(gate):
             crew.begin(at(1))
             crew.settle(2)
@@ -475,7 +503,7 @@ class TestStillBusy:
     def test_the_next_waits_where_it_shall(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         crew = Crew(tmp_path / "checkpoints", 3, when_busy="wait")
         gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        monkeypatch.setattr(FolderAttempt, "write", _held(gate))
         with opened_in_the_end(gate):
             crew.begin(at(1))
             crew.settle(2)
@@ -494,7 +522,7 @@ class TestStillBusy:
         self, crew: Crew, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gate = Gate()
-        monkeypatch.setattr(Attempt, "write", _held(gate))
+        monkeypatch.setattr(FolderAttempt, "write", _held(gate))
         begun = threading.Event()
         with opened_in_the_end(gate), ThreadPoolExecutor(1) as thread:
             crew.begin(at(1))
@@ -554,10 +582,51 @@ class TestByTime:
         return [hand.saver.is_wanted(by_time=True) for hand in crew.present]
 
 
+class TestThereIsNoSpaceUntilOldOnesAreGone:
+    """Where `checkpoint.keep` is lower than what lies there, as after a resume with another."""
+
+    @pytest.fixture
+    def crew(self, tmp_path: Path) -> Crew:
+        crew = Crew(tmp_path / "checkpoints", 2, keep=5)
+        for step in (1, 2, 3):
+            crew.train(step)
+            crew.save_in_background(best_at(2) if step == 2 else replace(at(step), best=best_at(2).best))
+        crew.do(lambda hand: hand.keep(1))
+        return crew
+
+    def _spoil(self, patch: pytest.MonkeyPatch, crew: Crew, index: int) -> None:
+        spoil_writes(patch, index, lambda: no_space() if 1 in crew.steps() else None)
+
+    @pytest.mark.parametrize("index", [0, 1], ids=["for who commits", "for another"])
+    def test_the_next_save_makes_room_but_keeps_the_newest_whole_and_the_best(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch, index: int
+    ) -> None:
+        self._spoil(monkeypatch, crew, index)
+        crew.train(4)
+        progress = replace(at(4), best=best_at(2).best)
+        crew.save_in_background(progress)
+        assert crew.steps() == [1, 2, 3], "nothing goes before it is known that there is no space"
+        held = Gate()
+        crew.first.check_commit = lambda: None if crew.steps() != [2, 3] else held.reached.set()
+        crew.save(progress)
+        assert held.reached.is_set(), "first what is too much goes, and then the new one is committed"
+        assert crew.steps() == [2, 4]
+
+    def test_nothing_goes_where_none_is_known_to_be_whole(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checkpointer_module, "PAUSES", (0.01,))
+        self._spoil(monkeypatch, crew, 0)
+        for hand in crew.present:
+            hand.saver._known_whole = None
+        crew.train(4)
+        with pytest.raises(CheckpointError, match="No space left"):
+            crew.save(at(4))
+        assert crew.steps() == [1, 2, 3]
+
+
 class TestASaveThatMustNotFail:
     @pytest.fixture(autouse=True)
     def short_pauses(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(saver_module, "PAUSES", (0.01, 0.01, 0.01))
+        monkeypatch.setattr(checkpointer_module, "PAUSES", (0.01, 0.01, 0.01))
 
     @pytest.mark.parametrize("index", [0, 2])
     def test_is_tried_again_until_there_is_space(self, crew: Crew, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
@@ -567,6 +636,8 @@ class TestASaveThatMustNotFail:
         crew.save(at(1))
         assert_loads(crew.folder, crew.whole(1), expected)
         assert len([e for hand in crew.present for e in hand.told("checkpoint_failed")]) == 2
+        retried = [event.fields["message"] for hand in crew.present for event in hand.told("log")]
+        assert len(retried) == 2 and all("of step 1 is tried again in 0 s: cannot save" in each for each in retried)
         assert len(crew.first.told("checkpoint")) == 1
 
     @pytest.mark.parametrize("index", [0, 2])
@@ -577,7 +648,7 @@ class TestASaveThatMustNotFail:
 
         def save(hand: Hand) -> str:
             with pytest.raises(CheckpointError) as told:
-                hand.saver.save(hand.replica, at(1), hand.seat)
+                hand.saver.save(at(1), hand.seat)
             return str(told.value)
 
         (reason,) = set(crew.do(save))
@@ -594,12 +665,12 @@ class TestASaveThatMustNotFail:
         assert len(crew.first.told("checkpoint_failed")) == 4
 
     def test_ends_with_its_generation(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(saver_module, "PAUSES", (60.0,))
+        monkeypatch.setattr(checkpointer_module, "PAUSES", (60.0,))
         spoil_writes(monkeypatch, 1, no_space)
         failed = threading.Event()
         for hand in crew.present:
             hand.check_lease = lambda: _gone() if failed.is_set() else None
-        monkeypatch.setattr(saver_module.log, "warning", lambda *_: failed.set())
+        monkeypatch.setattr(checkpointer_module.log, "warning", lambda *_: failed.set())
         with pytest.raises(GenerationOver):
             crew.save(at(1))
         crew.await_done()
@@ -607,7 +678,7 @@ class TestASaveThatMustNotFail:
 
     def test_comes_further_while_it_waits_for_the_next_try(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         """Or all would count as hung where `step_timeout` is shorter than the wait."""
-        monkeypatch.setattr(saver_module, "PAUSES", (60.0,))
+        monkeypatch.setattr(checkpointer_module, "PAUSES", (60.0,))
         spoil_writes(monkeypatch, 1, no_space)
         activity, seen = crew.first.saver._activity, set[int]()
 
@@ -776,3 +847,45 @@ def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
     saving.join(20)
     assert (committer.waits_for, writer.waits_for) == ("", "")
     assert crew.whole(1)
+
+
+def test_a_simulator_can_drive_it_without_threads_disk_or_clock() -> None:
+    """One action at a time, in simulated seconds, on a disk in memory."""
+    hand, store = Hand(0, Path("nowhere"), OneTensor), MemoryStore()
+    work: list[Callable[[], None]] = []
+    leave: list[BaseException | None] = [None, GenerationOver("between two generations"), None, None, None]
+
+    def check_commit() -> None:
+        if (error := leave.pop(0)) is not None:
+            raise error
+
+    events: list[Event] = []
+    seconds = iter(range(1000))
+    context = SaveContext(
+        store,
+        None,
+        events.append,
+        check_commit,
+        clock=lambda: float(next(seconds)),
+        start=work.append,
+        wait=lambda event, _: event.is_set(),
+    )
+    checkpointer = Checkpointer(context, Replicated(hand.replica), CheckpointSpec(), {}, {}, check_lease=lambda: None)
+    checkpointer.begin(at(1), hand.seat)
+    (_,) = work
+    save = checkpointer._latest
+    assert save is not None
+    assert not checkpointer.is_settled
+    actions = []
+    while not save.done.is_set():
+        assert store.list() == ()
+        actions.append(save.advance())
+        if actions[-1] is Action.COPY:
+            assert checkpointer.is_settled
+        if actions[-1] is Action.COMMIT:
+            assert save.advance() is Action.FINISH
+    assert actions == [Action.COPY, Action.WRITE, Action.WAIT, Action.COMMIT]
+    assert [info.cursor.step for info in store.list()] == [1]
+    assert [event.kind for event in events] == ["checkpoint"]
+    loaded = store.load(store.list()[0]).state["replica"]["tensors"]
+    assert digests(loaded.items()) == digests(hand.replica.tensors())

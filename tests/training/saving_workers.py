@@ -1,4 +1,4 @@
-"""Workers that only save: real savers and replicas in one process, whose links are a barrier between their threads."""
+"""Workers that only save: real checkpointers and replicas in one process, whose links are a barrier between threads."""
 
 import copy
 import threading
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +23,13 @@ from quorate.core.digests import weights_digest
 from quorate.core.errors import PeerLost
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec, EvaluateSpec
+from quorate.training.checkpointer import Checkpointer
 from quorate.training.lane import LaneResult
 from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.saver import Saver
-from quorate.training.saving import Desk, Saving
+from quorate.training.save import Save, SaveContext
+from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.task import Task
 from quorate.training.tensors import digests, same_bits
@@ -96,11 +98,17 @@ class Hand:
         checked = CheckpointSpec.model_validate({"every": 1, "keep": 10, "when_busy": "skip"} | rules)
         retention = Retention(checked.keep, checked.keep_every)
         self.folder = CheckpointFolder(folder)
-        self.desk = Desk(
-            self.folder, retention, self.events.append, lambda: self.check_commit(), lambda: self.tell_all()
+        self.context = SaveContext(
+            self.folder,
+            retention,
+            self.events.append,
+            lambda: self.check_commit(),
+            lambda: self.tell_all(),
+            clock=lambda: self.clock(),
         )
-        self.saver = Saver(
-            self.desk, checked, JOB, {"torch": "2"}, check_lease=lambda: self.check_lease(), clock=lambda: self.clock()
+        layout = Replicated(self.replica)
+        self.saver = Checkpointer(
+            self.context, layout, checked, JOB, {"torch": "2"}, check_lease=lambda: self.check_lease()
         )
         self.seat = Seat(Table(1), 0, number)
         self.train(1)
@@ -113,10 +121,14 @@ class Hand:
         self.replica.optimizers.step()
 
     @property
-    def saving(self) -> Saving:
+    def saving(self) -> Save:
         latest = self.saver._latest
         assert latest is not None
         return latest
+
+    def keep(self, last: int) -> None:
+        """From now on only so many checkpoints stay."""
+        self.saver._context = replace(self.context, retention=Retention(last))
 
     def told(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
@@ -176,13 +188,13 @@ class Crew:
         self.do(lambda hand: hand.saver.leave())
 
     def begin(self, progress: Progress) -> None:
-        self.do(lambda hand: hand.saver.begin(hand.replica, progress, hand.seat))
+        self.do(lambda hand: hand.saver.begin(progress, hand.seat))
 
     def settle(self, step: int) -> None:
-        self.do(lambda hand: hand.saver.settle())
+        self.do(lambda hand: hand.saver.settle(hand.seat))
 
     def save(self, progress: Progress) -> None:
-        self.do(lambda hand: hand.saver.save(hand.replica, progress, hand.seat))
+        self.do(lambda hand: hand.saver.save(progress, hand.seat))
 
     def train(self, step: int) -> None:
         self.do(lambda hand: hand.train(step))

@@ -17,7 +17,7 @@ import pytest
 from checkpoint.disk import Disk
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
-from training.crew import PATIENCE, Crew, Hand, Seat, Table, assert_loads, at, state_of
+from training.saving_workers import PATIENCE, Crew, Hand, Seat, Table, assert_loads, at, state_of
 
 LENGTH = 4
 
@@ -66,11 +66,11 @@ def live(hand: Hand, seat: Pair) -> None:
     step = 1
     try:
         hand.saver.enter(hand.seat, step)
-        hand.saver.begin(hand.replica, at(1), hand.seat)
-        hand.saver.settle()
+        hand.saver.begin(at(1), hand.seat)
+        hand.saver.settle(hand.seat)
         hand.train(2)
         step = 2
-        hand.saver.save(hand.replica, at(2), hand.seat)
+        hand.saver.save(at(2), hand.seat)
     except LinkError:
         hand.saver.leave()
         hand.check_lease = hand.check_commit = lambda: None
@@ -78,7 +78,7 @@ def live(hand: Hand, seat: Pair) -> None:
         hand.saver.enter(hand.seat, step)
         if step == 1:
             hand.train(2)
-        hand.saver.save(hand.replica, at(2), hand.seat)
+        hand.saver.save(at(2), hand.seat)
     hand.saver.close(PATIENCE)
 
 

@@ -1,0 +1,381 @@
+"""Saves the state that all workers hold, beside the training and through all generations.
+
+::
+
+    loop      step 20 │ begin │ step 21: lanes … exchange │ settle │ apply │ step 22 …
+    thread            └ digest ─ copy ────────────┘           └ write ─ sync ─ read back ─┐
+    host of lane 0                                               all parts there ─ commit ─ retain ─ event
+
+*Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy, and has all compare the
+digests of what they hold. The rest is up to the `Save` of each worker.
+"""
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.store import NoSpace, remove_surplus
+from quorate.checkpoint.tensor_file import TensorFile
+from quorate.core.cursor import Cursor
+from quorate.core.errors import CheckpointError
+from quorate.core.worker_status import DISK
+from quorate.observe.event import Event
+from quorate.spec.job import CheckpointSpec
+from quorate.training.activity import Activity
+from quorate.training.divergence import Voucher, divergence
+from quorate.training.progress import Progress
+from quorate.training.save import VOID, Save, SaveContext, SavePlan, part_file
+from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
+from quorate.training.state_layout import HeldState, StateLayout
+from quorate.training.strategy import Strategy
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.1
+"""Seconds between two looks at the lease, for who waits for a save."""
+WORTH_TELLING = 5.0
+"""Seconds for which training waits for an earlier save without a word."""
+LEAVING = 1.0
+"""Seconds for which whoever leaves a generation waits for a copy that is being made."""
+HEADER = 2**20
+"""Bytes that a part may have besides its tensors."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before a save that must not fail is tried again. All workers count alike, so all give up together."""
+
+
+class Checkpointer:
+    """A worker's saves, one at a time. The loop calls it, at the same points of the job on every worker.
+
+    `check_lease` raises when this worker may act no longer: it is asked by whoever waits. `restored` is the checkpoint
+    that the worker has loaded, which is whole for that reason.
+    """
+
+    def __init__(
+        self,
+        context: SaveContext,
+        layout: StateLayout,
+        rules: CheckpointSpec,
+        job: dict[str, Any],
+        environment: dict[str, str],
+        *,
+        check_lease: Callable[[], None],
+        activity: Activity | None = None,
+        restored: Cursor | None = None,
+    ) -> None:
+        self._context = context
+        self._layout = layout
+        self._rules = rules
+        self._job = job
+        self._environment = environment
+        self._check_lease = check_lease
+        self._activity = activity or Activity(lambda *_: None)
+        self._clock = context.clock
+        # Numbers of workers are given again to those who replace them.
+        self._identity = secrets.token_hex(8)
+        self._latest: Save | None = None
+        self._owes = False
+        self._lacks_space = False
+        self._known_whole = restored
+        self._last_begun = self._clock()
+
+    # --- through the generations
+
+    def enter(self, strategy: Strategy, step: int) -> None:
+        """A generation begins: give up what cannot be completed without those who are gone."""
+        present = {payload.decode() for payload in strategy.gather(step, self._identity.encode())}
+        save = self._latest
+        if save is None:
+            return
+        writers, progress = save.plan.writers, save.plan.progress
+        waits = save.plan.commits and not (save.done.is_set() or save.is_complete)
+        if reason := why_void(
+            writers,
+            present,
+            is_agreed=save.is_agreed,
+            is_saved=writers[0] in present or (save.done.is_set() and self._is_listed(save)),
+            delivered=self._delivered(save) if waits else range(len(writers)),
+        ):
+            self._void(save, reason)
+        if step > progress.cursor.step and progress.is_best and not save.is_sound and not self._is_listed(save):
+            # Training has gone on from the best state so far, so no later save makes up for it. Everybody who knows
+            # says so, and the coordinator writes it down once.
+            lost = "a worker was lost while it was written, so the best evaluation so far is not saved"
+            self._publish("checkpoint_failed", progress, reason=lost)
+
+    def leave(self) -> None:
+        """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
+        save = self._latest
+        if save is None or (save.is_agreed and save.copied.is_set()):
+            return
+        if not save.is_agreed:
+            self._void(save, "its generation ended before all had compared their state")
+        elif not self._context.wait(save.copied, LEAVING):
+            self._void(save, "its generation ended before it was copied")
+
+    def close(self, patience: float) -> None:
+        """This worker leaves for good: what others wait for is completed first, if that does not take too long."""
+        running = self._running()
+        if running is not None and not self._context.wait(running.done, patience):
+            running.give_up("the worker leaves")
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether a save was begun that may still become a checkpoint, here or elsewhere."""
+        return self._latest is not None and self._latest.is_sound
+
+    # --- when
+
+    def is_wanted(self, *, by_time: bool) -> bool:
+        """Whether one is to be begun that no step asks for: the time has come, or the last one came to nothing."""
+        minutes = self._rules.minutes_between if by_time else None
+        return self._owes or (minutes is not None and self._clock() - self._last_begun >= 60 * minutes)
+
+    def has_written(self, progress: Progress) -> bool:
+        """Whether this worker has committed a checkpoint of this."""
+        latest = self._latest
+        return latest is not None and latest.info is not None and latest.plan.progress == progress
+
+    # --- saving
+
+    def prepare(self, progress: Progress, workers: int) -> None:
+        """Have the memory for the copies ready before the first one is due."""
+        held = self._layout.state(progress)
+        largest = max(part_file(held, part).size for part in self._layout.parts(held, workers))
+        self._context.arena.reserve_in_background(largest + HEADER)
+
+    def begin(self, progress: Progress, strategy: Strategy) -> None:
+        """Begin to save this state, unless it is saved already or an earlier one is still being saved.
+
+        The best evaluation so far waits for an earlier one in any case: no later save could make up for it.
+        """
+        began = self._clock()
+        self.settle(strategy)
+        if self._rules.when_busy == "wait" or progress.is_best:
+            self._wait_for_earlier(progress)
+        held = self._layout.state(progress)
+        answers = self._ask_everyone(progress, held, strategy)
+        match decide_beginning(answers):
+            case Beginning.NOTHING:
+                # Not at every step again: the next that is due tries again.
+                self._owes, self._last_begun = False, self._clock()
+            case Beginning.SKIP:
+                self._skip(progress, answers[0])
+            case Beginning.START:
+                self._start(progress, held, answers).added_s += self._clock() - began
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state may change."""
+        latest = self._latest
+        return latest is None or (latest.is_agreed and latest.copied.is_set())
+
+    def settle(self, strategy: Strategy) -> None:
+        """Called before the state changes: the copy must be whole, and all must have found that they hold the same.
+
+        Raises on every worker if they do not: nothing is committed then.
+        """
+        save = self._latest
+        if save is None or self.is_settled:
+            return
+        began = self._clock()
+        self._await(save, save.copied)
+        if not save.is_agreed:
+            self._compare(save, strategy)
+        save.added_s += self._clock() - began
+
+    def save(self, progress: Progress, strategy: Strategy) -> None:
+        """Save this state now, and return when it is committed. All try again together before they give up."""
+        for pause in (*PAUSES, None):
+            self.settle(strategy)
+            self._await_done()
+            held = self._layout.state(progress)
+            answers = self._ask_everyone(progress, held, strategy)
+            if answers[0].is_saved:
+                return
+            failure = answers[0].failure or self._save_once(progress, held, strategy, answers)
+            if not failure:
+                return
+            if pause is None:
+                raise CheckpointError(failure)
+            message = f"the checkpoint of step {progress.cursor.step:,} is tried again in {pause:.0f} s: {failure}"
+            log.warning("%s", message)
+            if 0 in strategy.hosted:
+                self._publish("log", progress, level="warning", message=message)
+            self._pause(pause)
+
+    def _save_once(
+        self, progress: Progress, held: HeldState, strategy: Strategy, answers: Sequence[Answer]
+    ) -> str | None:
+        save = self._start(progress, held, answers)
+        self.settle(strategy)
+        self._await_done()
+        told = strategy.gather(progress.cursor.step, (save.failure or "").encode())
+        failures = [payload.decode() for payload in told]
+        # The first commits: whatever happened to the others, it is saved if that one says so.
+        return failures[0] and next((each for each in failures if each and not each.startswith(VOID)), failures[0])
+
+    def _ask_everyone(self, progress: Progress, held: HeldState, strategy: Strategy) -> list[Answer]:
+        if 0 in strategy.hosted:
+            answer = self._answer_as_committer(progress, held)
+        else:
+            answer = Answer(self._identity, is_busy=self._running() is not None)
+        answer = replace(answer, lacked_space=self._lacks_space)
+        told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
+        return [Answer(**json.loads(payload)) for payload in told]
+
+    def _answer_as_committer(self, progress: Progress, held: HeldState) -> Answer:
+        latest = self._latest
+        # Whoever has only written a part of it does not know what became of it.
+        if latest is not None and latest.is_sound and latest.plan.commits and latest.plan.progress == progress:
+            return Answer(self._identity, is_saved=True)
+        if self._running() is not None:
+            return Answer(self._identity, is_busy=True)
+        try:
+            with self._activity.waiting(DISK):
+                attempt = self._context.store.open(progress.cursor, TensorFile(held.encoded.tensors).size)
+        except CheckpointError as error:
+            self._publish("checkpoint_failed", progress, reason=str(error))
+            if isinstance(error, NoSpace) and self._context.may_act():
+                self._free_space(progress)
+            return Answer(self._identity, failure=str(error))
+        return Answer(self._identity, attempt=attempt.name)
+
+    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer]) -> Save:
+        writers = tuple(answer.identity for answer in answers)
+        parts, position = self._layout.parts(held, len(writers)), writers.index(self._identity)
+        size = part_file(held, parts[position]).size if position < len(parts) else 0
+        best = None if progress.best is None else asdict(progress.best)
+        # All that is known before the parts are written.
+        cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
+        manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
+        attempt = self._context.store.open(progress.cursor, size, answers[0].attempt)
+        frees_space = any(answer.lacked_space for answer in answers)
+        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, frees_space)
+        self._owes = self._lacks_space = False
+        self._last_begun = self._clock()
+        self._latest = Save(plan, self._context, self._ended, self._free_space)
+        self._context.start(self._latest.run)
+        return self._latest
+
+    def _ended(self, save: Save, error: Exception | None) -> None:
+        """Called by the save's thread."""
+        if save.info is not None:
+            self._known_whole = save.info.cursor
+        self._lacks_space = isinstance(error, NoSpace)
+
+    def _compare(self, save: Save, strategy: Strategy) -> None:
+        """Nothing is committed that not all hold alike. What a worker holds goes with the exchange, not by the disk."""
+        progress = save.plan.progress
+        own = Voucher(strategy.worker, save.digests | {"progress": json.dumps(progress.to_dict(), sort_keys=True)})
+        told = strategy.gather(progress.cursor.step, json.dumps(asdict(own)).encode() if save.digests else b"")
+        error = divergence(progress.cursor.step, [Voucher(**json.loads(payload)) for payload in told if payload])
+        if error is not None:
+            save.give_up("the replicas differ")
+        elif not all(told):
+            save.give_up("a worker could not copy its part")
+        save.is_agreed = True
+        if error is not None:
+            raise error
+
+    def _skip(self, progress: Progress, first: Answer) -> None:
+        running = self._running()
+        # The one that is being saved will do: it must not be asked for again at every step. One that is void will not.
+        self._owes, self._last_begun = running is not None and not running.is_sound, self._clock()
+        if first.identity != self._identity:
+            return
+        if first.attempt:
+            self._context.store.open(progress.cursor, name=first.attempt).give_up()
+        if not self._owes:
+            self._publish("checkpoint_skipped", progress, reason="the one before it is still being saved")
+
+    def _free_space(self, progress: Progress) -> None:
+        """Remove what retention would remove after this save; never the newest that is whole, nor the best."""
+        retention, best = self._context.retention, progress.best
+        if retention is None:
+            return
+        for info in remove_surplus(
+            self._context.store,
+            retention,
+            None if best is None else best.step,
+            self._known_whole,
+            check=self._context.check_commit,
+            coming=progress.cursor,
+        ):
+            log.warning(
+                "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
+            )
+
+    def _delivered(self, save: Save) -> set[int]:
+        """Whose part is there, by position."""
+        try:
+            return {*save.plan.attempt.written(), *range(len(save.plan.parts), len(save.plan.writers))}
+        except CheckpointError:
+            return set()
+
+    def _is_listed(self, save: Save) -> bool:
+        return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+
+    def _running(self) -> Save | None:
+        return None if self._latest is None or self._latest.done.is_set() else self._latest
+
+    def _void(self, save: Save, reason: str) -> None:
+        save.give_up(reason)
+        save.is_agreed = True  # nobody waits for its comparison any more
+        if save.done.is_set():
+            save.plan.attempt.give_up()
+        self._owes = True
+
+    # --- waiting
+
+    def _wait_for_earlier(self, progress: Progress) -> None:
+        """Training stands still meanwhile, so somebody should know what for."""
+        running, over = self._running(), self._clock() + WORTH_TELLING
+        if running is None:
+            return
+        began = running.plan.progress.cursor.step
+        message = f"training waits for the checkpoint of step {began:,}, which is still being written"
+
+        def tell_once() -> None:
+            nonlocal over
+            if self._clock() >= over:
+                over = float("inf")
+                skip = "set `checkpoint.when_busy: skip` to leave such saves out"
+                why = "the best evaluation so far comes next" if progress.is_best else skip
+                self._publish("log", progress, level="warning", message=f"{message} ({why})")
+
+        self._await(running, running.done, tell_once)
+
+    def _await_done(self) -> None:
+        if self._latest is not None:
+            self._await(self._latest, self._latest.done)
+
+    def _await(self, save: Save, event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
+        """Say what is waited for, and that it comes further with each piece: a slow disk is not one that is stuck."""
+        if event.is_set():
+            return
+        pieces = save.pieces
+        with self._activity.waiting(save.waits_for):
+            while not self._context.wait(event, LOOK):
+                self._check_lease()
+                look()
+                self._activity.waits_for = save.waits_for
+                if pieces != save.pieces:
+                    pieces = save.pieces
+                    self._activity.advance()
+
+    def _pause(self, seconds: float) -> None:
+        """Each look counts as progress: nobody hangs who waits on purpose, however short `step_timeout` is."""
+        over, never = self._clock() + seconds, threading.Event()
+        with self._activity.waiting("the next try"):
+            while self._clock() < over:
+                self._check_lease()
+                self._activity.advance()
+                self._context.wait(never, LOOK)
+
+    def _publish(self, kind: str, progress: Progress, **fields: object) -> None:
+        self._context.publish(Event(kind, progress.cursor.step, fields))

@@ -1,0 +1,329 @@
+"""One save on its way through one worker: copied, written and committed while training goes on.
+
+What is done next is decided in `save_decisions`; here it is carried out, with a clock, threads and a store that a
+simulator can replace by its own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, remove_surplus
+from quorate.checkpoint.tensor_file import Arena, TensorFile
+from quorate.checkpoint.tree import decode
+from quorate.core.digests import weights_digest
+from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError
+from quorate.core.generation import GenerationId
+from quorate.core.user_code import describe
+from quorate.observe.event import Event
+from quorate.storage.atomic import Buffer
+from quorate.training.progress import Progress
+from quorate.training.save_decisions import Action, SaveProgress, decide
+from quorate.training.state_layout import HeldState, Parts
+from quorate.training.tensors import digests
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.02
+"""Seconds between two looks at what others do: their parts, the lease, the word of the coordinator."""
+PIECE = 8 * 2**20
+VOID = "it was given up: "
+"""How the failure begins of a save that failed because of somebody else, who says why."""
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """A daemon: a worker that leaves in a hurry does not wait for its disk."""
+    threading.Thread(target=work, name="checkpoint", daemon=True).start()
+
+
+@dataclass(frozen=True)
+class SaveContext:
+    """What all saves of a worker share.
+
+    `check_commit` raises where this worker may not act for its job; `flush_events` sends the events that are queued.
+    `generation` is the one that this worker is in: whoever is of an older one than the last that has committed, and has
+    not heard of it yet, does not commit any more. `clock`, `start` and `wait` are time and threads.
+    """
+
+    store: CheckpointStore
+    retention: Retention | None
+    publish: Callable[[Event], None]
+    check_commit: Callable[[], None]
+    flush_events: Callable[[], None] = lambda: None
+    generation: Callable[[], GenerationId | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    start: Callable[[Callable[[], None]], None] = start_thread
+    wait: Callable[[threading.Event, float], bool] = threading.Event.wait
+    arena: Arena = field(default_factory=Arena)
+
+    def may_act(self) -> bool:
+        """Whether this worker may act for its job now."""
+        try:
+            self.check_commit()
+        except LinkError as error:
+            log.debug("the checkpoint waits: %s", error)
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """A save, and this worker's part in it. `writers` are the identities of the workers that take part, in lane order;
+    `frees_space`: a save before this one failed for want of it."""
+
+    progress: Progress
+    manifest: Manifest
+    held: HeldState
+    attempt: Attempt
+    writers: tuple[str, ...]
+    parts: Parts
+    position: int
+    frees_space: bool
+
+    @property
+    def index(self) -> int | None:
+        """The part that is ours to write, if any is."""
+        return self.position if self.position < len(self.parts) else None
+
+    @property
+    def commits(self) -> bool:
+        """Whether it is ours to commit."""
+        return self.position == 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others take part."""
+        return len(self.writers) > 1
+
+    @property
+    def file(self) -> TensorFile:
+        """What we write."""
+        return part_file(self.held, self.parts[self.position] if self.index is not None else ())
+
+
+class _GivenUp(Exception):  # noqa: N818 (a happening, not a mistake)
+    """It is not to be completed, and why."""
+
+
+class Save:
+    """One save on its way through one worker: `run` in a thread of its own, or `advance` by whoever has the time.
+
+    The loop waits for `copied` before it changes the state; `is_agreed` says that all writers hold the same one.
+    Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
+    """
+
+    def __init__(
+        self,
+        plan: SavePlan,
+        context: SaveContext,
+        ended: Callable[["Save", Exception | None], None],
+        free_space: Callable[[Progress], None],
+    ) -> None:
+        self.plan = plan
+        self.copied = threading.Event()
+        self.done = threading.Event()
+        self.is_agreed = not plan.is_shared
+        self.is_complete = False
+        self.failure: str | None = None
+        self.info: CheckpointInfo | None = None
+        self.digests: dict[str, str] = {}
+        self.added_s = 0.0
+        self.pieces = 0
+        self.waits_for = "a copy of the state"
+        self._context = context
+        self._ended = ended
+        self._free_space = free_space
+        self._given_up: str | None = None
+        self._content: Iterator[Buffer] | None = None
+        self._is_written = False
+        self._began = context.clock()
+        self._copied_s = self._written_s = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is, or may still become, a checkpoint."""
+        return self.failure is None and self._given_up is None
+
+    def give_up(self, reason: str) -> None:
+        """It shall not be committed. What is left of it goes as soon as the thread notices."""
+        if self.info is None and self._given_up is None:
+            self._given_up = reason
+
+    def run(self) -> None:
+        """From the copy to the end of it."""
+        while not self.done.is_set():
+            if self.advance() is Action.WAIT:
+                self._context.wait(self.done, LOOK)
+
+    def advance(self) -> Action:
+        """Do what comes next, and say what it was; after the last, `done` is set."""
+        error: Exception | None = None
+        try:
+            decision = decide(self._progress())
+            self.waits_for = decision.reason or self.waits_for
+            match decision.action:
+                case Action.COPY:
+                    self._copy()
+                case Action.WRITE:
+                    self._write()
+                case Action.COMMIT:
+                    self._commit()
+                case Action.GIVE_UP:
+                    raise _GivenUp(decision.reason)
+                case Action.WAIT:
+                    return Action.WAIT
+                case Action.FINISH:
+                    pass
+            if decision.action is not Action.FINISH:
+                return decision.action
+        except (_GivenUp, AttemptGone) as reason:
+            log.info("the checkpoint of step %d is void: %s", self.plan.progress.cursor.step, reason)
+            self.failure = f"{VOID}{reason}"
+            self.plan.attempt.give_up()
+        except Exception as unexpected:
+            error = unexpected
+            self._fail(error)
+        # An optimizer may have let go of them meanwhile.
+        self.plan.held.compared.clear()
+        self.plan.held.encoded.tensors.clear()
+        self._ended(self, error)
+        self.copied.set()
+        self.done.set()
+        return Action.FINISH
+
+    def _progress(self) -> SaveProgress:
+        plan, given_up = self.plan, self._given_up
+        if given_up is None and plan.commits and self._is_written and not self.is_complete:
+            self.is_complete = self.is_agreed and len(plan.attempt.written()) == len(plan.parts)
+        return SaveProgress(
+            plan.commits,
+            is_copied=self._content is not None,
+            is_written=self._is_written,
+            is_complete=self.is_complete,
+            may_commit=given_up is None and self.is_complete and self._may_commit(),
+            is_committed=self.info is not None,
+            given_up=given_up,
+        )
+
+    def _copy(self) -> None:
+        """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
+        plan = self.plan
+        # All of it by everybody, not only what we write: it tells whether the replicas are equal.
+        if plan.is_shared:
+            self.digests = digests(plan.held.compared.items())
+        staged = self._context.arena.stage(plan.file)
+        if staged is None:
+            log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")
+            self.digests = self.digests or digests(plan.held.compared.items())
+            self._content = self._pieces(plan.file.chunks())
+            return
+        content, tensors = staged
+        self.copied.set()
+        self._copied_s = self._elapsed()
+        if not plan.is_shared:
+            self.digests = digests(decode(plan.held.encoded.skeleton, tensors)["replica"]["tensors"].items())
+        self._content = self._pieces(iter((content,)))
+
+    def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
+        for chunk in chunks:
+            view = memoryview(chunk)
+            for begin in range(0, len(view), PIECE):
+                self._check()
+                self.pieces += 1
+                yield view[begin : begin + PIECE]
+        # Once more before the part gets its name: what is given up may have been overwritten while it was read.
+        self._check()
+
+    def _write(self) -> None:
+        plan = self.plan
+        assert self._content is not None, "it is copied first"
+        if plan.commits and self._context.may_act():
+            plan.attempt.sweep()
+            if plan.frees_space:
+                self._free_space(plan.progress)
+        if plan.index is not None:
+            plan.attempt.write(plan.index, len(plan.parts), self._content)
+        self._is_written = True
+        self._written_s = self._elapsed()
+        self.copied.set()  # without memory for a copy only now
+
+    def _commit(self) -> None:
+        plan, context = self.plan, self._context
+        try:
+            self.info = context.store.commit(plan.attempt.name, self._manifest(), self._check_commit)
+        except LinkError as error:
+            log.info("the checkpoint waits: %s", error)
+            return
+        seconds = self._elapsed()
+        best = plan.progress.best
+        try:
+            if context.retention is not None:
+                step = None if best is None else best.step
+                remove_surplus(context.store, context.retention, step, self.info.cursor, check=context.check_commit)
+        except (CheckpointError, LinkError) as error:
+            # What was committed is a checkpoint all the same; the next one removes what is too much.
+            log.info("old checkpoints are left for now: %s", error)
+        self._publish(
+            "checkpoint",
+            path=str(self.info.path),
+            bytes=self.info.bytes,
+            seconds=seconds,
+            copied_s=self._copied_s,
+            written_s=self._written_s,
+            added_s=round(self.added_s, 4),
+            parts=len(plan.parts),
+        )
+
+    def _manifest(self) -> Manifest:
+        held = self.plan.held
+        weights = {name: digest for name, digest in self.digests.items() if name in held.weights}
+        if len(weights) != len(held.weights):
+            raise CheckpointError("the weights could not be digested")
+        generation = self._context.generation()
+        written_by = None if generation is None else (generation.incarnation, generation.number)
+        return replace(self.plan.manifest, weights_digest=weights_digest(weights), generation=written_by)
+
+    def _may_commit(self) -> bool:
+        # Whoever goes on from this checkpoint does not pass through the steps before it: they must be told by now.
+        try:
+            self._context.flush_events()
+        except LinkError as error:
+            log.debug("the checkpoint waits: %s", error)
+            return False
+        except JobError as ended:
+            # Its ledger would have a hole: whoever resumes from it does not pass through the steps before it.
+            raise _GivenUp(f"{ended}; the steps before the checkpoint could not be told any more") from None
+        return self._context.may_act()
+
+    def _check_commit(self) -> None:
+        self._check()
+        self._context.check_commit()
+
+    def _check(self) -> None:
+        if self._given_up is not None:
+            raise _GivenUp(self._given_up)
+
+    def _fail(self, error: Exception) -> None:
+        """Training goes on whatever it is; the space is given back, and the next save tries again."""
+        step = self.plan.progress.cursor.step
+        if not isinstance(error, QuorateError):
+            log.exception("the checkpoint of step %d failed unexpectedly", step)
+        self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
+        self.plan.attempt.give_up()
+        self._publish("checkpoint_failed", reason=self.failure)
+
+    def _elapsed(self) -> float:
+        return round(self._context.clock() - self._began, 4)
+
+    def _publish(self, kind: str, **fields: object) -> None:
+        self._context.publish(Event(kind, self.plan.progress.cursor.step, fields))
+
+
+def part_file(held: HeldState, names: Sequence[str]) -> TensorFile:
+    """A part of a checkpoint, with these tensors."""
+    return TensorFile({name: held.encoded.tensors[name] for name in names})

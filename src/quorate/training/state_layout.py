@@ -1,0 +1,84 @@
+"""How a job's state is spread over its members: who writes which part of it, what is compared, how it is taken up again
+and who copies it from whom."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.core.generation import Generation
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+
+Parts = tuple[tuple[str, ...], ...]
+"""The names of the tensors in each part. The first writer writes the first part; there may be fewer than writers."""
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """The state after a step, as far as one member holds it. Its tensors are those that training goes on to change.
+
+    `encoded` is the tree of the whole state, and the tensors of it that this member holds. `compared` are the tensors
+    that every member holds and must hold alike, by names for people; those in `weights` make up the weights digest.
+    """
+
+    encoded: Encoded
+    compared: dict[str, torch.Tensor]
+    weights: frozenset[str]
+
+
+class StateLayout(Protocol):
+    """Each member has one. The checkpointer and the state copy call it, between two steps; all members come to the same
+    parts and the same donors without asking each other."""
+
+    def state(self, progress: Progress) -> HeldState:
+        """What this member holds."""
+        ...
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        """Which tensors each of so many writers writes: every tensor of the state once, by one that holds it."""
+        ...
+
+    def load(self, encoded: Encoded) -> Progress:
+        """Take up what this member holds of a state: of a whole one, by a checkpoint, or of that of its donor."""
+        ...
+
+    def donors(self, generation: Generation) -> Mapping[int, int]:
+        """From whom each member that is behind copies its state, both by ring position."""
+        ...
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every member holds all of it: each writes a share, and any of them can be the donor."""
+
+    replica: Replica
+
+    def state(self, progress: Progress) -> HeldState:
+        """The replica, and how far the job has come."""
+        encoded = encode({"replica": self.replica.state(), "progress": progress.to_dict()})
+        return HeldState(encoded, self.replica.state_tensors(), frozenset(name for name, _ in self.replica.tensors()))
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in held.encoded.tensors.items()}
+        parts: list[list[str]] = [[] for _ in range(max(1, min(writers, len(sizes))))]
+        loads = [0] * len(parts)
+        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+            # By how many as well: tensors without elements must not leave a part empty.
+            least = min(range(len(parts)), key=lambda part: (loads[part], len(parts[part]), part))
+            parts[least].append(name)
+            loads[least] += sizes[name]
+        return tuple(tuple(part) for part in parts)
+
+    def load(self, encoded: Encoded) -> Progress:
+        """Into the replica that is there."""
+        state = decode(encoded.skeleton, encoded.tensors)
+        self.replica.load(state["replica"])
+        return Progress.from_dict(state["progress"])
+
+    def donors(self, generation: Generation) -> Mapping[int, int]:
+        """The first of the most advanced, for everybody who is not."""
+        return {generation.position(worker): generation.donor for worker in generation.behind}

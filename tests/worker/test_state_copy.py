@@ -1,0 +1,138 @@
+"""A state on its way from its donor to those that are behind, over in-memory links."""
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gang
+from bits.bit_tasks import Adam, Regression
+from quorate.core.cursor import Cursor
+from quorate.core.errors import ReplicasDiffer, WorkerUnfit
+from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.memory import fresh_memory
+from quorate.reduce.ring import Ring
+from quorate.training.activity import Activity
+from quorate.training.params import configure
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.state_layout import Replicated
+from quorate.training.task import Task
+from quorate.worker import state_copy
+from quorate.worker.state_copy import align
+from reduce.rings import memory_links
+from wire.pairs import within
+
+AHEAD = Progress().after_step(8)
+
+
+class Large(Regression):
+    def model(self) -> nn.Module:
+        return nn.Linear(1000, 1000)
+
+
+def replica_of(task: type[Task] = Adam, *, is_trained: bool) -> Replica:
+    spec = gang.job(task)
+    replica = Replica(configure(task, spec.params, "test", spec.seed), spec)
+    if is_trained:
+        for index, (_, parameter) in enumerate(replica.parameters):
+            parameter.grad = torch.full_like(parameter, float(index + 1))
+        replica.optimizers.step()
+    return replica
+
+
+class Members:
+    """A generation in which some are behind, on a ring of threads."""
+
+    def __init__(self, count: int, behind: set[int], task: type[Task] = Adam) -> None:
+        cursors = [Cursor() if position in behind else AHEAD.cursor for position in range(count)]
+        members = (Member(10 + p, "", range(p, p + 1), cursor=cursor) for p, cursor in enumerate(cursors))
+        self.generation = Generation(GenerationId(1, 1), tuple(members))
+        self.behind = behind
+        self.replicas = [replica_of(task, is_trained=position not in behind) for position in range(count)]
+        self.peaks = [0] * count
+
+    def align(self) -> list[Any]:
+        """What each gives, or the error that it ends with."""
+        rings = [
+            Ring(self.generation, member.worker, *links, within(20))
+            for member, links in zip(self.generation.members, memory_links(len(self.replicas)), strict=True)
+        ]
+
+        def work(position: int) -> Any:
+            progress = Progress() if position in self.behind else AHEAD
+            layout, activity = Replicated(self.replicas[position]), Activity(lambda *_: None)
+            try:
+                return align(self.generation, 10 + position, rings[position], layout, progress, activity)
+            except Exception as error:
+                rings[position].close()
+                return error
+
+        with ThreadPoolExecutor(len(rings)) as threads:
+            found = list(threads.map(work, range(len(rings))))
+        for ring in rings:
+            ring.close()
+        return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data(), st.integers(2, 5), st.sampled_from([7, 64, 1000, state_copy.PIECE]))
+def test_whoever_is_behind_has_the_bits_of_the_others_afterwards(data: st.DataObject, count: int, piece: int) -> None:
+    behind = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
+    members = Members(count, behind)
+    expected = replica_of(is_trained=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_copy, "PIECE", piece)
+        found = members.align()
+    assert [progress for progress, _ in found] == [AHEAD] * count
+    (size,) = {size for _, size in found}
+    assert (size > 0) is bool(behind)
+    assert {replica.weights_digest() for replica in members.replicas} == {expected.weights_digest()}
+    states = {str(replica.optimizers.state()) for replica in members.replicas}
+    assert states == {str(expected.optimizers.state())}
+
+
+def test_who_needs_nothing_of_it_needs_no_more_memory_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the donor: the state is sent from where it lies."""
+    monkeypatch.setattr(state_copy, "PIECE", 2**16)
+    members = Members(3, {2}, Large)  # worker 1 passes it on
+    taken = []
+    monkeypatch.setattr(state_copy, "fresh_memory", lambda size: taken.append(size) or fresh_memory(size))  # type: ignore[func-returns-value]
+    tracemalloc.start()
+    try:
+        (_, size), _, _ = members.align()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken == [size], "the receiver, once"
+    assert size > 4_000_000
+    assert peak < 2_000_000, "of all three together, besides the memory of the receiver"
+
+
+def test_a_piece_that_is_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members(3, {1})
+    real = Ring._receive_into
+
+    def damage(ring: Ring, tag: Any, content: memoryview) -> None:
+        real(ring, tag, content)
+        if ring._position == 1 and tag.index == 1:
+            content[len(content) // 2] ^= 1
+
+    monkeypatch.setattr(Ring, "_receive_into", damage)
+    before = members.replicas[1].weights_digest()
+    found = members.align()
+    assert isinstance(found[1], WorkerUnfit)
+    assert "is not the one that was sent" in str(found[1])
+    assert members.replicas[1].weights_digest() == before, "it has still the state that it had"
+
+
+def test_nobody_copies_from_holders_that_differ() -> None:
+    members = Members(3, {2})
+    with torch.no_grad():
+        members.replicas[1].parameters[0][1].view(-1)[0] += 1
+    assert all(isinstance(error, ReplicasDiffer) for error in members.align())
