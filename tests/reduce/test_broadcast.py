@@ -11,7 +11,7 @@ from quorate.core.errors import LinkError
 from quorate.reduce.memory import layout_of
 from quorate.reduce.reduction import Reduction
 from reduce.rings import memory_rings
-from reduce.test_shared_memory import plan_of, pools
+from reduce.test_shared_memory import plan_of, reductions
 
 ROOM = layout_of(plan_of(11)).size  # what passes through shared memory at once
 
@@ -60,7 +60,7 @@ def test_on_the_ring_whoever_needs_it_has_it(data: st.DataObject, members: int, 
 @pytest.mark.parametrize("receivers", [{0}, {2}, {0, 2}, set(), {0, 1, 2}])
 @pytest.mark.parametrize("size", [0, 1, ROOM // 2, ROOM // 2 + 1, 2 * ROOM + 17])
 def test_in_shared_memory_whoever_needs_it_has_it(receivers: set[int], size: int) -> None:
-    with pools(3, 3, plan_of(11)) as met:
+    with reductions(3, 3, plan_of(11)) as met:
         check(list(met), [size, 5, size], 1, receivers)
 
 
@@ -88,5 +88,5 @@ def test_whoever_waits_for_one_that_is_gone_learns_of_it(lost: int) -> None:
 
     with memory_rings(3, 3) as rings, ThreadPoolExecutor(3) as threads:
         list(threads.map(gone(list(rings)), range(3)))
-    with pools(3, 3, plan_of(11)) as met, ThreadPoolExecutor(3) as threads:
+    with reductions(3, 3, plan_of(11)) as met, ThreadPoolExecutor(3) as threads:
         list(threads.map(gone(list(met)), range(3)))

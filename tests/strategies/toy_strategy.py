@@ -1,7 +1,7 @@
 """A strategy of two roles: workers that train, and a server that hosts no lane and sums what they send it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -81,6 +81,11 @@ class ToyLinks:
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         gathered: tuple[bytes, ...] = self._server.ask(self._position, payload)
         return gathered
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        everyones = self.gather(step, index, bytes(buffer) if self._position == root else b"")
+        if self._position in receivers:
+            buffer[:] = everyones[root]
 
     def close(self) -> None:
         self._server.leave(self._position)
