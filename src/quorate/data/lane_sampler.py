@@ -61,7 +61,7 @@ class LaneSampler(Sampler):
 
     def share(self, step: int, lane: int) -> Indices:
         """Indices of a lane's part of a batch, in order."""
-        batch = self.batch(step)
+        batch = self._batch(step)
         return batch[cut(len(batch), self.spec.lanes)[lane]]
 
     def _epoch_order(self, epoch: int) -> Indices:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy
@@ -35,7 +36,7 @@ class Sampler(Protocol):
     def dropped(self, epoch: int) -> Indices:
         """What `last_batch: drop` leaves out of an epoch, in order."""
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
         whole, rest = divmod(self.epoch_length, self.spec.batch_size)
@@ -68,8 +69,9 @@ class Sampler(Protocol):
     def micro_batches(self, step: int, lane: int) -> tuple[Indices, ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
         share = self.share(step, lane)
-        parts = [share[part] for part in cut(len(share), self.spec.accumulate)] if self.spec.accumulate > 1 else [share]
-        return tuple(part for part in parts if len(part))
+        if self.spec.accumulate == 1:
+            return (share,) if len(share) else ()
+        return tuple(share[part] for part in cut(len(share), self.spec.accumulate) if part.start < part.stop)
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""

@@ -121,6 +121,8 @@ class Samples:
     def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
         answer = self._answer(request)
+        if not self.shards:
+            return answer
         # Few, and with every batch: only who takes them all knows which are new.
         notes = tuple(note for shards in self.shards.values() for note in shards.notes if note not in self.noted)
         draws = request.source in self.drawing and request.source in self.shards
