@@ -21,9 +21,9 @@ _SPANS = {
 }
 
 
-def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool) -> None:
     """Each fault, each recovery, the samples, and the verdict."""
-    screen = Screen(stream, is_terminal, width)
+    screen = Screen(stream, is_terminal)
 
     def say(text: str, style: str = "") -> None:
         # Never broken by us: a digest or a fault that is copied must be in one piece.

@@ -112,9 +112,9 @@ def commands_after(scaffold: Scaffold) -> list[str]:
     return [*enter, f"quorate train {JOB_FILE}"]
 
 
-def print_next_steps(scaffold: Scaffold, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+def print_next_steps(scaffold: Scaffold, stream: TextIO, is_terminal: bool) -> None:
     """Say what was written, and what to do with it."""
-    screen = Screen(stream, is_terminal, width)
+    screen = Screen(stream, is_terminal)
     screen.print("Written:")
     for file in scaffold.files:
         screen.print(Text(f"  {file}"), soft_wrap=True)
