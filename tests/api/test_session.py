@@ -113,7 +113,7 @@ def test_events_that_are_a_folder_are_told_before_a_worker_is_started(used_workp
     run.events_file.mkdir()
     before = run.job_file.read_text(), run.read_result()
     layer = [Override("steps", 16, "--steps")]
-    with pytest.raises(RunError, match=r"cannot read .*events\.jsonl: Is a directory"):
+    with pytest.raises(RequestError, match=r"cannot read .*events\.jsonl: Is a directory"):
         session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay())
     assert (run.job_file.read_text(), run.read_result()) == before
 

@@ -28,6 +28,7 @@ class MemoryStore:
         self.free: int | None = None
         self.attempts: dict[str, dict[int, tuple[Part, bytes]]] = {}
         self.committed: dict[str, tuple[Manifest, dict[int, tuple[Part, bytes]]]] = {}
+        self.vouchers: dict[str, dict[int, bytes]] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
 
@@ -100,6 +101,16 @@ class MemoryAttempt:
     def written(self) -> Mapping[int, Part]:
         with self.store._lock:
             return {index: part for index, (part, _) in self.store.parts_of(self.name).items()}
+
+    def vouch(self, position: int, voucher: bytes) -> None:
+        with self.store._lock:
+            self.store.parts_of(self.name)
+            self.store.vouchers.setdefault(self.name, {})[position] = voucher
+
+    def vouchers(self) -> Mapping[int, bytes]:
+        with self.store._lock:
+            self.store.parts_of(self.name)
+            return dict(self.store.vouchers.get(self.name, {}))
 
     def sweep(self) -> None:
         with self.store._lock:

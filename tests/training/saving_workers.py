@@ -191,7 +191,7 @@ class Crew:
         self.do(lambda hand: hand.saver.begin(progress, hand.seat))
 
     def settle(self, step: int) -> None:
-        self.do(lambda hand: hand.saver.settle(hand.seat))
+        self.do(lambda hand: hand.saver.settle())
 
     def save(self, progress: Progress) -> None:
         self.do(lambda hand: hand.saver.save(progress, hand.seat))

@@ -155,15 +155,12 @@ class TestASave:
             crew.present[1].replica.parameters[2][1][0, 0] += 1
         name = crew.present[1].replica.parameters[2][0]
         crew.begin(at(1))
-        told = rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
-
-        def settle(hand: Hand) -> None:
-            assert not hand.saver.is_settled
-            with pytest.raises(DivergedError, match=told):
-                hand.saver.settle(hand.seat)
-
-        crew.do(settle)
         crew.await_done()
+        with pytest.raises(
+            DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
+        ):
+            crew.settle(2)
+        assert not crew.first.saver.is_settled
         assert crew.names() == []
 
     def test_of_optimizers_that_differ_is_refused(self, crew: Crew) -> None:
@@ -404,19 +401,6 @@ class TestTheGenerationEnds:
         crew.sit(crew.hands)
         crew.enter(1)
         assert not any(crew.wants)
-
-    def test_before_all_have_compared_their_state_it_is_void(self, crew: Crew) -> None:
-        crew.begin(at(1))
-        for hand in crew.present:
-            assert hand.saving.copied.wait(20)
-        crew.leave()
-        crew.await_done()
-        assert crew.names() == []
-        assert all(crew.wants)
-        crew.sit(crew.hands[1:])
-        crew.enter(1)
-        crew.save_in_background(at(1))
-        crew.whole(1)
 
     @pytest.mark.parametrize("has_memory", [True, False], ids=["in memory", "from the state itself"])
     def test_before_it_is_copied_it_is_void_whatever_is_written_then(

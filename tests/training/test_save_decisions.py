@@ -72,19 +72,18 @@ def test_the_one_that_commits_has_the_first_word_and_everybody_may_be_busy(
 
 
 @pytest.mark.parametrize(
-    ("present", "is_agreed", "is_saved", "delivered", "words"),
+    ("present", "is_saved", "delivered", "words"),
     [
-        (WRITERS, True, True, (), None),
-        (WRITERS, False, True, (0, 1, 2), "before all had compared"),
-        (WRITERS[1:], True, False, (0, 1, 2), "that commits it is gone"),
-        (WRITERS[1:], True, True, (0, 1, 2), None),
-        (WRITERS[:2], True, True, (0, 1), "writes a part of it is gone"),
-        (WRITERS[:2], True, True, (2,), None),
-        ((*WRITERS[:2], "new"), True, True, (), "writes a part of it is gone"),
+        (WRITERS, True, (), None),
+        (WRITERS[1:], False, (0, 1, 2), "that commits it is gone"),
+        (WRITERS[1:], True, (0, 1, 2), None),
+        (WRITERS[:2], True, (0, 1), "writes a part of it is gone"),
+        (WRITERS[:2], True, (2,), None),
+        ((*WRITERS[:2], "new"), True, (), "writes a part of it is gone"),
     ],
 )
 def test_when_a_generation_begins_what_cannot_be_completed_is_void(
-    present: tuple[str, ...], is_agreed: bool, is_saved: bool, delivered: tuple[int, ...], words: str | None
+    present: tuple[str, ...], is_saved: bool, delivered: tuple[int, ...], words: str | None
 ) -> None:
-    reason = why_void(WRITERS, present, is_agreed=is_agreed, is_saved=is_saved, delivered=delivered)
+    reason = why_void(WRITERS, present, is_saved=is_saved, delivered=delivered)
     assert (reason is None) if words is None else (reason is not None and words in reason)

@@ -35,12 +35,16 @@ from quorate.checkpoint.retention import Retention, surplus
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, UntrustedError
 from quorate.core.generation import GenerationId
+from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
-from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_new_file
+from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_atomically, write_new_file
 
 log = logging.getLogger(__name__)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+VOUCHER = "voucher-"
 
 
 class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
@@ -84,6 +88,14 @@ class Attempt(Protocol):
 
     def written(self) -> Mapping[int, Part]:
         """The parts that are there, whole, by index."""
+        ...
+
+    def vouch(self, position: int, voucher: bytes) -> None:
+        """Say what state a writer has, besides the part that it writes: all must have the same."""
+        ...
+
+    def vouchers(self) -> Mapping[int, bytes]:
+        """What the writers have said by now, by position. It is no part of the checkpoint."""
         ...
 
     def sweep(self) -> None:
@@ -184,6 +196,17 @@ class FolderAttempt:
         with self.present():
             return {number - 1: part for number, part in parts_in(self.path).items()}
 
+    def vouch(self, position: int, voucher: bytes) -> None:
+        """Say what state a writer has."""
+        with self.present():
+            write_atomically(self.path / f"{VOUCHER}{position}", voucher.decode())
+
+    def vouchers(self) -> dict[int, bytes]:
+        """What the writers have said by now, by position."""
+        with self.present():
+            found = self.path.glob(f"{VOUCHER}*")
+            return {int(path.name.removeprefix(VOUCHER)): read_regular(path) for path in found}
+
     def sweep(self) -> None:
         """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
         with self.present():
@@ -275,6 +298,8 @@ class CheckpointFolder:
         source = replace(source, needed=sum(part.bytes for part in parts))
         whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
         with source.present():
+            for voucher in source.path.glob(f"{VOUCHER}*"):
+                voucher.unlink(missing_ok=True)
             try:
                 write_new_file(source.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
                 sync_folder(source.path)

@@ -25,6 +25,7 @@
         │   ├── NewerFormatError
         │   │                   one that a newer version of Quorate has written
         │   ├── AttemptGone     a save that another worker has given up
+        │   ├── NoSpace         there is no room for a checkpoint
         │   └── UntrustedError  a checkpoint that anybody may have written, where only those with the key should have
         ├── StoreError          trouble with an object store
         │   └── ObjectMissing   what is asked for is not there
@@ -35,7 +36,7 @@
         │   └── StoreAway       its store answers nobody
         ├── JobEnded            what a worker learns when its coordinator has ended the job
         ├── Dismissed           what a worker learns when it may leave
-        ├── ForkServerLost         the process that starts the workers is gone, and they with it
+        ├── EngineLost          what starts the workers is gone, and they with it
         ├── WorkerUnfit         a worker cannot go on, and another in its place can: it counts as lost
         │   ├── HelperLost      a process that a worker has forked for itself is gone
         │   └── OutOfMemory     there is not enough memory where a worker is

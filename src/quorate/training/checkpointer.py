@@ -22,12 +22,11 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.worker_status import DISK
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
-from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save import VOID, Save, SaveContext, SavePlan, part_file
 from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
@@ -96,7 +95,6 @@ class Checkpointer:
         if reason := why_void(
             writers,
             present,
-            is_agreed=save.is_agreed,
             is_saved=writers[0] in present or (save.done.is_set() and self._is_listed(save)),
             delivered=self._delivered(save) if waits else range(len(writers)),
         ):
@@ -110,11 +108,7 @@ class Checkpointer:
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
         save = self._latest
-        if save is None or (save.is_agreed and save.copied.is_set()):
-            return
-        if not save.is_agreed:
-            self._void(save, "its generation ended before all had compared their state")
-        elif not self._context.wait(save.copied, LEAVING):
+        if save is not None and not self._context.wait(save.copied, LEAVING):
             self._void(save, "its generation ended before it was copied")
 
     def close(self, patience: float) -> None:
@@ -122,6 +116,11 @@ class Checkpointer:
         running = self._running()
         if running is not None and not self._context.wait(running.done, patience):
             running.give_up("the worker leaves")
+
+    @property
+    def divergence(self) -> ReplicasDiffer | None:
+        """That replicas were found to differ by the last save that was begun."""
+        return None if self._latest is None else self._latest.divergence
 
     @property
     def may_commit(self) -> bool:
@@ -154,9 +153,10 @@ class Checkpointer:
         The best evaluation so far waits for an earlier one in any case: no later save could make up for it.
         """
         began = self._clock()
-        self.settle(strategy)
+        self.settle()
         if self._rules.when_busy == "wait" or progress.is_best:
             self._wait_for_earlier(progress)
+            self.settle()  # what was waited for may have found that replicas differ
         held = self._layout.state(progress)
         answers = self._ask_everyone(progress, held, strategy)
         match decide_beginning(answers):
@@ -166,33 +166,31 @@ class Checkpointer:
             case Beginning.SKIP:
                 self._skip(progress, answers[0])
             case Beginning.START:
-                self._start(progress, held, answers).added_s += self._clock() - began
+                self._start(progress, held, answers, strategy.worker).added_s += self._clock() - began
 
     @property
     def is_settled(self) -> bool:
         """Whether the state may change."""
         latest = self._latest
-        return latest is None or (latest.is_agreed and latest.copied.is_set())
+        return latest is None or (latest.copied.is_set() and latest.divergence is None)
 
-    def settle(self, strategy: Strategy) -> None:
-        """Called before the state changes: the copy must be whole, and all must have found that they hold the same.
-
-        Raises on every worker if they do not: nothing is committed then.
-        """
+    def settle(self) -> None:
+        """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
         save = self._latest
-        if save is None or self.is_settled:
+        if save is None:
             return
-        began = self._clock()
-        self._await(save, save.copied)
-        if not save.is_agreed:
-            self._compare(save, strategy)
-        save.added_s += self._clock() - began
+        if not save.copied.is_set():
+            began = self._clock()
+            self._await(save, save.copied)
+            save.added_s += self._clock() - began
+        if save.divergence is not None:
+            raise save.divergence
 
     def save(self, progress: Progress, strategy: Strategy) -> None:
         """Save this state now, and return when it is committed. All try again together before they give up."""
         for pause in (*PAUSES, None):
-            self.settle(strategy)
             self._await_done()
+            self.settle()
             held = self._layout.state(progress)
             answers = self._ask_everyone(progress, held, strategy)
             if answers[0].is_saved:
@@ -211,9 +209,9 @@ class Checkpointer:
     def _save_once(
         self, progress: Progress, held: HeldState, strategy: Strategy, answers: Sequence[Answer]
     ) -> str | None:
-        save = self._start(progress, held, answers)
-        self.settle(strategy)
+        save = self._start(progress, held, answers, strategy.worker)
         self._await_done()
+        self.settle()
         told = strategy.gather(progress.cursor.step, (save.failure or "").encode())
         failures = [payload.decode() for payload in told]
         # The first commits: whatever happened to the others, it is saved if that one says so.
@@ -245,7 +243,7 @@ class Checkpointer:
             return Answer(self._identity, failure=str(error))
         return Answer(self._identity, attempt=attempt.name)
 
-    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer]) -> Save:
+    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer], worker: int) -> Save:
         writers = tuple(answer.identity for answer in answers)
         parts, position = self._layout.parts(held, len(writers)), writers.index(self._identity)
         size = part_file(held, parts[position]).size if position < len(parts) else 0
@@ -255,7 +253,7 @@ class Checkpointer:
         manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
         attempt = self._context.store.open(progress.cursor, size, answers[0].attempt)
         frees_space = any(answer.lacked_space for answer in answers)
-        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, frees_space)
+        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, frees_space, worker)
         self._owes = self._lacks_space = False
         self._last_begun = self._clock()
         self._latest = Save(plan, self._context, self._ended, self._free_space)
@@ -267,20 +265,6 @@ class Checkpointer:
         if save.info is not None:
             self._known_whole = save.info.cursor
         self._lacks_space = isinstance(error, NoSpace)
-
-    def _compare(self, save: Save, strategy: Strategy) -> None:
-        """Nothing is committed that not all hold alike. What a worker holds goes with the exchange, not by the disk."""
-        progress = save.plan.progress
-        own = Voucher(strategy.worker, save.digests | {"progress": json.dumps(progress.to_dict(), sort_keys=True)})
-        told = strategy.gather(progress.cursor.step, json.dumps(asdict(own)).encode() if save.digests else b"")
-        error = divergence(progress.cursor.step, [Voucher(**json.loads(payload)) for payload in told if payload])
-        if error is not None:
-            save.give_up("the replicas differ")
-        elif not all(told):
-            save.give_up("a worker could not copy its part")
-        save.is_agreed = True
-        if error is not None:
-            raise error
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()
@@ -311,9 +295,10 @@ class Checkpointer:
             )
 
     def _delivered(self, save: Save) -> set[int]:
-        """Whose part is there, by position."""
+        """Whose part and voucher are there, by position."""
+        plan = save.plan
         try:
-            return {*save.plan.attempt.written(), *range(len(save.plan.parts), len(save.plan.writers))}
+            return {*plan.attempt.written(), *range(len(plan.parts), len(plan.writers))} & set(plan.attempt.vouchers())
         except CheckpointError:
             return set()
 
@@ -325,7 +310,6 @@ class Checkpointer:
 
     def _void(self, save: Save, reason: str) -> None:
         save.give_up(reason)
-        save.is_agreed = True  # nobody waits for its comparison any more
         if save.done.is_set():
             save.plan.attempt.give_up()
         self._owes = True

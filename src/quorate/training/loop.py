@@ -87,7 +87,6 @@ class Loop:
             elif request.save is Save.BEGIN or self._save_is_due():
                 self._begin_save()
             if request.leave:
-                self.settle_save()  # with those who are here: whoever leaves now is not asked any more
                 return None
         self._save()
         return "early stop" if self.progress.early_stopped else "complete"

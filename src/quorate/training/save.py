@@ -4,11 +4,12 @@ What is done next is decided in `save_decisions`; here it is carried out, with a
 simulator can replace by its own.
 """
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
@@ -17,11 +18,12 @@ from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, remo
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.checkpoint.tree import decode
 from quorate.core.digests import weights_digest
-from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError
+from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
+from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
 from quorate.training.state_layout import HeldState, Parts
@@ -84,6 +86,7 @@ class SavePlan:
     parts: Parts
     position: int
     frees_space: bool
+    worker: int
 
     @property
     def index(self) -> int | None:
@@ -113,7 +116,8 @@ class _GivenUp(Exception):  # noqa: N818 (a happening, not a mistake)
 class Save:
     """One save on its way through one worker: `run` in a thread of its own, or `advance` by whoever has the time.
 
-    The loop waits for `copied` before it changes the state; `is_agreed` says that all writers hold the same one.
+    The loop waits for `copied` before it changes the state. The one that commits compares what all writers hold, and
+    leaves in `divergence` that it is not the same.
     Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
     """
 
@@ -127,8 +131,8 @@ class Save:
         self.plan = plan
         self.copied = threading.Event()
         self.done = threading.Event()
-        self.is_agreed = not plan.is_shared
         self.is_complete = False
+        self.divergence: ReplicasDiffer | None = None
         self.failure: str | None = None
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
@@ -199,7 +203,8 @@ class Save:
     def _progress(self) -> SaveProgress:
         plan, given_up = self.plan, self._given_up
         if given_up is None and plan.commits and self._is_written and not self.is_complete:
-            self.is_complete = self.is_agreed and len(plan.attempt.written()) == len(plan.parts)
+            self.is_complete = len(plan.attempt.written()) == len(plan.parts) and self._is_agreed()
+            given_up = self._given_up
         return SaveProgress(
             plan.commits,
             is_copied=self._content is not None,
@@ -209,6 +214,20 @@ class Save:
             is_committed=self.info is not None,
             given_up=given_up,
         )
+
+    def _is_agreed(self) -> bool:
+        """Whether all writers have said what they hold, and it is the same: nothing else is committed."""
+        plan = self.plan
+        if not plan.is_shared:
+            return True
+        vouchers = plan.attempt.vouchers()
+        if len(vouchers) < len(plan.writers):
+            return False
+        held = [Voucher(**json.loads(content)) for _, content in sorted(vouchers.items())]
+        self.divergence = divergence(plan.progress.cursor.step, held)
+        if self.divergence is not None:
+            self.give_up("the replicas differ")
+        return self.divergence is None
 
     def _copy(self) -> None:
         """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
@@ -248,6 +267,10 @@ class Save:
                 self._free_space(plan.progress)
         if plan.index is not None:
             plan.attempt.write(plan.index, len(plan.parts), self._content)
+        if plan.is_shared:
+            progress = json.dumps(plan.progress.to_dict(), sort_keys=True)
+            voucher = Voucher(plan.worker, self.digests | {"progress": progress})
+            plan.attempt.vouch(plan.position, json.dumps(asdict(voucher)).encode())
         self._is_written = True
         self._written_s = self._elapsed()
         self.copied.set()  # without memory for a copy only now

@@ -90,15 +90,13 @@ def decide(save: SaveProgress) -> Decision:
 
 
 def why_void(
-    writers: Sequence[str], present: Collection[str], *, is_agreed: bool, is_saved: bool, delivered: Collection[int]
+    writers: Sequence[str], present: Collection[str], *, is_saved: bool, delivered: Collection[int]
 ) -> str | None:
     """Why a save of the last generation cannot be completed by those who are present now; None if it can be, or is.
 
     `writers` and those `present` are identities; the first writer commits. `is_saved`: it is here to do so, or has.
     `delivered` are the positions of the writers that nothing is missing of.
     """
-    if not is_agreed:
-        return "its generation ended before all had compared their state"
     if not is_saved:
         # Also when our part is done: nobody else knows by now that it was not committed.
         return "the worker that commits it is gone"

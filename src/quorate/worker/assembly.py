@@ -163,10 +163,10 @@ def assemble(
     averaged = mode.evaluates_averages(spec.average)
 
     def settle_save() -> None:
-        """Before the state changes, the copy of one that is being saved must be whole, and compared by all."""
+        """The copy of a state that is being saved must be whole before the state changes."""
         if not saver.is_settled:
             with activity.during(CHECKPOINT):
-                saver.settle(strategy)
+                saver.settle()
 
     def before_change() -> None:
         settle_save()

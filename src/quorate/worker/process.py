@@ -105,6 +105,8 @@ class Worker:
             code = self._live()
             # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
             self._close_saver()
+            if code == LEFT and self._saver is not None and self._saver.divergence is not None:
+                return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
             return code
         finally:
             self._membership.close()
