@@ -42,7 +42,18 @@ def under_load(processes: int) -> Iterator[None]:
 
 def play(arguments: list[str]) -> int:
     """One round; the exit code of pytest, which cleans up after its tests however it is ended."""
-    command = [sys.executable, "-m", "pytest", "-m", "faults and not long", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "faults and not long",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
     tests = subprocess.Popen(command)
     try:
         return tests.wait()
