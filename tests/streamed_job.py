@@ -96,14 +96,15 @@ from quorate.core.errors import QuorateError
 from quorate.spec.load import load_job
 from quorate.spec.override import parse_set
 from quorate.chaos.script import parse_fault
+from quorate.chaos.supervisor_hook import run_under
 
 run, settings, faults = json.loads(sys.argv[1])
 overrides, script = [parse_set(each) for each in settings], tuple(map(parse_fault, faults))
 try:
     if run is None:
-        session.start(load_job(Path("job.yaml"), os.environ, overrides), show_quietly, script)
+        session.start(load_job(Path("job.yaml"), os.environ, overrides), show_quietly, run_under(script))
     else:
-        session.resume(Path("runs"), run, os.environ, overrides, watch=show_quietly, faults=script)
+        session.resume(Path("runs"), run, os.environ, overrides, watch=show_quietly, runner=run_under(script))
 except QuorateError as error:
     print(f"error: {error.message}", file=sys.stderr)
     sys.exit(error.exit_code)
