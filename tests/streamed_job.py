@@ -97,6 +97,7 @@ from quorate.core.errors import QuorateError
 from quorate.spec.load import load_job
 from quorate.spec.override import parse_set
 from quorate.chaos.script import parse_fault
+from quorate.chaos.supervisor_hook import run_under
 
 run, settings, faults = json.loads(sys.argv[1])
 overrides, script = [parse_set(each) for each in settings], tuple(map(parse_fault, faults))

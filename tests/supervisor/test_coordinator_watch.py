@@ -2,9 +2,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Collection, Iterator
+from typing import cast
 
 from command import await_condition
-from quorate.coordinator.client import News, Outcome, Vacancy
+from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
@@ -32,7 +33,7 @@ class Coordinator:
 def test_a_call_without_answer_does_not_lose_the_outcome() -> None:
     ended = Outcome(None, {"ending": "complete"})
     coordinator = Coordinator(News(None), LinkError("DEADLINE_EXCEEDED"), News(None), News(ended))
-    with contextlib.closing(OutcomeWatch(coordinator, 30.0)) as watch:
+    with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
         assert await_condition("the outcome", lambda: watch.outcome) == ended
     assert coordinator.asked == 4
 
@@ -41,7 +42,7 @@ def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> No
     first = News(None, ((1, 4711), (2, 4712)), {3: Vacancy(0.0, restore=False)}, workers=4)
     second = News(None, ((2, 4712),), workers=4)
     coordinator = Coordinator(first, second)
-    with contextlib.closing(OutcomeWatch(coordinator, 30.0)) as watch:
+    with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
         assert [watch.news.get(timeout=10) for _ in range(2)] == [first, second]
         assert watch.outcome is None
     coordinator.silent.set()
@@ -50,7 +51,7 @@ def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> No
 def test_when_it_was_last_answered_is_known() -> None:
     begun = time.monotonic()
     coordinator = Coordinator(LinkError("DEADLINE_EXCEEDED"), News(None, workers=3))
-    with contextlib.closing(OutcomeWatch(coordinator, 30.0)) as watch:
+    with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
         await_condition("an answer", lambda: watch.workers == 3)
         assert watch.answered > begun
         last = watch.answered
@@ -61,7 +62,7 @@ def test_when_it_was_last_answered_is_known() -> None:
 
 def test_nobody_is_asked_any_more_once_it_is_closed() -> None:
     coordinator = Coordinator()
-    watch = OutcomeWatch(coordinator, 30.0)
+    watch = OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)
     await_condition("the first question", lambda: coordinator.asked)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome"]
     watch.close()
@@ -108,7 +109,7 @@ class Part:
 
 def test_no_event_is_lost_or_told_twice_across_coordinators_and_the_last_are_read_at_the_end() -> None:
     log = Log(20, 7, 7, 13)
-    follower = EventFollower(log, 5)
+    follower = EventFollower(cast(SupervisorClient, log), 5)
     told: list[Event] = []
 
     def have_come() -> bool:
@@ -124,7 +125,7 @@ def test_no_event_is_lost_or_told_twice_across_coordinators_and_the_last_are_rea
 
 def test_without_a_coordinator_nobody_is_asked_for_the_rest() -> None:
     log = Log(1)
-    follower = EventFollower(log, 0)
+    follower = EventFollower(cast(SupervisorClient, log), 0)
     await_condition("the event", follower.new)
     log.count = 2
     follower.close(read_rest=False)

@@ -88,9 +88,6 @@ class NetworkNamespaces:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def __len__(self) -> int:
-        return self._count
-
     def network_of(self, place: int) -> Network:
         """A worker's network, or the hub's for COORDINATOR."""
         return self._networks[place]

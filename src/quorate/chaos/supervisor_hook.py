@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -33,22 +33,17 @@ def run_under(faults: Sequence[Fault]) -> Callable[..., Outcome]:
     def run(
         launch: Launch, handle: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
     ) -> Outcome:
-        with injecting(faults, launch.run.logs, launch.workers + launch.spec.spares) as hook:
+        with contextlib.ExitStack() as stack:
+            namespaces = None
+            if any(fault.act is Act.CUT for fault in faults):
+                # Whoever is cut off lives in a network of its own, and so does everybody who may come to be there.
+                places = launch.workers + launch.spec.spares + sum(fault.act is Act.ADD for fault in faults)
+                namespaces = stack.enter_context(NetworkNamespaces(places))
+            hook = FaultInjection(faults, launch.run.logs, namespaces)
             engine = LocalEngine(launch.run, launch.preparation, hook.network_of)
             return Supervisor(engine, launch, handle, accept, signals, hook).run()
 
     return run
-
-
-@contextlib.contextmanager
-def injecting(faults: Sequence[Fault], logs: Path, places: int) -> Iterator["FaultInjection"]:
-    """The hook for a job of so many places, each with a network namespace of its own if somebody is to be cut off."""
-    with contextlib.ExitStack() as stack:
-        namespaces = None
-        if any(fault.act is Act.CUT for fault in faults):
-            count = places + sum(fault.act is Act.ADD for fault in faults)
-            namespaces = stack.enter_context(NetworkNamespaces(count))
-        yield FaultInjection(faults, logs, namespaces)
 
 
 class FaultInjection:

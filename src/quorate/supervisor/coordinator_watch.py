@@ -6,11 +6,10 @@ Asked for in threads of their own, beside the loop that looks after the processe
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
-from quorate.coordinator.client import News, Outcome
+from quorate.coordinator.client import EventStream, News, Outcome, SupervisorClient
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
 
@@ -23,14 +22,6 @@ Process = tuple[int, int]
 """A worker's slot and its pid; 0 for one that is still to be started."""
 
 
-class NewsSource(Protocol):
-    """Who knows how the job ended."""
-
-    def news(self, timeout: float, processes: Collection[Process] = (), workers: int = 0) -> News:
-        """What there is to know; nothing if nothing happens within `timeout` seconds."""
-        ...
-
-
 class OutcomeWatch:
     """Asks how the job ended, until it has.
 
@@ -38,9 +29,9 @@ class OutcomeWatch:
     """
 
     def __init__(
-        self, source: NewsSource, patience: float, processes: Callable[[], Collection[Process]] = tuple
+        self, client: SupervisorClient, patience: float, processes: Callable[[], Collection[Process]] = tuple
     ) -> None:
-        self._source = source
+        self._client = client
         self._patience = patience
         self._processes = processes
         self._closed = threading.Event()
@@ -57,7 +48,7 @@ class OutcomeWatch:
     def _watch(self) -> None:
         while self.outcome is None and not self._closed.is_set():
             try:
-                news = self._source.news(self._patience, self._processes(), self.workers)
+                news = self._client.news(self._patience, self._processes(), self.workers)
                 self.answered = time.monotonic()
                 self.workers = news.workers or self.workers
                 self.news.put(news)
@@ -71,24 +62,6 @@ class OutcomeWatch:
                 self._closed.wait(PAUSE)
 
 
-class Stream(Protocol):
-    """Events as they come, each time with the place in the log from which the next ones are asked for."""
-
-    def __iter__(self) -> Iterator[tuple[list[Event], int]]: ...
-
-    def cancel(self) -> None:
-        """Have whoever waits for more wait no longer."""
-        ...
-
-
-class EventSource(Protocol):
-    """Who has the job's event log."""
-
-    def events(self, offset: int, *, follow: bool) -> Stream:
-        """Its events from a place on: those that are there now, or also all that follow."""
-        ...
-
-
 class EventFollower:
     """Follows the job's events from a place of its log on.
 
@@ -96,12 +69,12 @@ class EventFollower:
     no event is lost or told twice.
     """
 
-    def __init__(self, source: EventSource, offset: int) -> None:
-        self._source = source
+    def __init__(self, client: SupervisorClient, offset: int) -> None:
+        self._client = client
         self._offset = offset
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._closed = threading.Event()
-        self._stream: Stream | None = None
+        self._stream: EventStream | None = None
         self._thread = threading.Thread(target=self._follow, name="events", daemon=True)
         self._thread.start()
 
@@ -122,14 +95,14 @@ class EventFollower:
         self._thread.join(CLOSE_PATIENCE)
         if read_rest and not self._thread.is_alive():
             try:
-                self._take(self._source.events(self._offset, follow=False))
+                self._take(self._client.events(self._offset, follow=False))
             except LinkError as error:
                 log.warning("the last events could not be asked for: %s", error)
 
     def _follow(self) -> None:
         while not self._closed.is_set():
             try:
-                self._stream = self._source.events(self._offset, follow=True)
+                self._stream = self._client.events(self._offset, follow=True)
                 if self._closed.is_set():  # `close` came before there was a stream that it could cancel
                     self._stream.cancel()
                 self._take(self._stream)
@@ -137,7 +110,7 @@ class EventFollower:
                 log.info("the events of the job broke off: %s", error)
             self._closed.wait(PAUSE)
 
-    def _take(self, stream: Stream) -> None:
+    def _take(self, stream: EventStream) -> None:
         for events, offset in stream:
             for event in events:
                 self._events.put(event)

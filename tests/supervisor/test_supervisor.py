@@ -1,0 +1,116 @@
+"""A supervisor with a real coordinator, on an engine in memory: its workers never come to register."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_engine import MemoryEngine
+from quorate.core.errors import RequestError
+from quorate.core.failure import Failure, JobFailed
+from quorate.engines.engine import Prepared
+from quorate.observe.event import Event
+from quorate.spec.job import JobSpec
+from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Controls, Launch, Supervisor
+from quorate.worker.assignment import Assignment
+
+
+class Engine(MemoryEngine):
+    """Remembers what its workers were told, and whether it was closed."""
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        super().__init__(failure)
+        self.assigned: list[Assignment] = []
+        self.is_closed = False
+
+    def start(self, assignment: Assignment) -> None:
+        self.assigned.append(assignment)
+        super().start(assignment)
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed = True
+
+
+class Hook:
+    """Has every worker told something, looks on for some rounds, and then does something."""
+
+    def __init__(self, signals: Signals, rounds: int = 3) -> None:
+        self._signals = signals
+        self._rounds = rounds
+        self.seen: list[Controls] = []
+
+    def on_start(self, assignment: Assignment) -> Assignment:
+        return replace(assignment, hook="some.module:Hook", hook_options={"slot": assignment.slot})
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        self.seen.append(replace(controls, running=dict(controls.running)))
+        if len(self.seen) == 1:
+            controls.kill_coordinator()
+        if len(self.seen) == self._rounds:
+            self._signals.received += [signal.SIGINT]
+
+
+def supervised(folder: Path, engine: Engine, signals: Signals, hook: Hook | None = None, **parts: Any) -> Supervisor:
+    run = RunFolder(folder)
+    run.logs.mkdir()
+    spec = JobSpec.model_validate(
+        {"task": "task.py:T", "lanes": 2, "batch_size": 2, "steps": 1, "failure_timeout": 2.0}
+    )
+    handle, accept = parts.get("handle", lambda _: None), parts.get("accept", lambda _: None)
+    return Supervisor(engine, Launch(run, spec, 2, "job.yaml"), handle, accept, signals, hook)
+
+
+def kinds(folder: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_job_that_is_stopped_before_it_has_begun_ends_and_nothing_is_left_open(tmp_path: Path) -> None:
+    engine, signals = Engine(), Signals([signal.SIGTERM])
+    outcome = supervised(tmp_path, engine, signals).run()
+    assert outcome.failure is None
+    assert outcome.result == {"ending": "terminated"}
+    assert (engine.assigned, engine.is_closed) == ([], True)
+    assert not (tmp_path / "coordinator.json").exists()
+
+
+def test_what_the_engine_finds_wrong_with_the_task_is_raised_and_stands_in_the_events(tmp_path: Path) -> None:
+    engine = Engine(Failure("TaskError", "there is no such task", exit_code=2))
+    told: list[Event] = []
+    with pytest.raises(RequestError, match="no such task"):
+        supervised(tmp_path, engine, Signals(), handle=told.append).run()
+    assert engine.is_closed
+    assert kinds(tmp_path) == ["failure"]
+    assert [event.kind for event in told] == ["failure"], "by the coordinator's stream, to its end"
+
+
+def test_a_machine_that_is_not_accepted_starts_no_worker(tmp_path: Path) -> None:
+    engine = Engine()
+
+    def refuse(_: Prepared) -> None:
+        raise JobFailed(Failure("Other", "another machine"))
+
+    with pytest.raises(JobFailed, match="another machine"):
+        supervised(tmp_path, engine, Signals(), accept=refuse).run()
+    assert (engine.assigned, engine.is_closed) == ([], True)
+
+
+def test_a_hook_is_asked_at_every_start_and_in_every_round_and_a_coordinator_that_it_kills_is_replaced(
+    tmp_path: Path,
+) -> None:
+    engine, signals, told = Engine(), Signals(), list[Event]()
+    hook = Hook(signals)
+    outcome = supervised(tmp_path, engine, signals, hook, handle=told.append).run()
+    assert outcome.result == {"ending": "interrupted"}
+    assert [(one.slot, one.hook, one.hook_options) for one in engine.assigned] == [
+        (slot, "some.module:Hook", {"slot": slot}) for slot in range(2)
+    ]
+    assert hook.seen[-1].running == {0: 4710, 1: 4711}
+    assert hook.seen[-1].workers == 2
+    # The last is of the coordinator that is let go.
+    assert [event.kind for event in told] == ["coordinator", "stop"] == kinds(tmp_path)[:2]
