@@ -324,7 +324,10 @@ class Copier:
     def _best(self, there: Contents) -> int | None:
         """The step of the best there: a run that was fetched does not have all of them here."""
         for name in there.whole.keys() - self._manifests.keys():
-            self._manifests[name] = _manifest(self._place.read(f"{name}/{MANIFEST}"))
+            self._manifests[name] = None
+            content = self._place.read(f"{name}/{MANIFEST}")
+            with contextlib.suppress(CheckpointError, UnicodeDecodeError):  # a damaged one tells nothing
+                self._manifests[name] = None if content is None else Manifest.from_json(content.decode())
         known = {name: self._manifests[name] for name in there.whole}
         infos = [CheckpointInfo(self._folder.folder / name, each) for name, each in known.items() if each is not None]
         bests = {info.cursor: info.best for info in infos}
@@ -376,12 +379,6 @@ class _Failures:
         lasted = now - self._began if self.count else None
         self.count, self.reason, self.lasts = 0, "", False
         return lasted
-
-
-def _manifest(content: bytes | None) -> Manifest | None:
-    with contextlib.suppress(CheckpointError, UnicodeDecodeError):
-        return None if content is None else Manifest.from_json(content.decode())
-    return None
 
 
 def _created(origin: bytes) -> str:

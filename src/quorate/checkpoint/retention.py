@@ -103,22 +103,17 @@ def reasons(
     stand_in = None
     if best is not None and best not in steps:
         stand_in = best_saved(in_order, bests)
-    last = set(in_order[max(0, len(in_order) - retention.keep) :])
+    last: set[Cursor | None] = set(in_order[max(0, len(in_order) - retention.keep) :])
 
-    def holds(cursor: Cursor, reason: Reason) -> bool:
-        match reason:
-            case Reason.LAST:
-                return cursor in last
-            case Reason.BEST:
-                return cursor.step == best
-            case Reason.BEST_SAVED:
-                return stand_in is not None and cursor.step == stand_in
-            case Reason.EVERY:
-                return retention.keep_every is not None and cursor.step % retention.keep_every == 0
-            case Reason.WAY_BACK:
-                return cursor == newest_whole and cursor not in last
-
-    return {cursor: tuple(reason for reason in Reason if holds(cursor, reason)) for cursor in in_order}
+    every = retention.keep_every
+    kept: dict[Reason, set[Cursor | None]] = {
+        Reason.LAST: last,
+        Reason.BEST: {cursor for cursor in in_order if cursor.step == best},
+        Reason.BEST_SAVED: {cursor for cursor in in_order if cursor.step == stand_in},
+        Reason.EVERY: {cursor for cursor in in_order if every is not None and cursor.step % every == 0},
+        Reason.WAY_BACK: {newest_whole} - last,
+    }
+    return {cursor: tuple(reason for reason in Reason if cursor in kept[reason]) for cursor in in_order}
 
 
 def surplus(

@@ -324,7 +324,10 @@ class CheckpointFolder:
         """Read a checkpoint through and raise `CheckpointError` with what is wrong with it, if anything is."""
         manifest = read_manifest(info.path)
         if self.cipher is not None:
-            _check_key(info.path, manifest, self.cipher)
+            try:
+                cipher_of(manifest, self.cipher)
+            except UntrustedError as error:
+                raise UntrustedError(f"checkpoint {info.path}: {error}") from None
         for part in manifest.parts:
             verify_part(info.path, part)
 
@@ -401,13 +404,11 @@ def why_not_plain(sealed: str, run: str) -> str:
 
 def _encrypted_in(folder: Path) -> Path | None:
     """The newest checkpoint with an encrypted part, or whose manifest says so."""
-    found = reversed(survey(folder))
-    return next((each.path for each in found if _is_encrypted(each)), None)
-
-
-def _is_encrypted(found: CheckpointInfo | Skipped) -> bool:
-    is_said = isinstance(found, CheckpointInfo) and found.manifest.encryption is not None
-    return is_said or any(found.path.glob(f"*{SEALED}"))
+    for found in reversed(survey(folder)):
+        is_said = isinstance(found, CheckpointInfo) and found.manifest.encryption is not None
+        if is_said or any(found.path.glob(f"*{SEALED}")):
+            return found.path
+    return None
 
 
 def _refuse_late(folder: Path, manifest: Manifest) -> None:
@@ -417,13 +418,6 @@ def _refuse_late(folder: Path, manifest: Manifest) -> None:
             f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} has "
             f"committed one since, and its writer is still of generation {GenerationId(*manifest.generation)}"
         )
-
-
-def _check_key(path: Path, manifest: Manifest, cipher: Cipher) -> None:
-    try:
-        cipher_of(manifest, cipher)
-    except UntrustedError as error:
-        raise UntrustedError(f"checkpoint {path}: {error}") from None
 
 
 def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:

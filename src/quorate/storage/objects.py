@@ -123,7 +123,8 @@ class ObjectStore:
                 content: bytes = self._do("cat_file", self._path(key), start=start or None, end=end, bytes=length or 0)
             except Exception as error:
                 # Where the object ends before the range begins, a store says so in its own words.
-                if not (start or end) or not _is_beyond(error):
+                is_beyond = _code(error) in _BEYOND or getattr(error, "status", None) == 416
+                if not (start or end) or not is_beyond:
                     raise
                 return b""
             return content
@@ -224,7 +225,8 @@ class ObjectStore:
         if isinstance(error, TimeoutError) or "Timeout" in name:
             why = "the store does not answer in time. It may be overloaded, or the network slow or cut."
         elif isinstance(error, ConnectionError) or any(word in name for word in _UNREACHABLE):
-            why = f"the store cannot be reached ({name}). Check that it is up{self._where_endpoint_is}."
+            endpoint = ", and AWS_ENDPOINT_URL if it is not Amazon's" if self._protocol in _PACKAGES else ""
+            why = f"the store cannot be reached ({name}). Check that it is up{endpoint}."
         else:
             text = _masked(" ".join(str(error).split()))[:200]
             why = f"the store cannot do it: {(text or name).rstrip('.')}."
@@ -249,20 +251,12 @@ class ObjectStore:
             )
         return "Check the credentials in the environment, and that they may list, read, write and delete there."
 
-    @property
-    def _where_endpoint_is(self) -> str:
-        return ", and AWS_ENDPOINT_URL if it is not Amazon's" if self._protocol in _PACKAGES else ""
-
 
 def _stored(entry: dict[str, Any]) -> Stored:
     modified = next((entry[name] for name in ("LastModified", "updated", "mtime", "created") if entry.get(name)), None)
     if isinstance(modified, datetime):
         modified = modified.timestamp()
     return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
-
-
-def _is_beyond(error: BaseException) -> bool:
-    return _code(error) in _BEYOND or getattr(error, "status", None) == 416
 
 
 def _masked(text: str) -> str:

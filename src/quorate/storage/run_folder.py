@@ -195,7 +195,7 @@ def _take_next(file: Path, above: int = 0) -> int:
         # Two that ask at once must not be told the same number: both would believe to be the newest.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
-        number = max(above, *map(_number, lines)) + 1
+        number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
         # A line that a crash has torn is ended first: "1" and "2" must not become 12.
         write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
         os.fsync(descriptor)
@@ -203,12 +203,6 @@ def _take_next(file: Path, above: int = 0) -> int:
     finally:
         os.close(descriptor)
     return number
-
-
-def _number(line: bytes) -> int:
-    with contextlib.suppress(ValueError):
-        return int(line)
-    return 0
 
 
 @contextlib.contextmanager

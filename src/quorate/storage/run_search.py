@@ -27,7 +27,9 @@ def find_run(runs: Path, reference: str) -> Path:
     """The folder of the run with this name, unique prefix or path, or the newest for ``last``."""
     names = [folder.name for folder in list_runs(runs)]
     if reference == LAST:
-        return runs / _newest(runs, names)
+        if not names:
+            raise RunError(f"there are no runs in {runs} yet; `quorate train job.yaml` makes one, `runs` says where")
+        return runs / names[-1]
     if reference in names:
         return runs / reference
     path = Path(reference).expanduser()
@@ -81,12 +83,6 @@ def _created(folder: Path) -> datetime | None:
         return read_creation(folder) if is_run(folder) else None
     except OSError:
         return None  # one folder that is in the way, or is being removed, must not hide the others
-
-
-def _newest(runs: Path, names: list[str]) -> str:
-    if not names:
-        raise RunError(f"there are no runs in {runs} yet; `quorate train job.yaml` makes one, `runs` says where")
-    return names[-1]
 
 
 def _not_found(runs: Path, reference: str, names: list[str]) -> str:
