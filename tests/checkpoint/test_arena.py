@@ -6,7 +6,7 @@ import torch
 from quorate.checkpoint import arena as arena_module
 from quorate.checkpoint.arena import SPARE, Arena
 from quorate.checkpoint.tensor_file import DTYPES, TensorFile, tensors_in
-from quorate.training.tensors import same_bits
+from quorate.training.device import same_bits
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -22,11 +22,11 @@ from quorate.strategies.buffer_exchange import BufferExchange, _pack, _unpack
 from quorate.strategies.notes import decode, encode, note_of
 from quorate.strategies.ring import NOTES_INDEX, RingStrategy
 from quorate.training.buffers import Buffers
+from quorate.training.device import same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.strategy import Agreement
 from quorate.training.task import Task
-from quorate.training.tensors import same_bits
 
 
 class Tables(nn.Module):

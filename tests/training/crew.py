@@ -22,15 +22,14 @@ from quorate.core.digests import weights_digest
 from quorate.core.errors import PeerLost
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec, EvaluateSpec
+from quorate.training.device import digests, same_bits
 from quorate.training.lane import LaneResult
-from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.saver import Saver
 from quorate.training.saving import Desk, Saving
 from quorate.training.strategy import Agreement
-from quorate.training.task import Task
-from quorate.training.tensors import digests, same_bits
+from quorate.training.task import Task, configure
 
 Given = TypeVar("Given")
 

@@ -324,7 +324,7 @@ def test_of_many_elements_so_many_are_compared_at_each_step_and_all_of_them_in_t
             looked_at.append(len(self))
             return super().__iter__()
 
-    for container in watched.watch._kept._containers.items:
+    for container in watched.watch._kept._containers:
         container.value = Spy(container.value)
     watched.lane(lambda *_: None)
     assert COMPARED_ELEMENTS <= sum(looked_at) <= COMPARED_ELEMENTS + MOST_ELEMENTS

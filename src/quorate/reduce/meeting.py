@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quorate.core.generation import Generation
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import GradientMemory, PlainMemory, SharedMemory, layout_of
+from quorate.reduce.memory import Allocate, GradientMemory, PlainMemory, SharedMemory, layout_of, zeros
 from quorate.reduce.neighbours import Neighbour, meet_neighbours
 from quorate.reduce.pool import Pool
 from quorate.reduce.reduction import Reduction
@@ -75,7 +75,7 @@ class Meeting:
 
 
 def meet(
-    meeting: Meeting, plan: Sequence[Bucket], *, trusts_versions: bool = False
+    meeting: Meeting, plan: Sequence[Bucket], *, allocate: Allocate = zeros, trusts_versions: bool = False
 ) -> tuple[Reduction, GradientMemory]:
     """Sums over all lanes of the generation, and the memory that they are summed in.
 
@@ -95,7 +95,7 @@ def meet(
     )
     lease, blame = _watch(meeting, [previous, following])
     ring = Ring(meeting.generation, meeting.credentials.worker, previous, following, lease, blame)
-    return ring, PlainMemory.of(plan, meeting.hosting[meeting.position])
+    return ring, PlainMemory.of(plan, meeting.hosting[meeting.position], allocate)
 
 
 def _watch(meeting: Meeting, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:

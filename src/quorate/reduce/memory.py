@@ -1,7 +1,7 @@
 """The memory in which lanes collect their gradients, and from which the optimizer reads their sum."""
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,15 @@ import torch
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.layout import Layout, lay_out
 from quorate.wire.segment import Segment
+
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
+"""Gives so many zeros of a type, where the parameters are."""
+
+
+def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """In the host's memory."""
+    return torch.zeros(size, dtype=dtype)
+
 
 SCRATCH = 2**20
 """Bytes for each lane, through which everything else is summed."""
@@ -43,9 +52,13 @@ class PlainMemory:
     writes_are_dear: bool = False
 
     @classmethod
-    def of(cls, plan: Sequence[Bucket], lanes: range) -> "PlainMemory":
+    def of(cls, plan: Sequence[Bucket], lanes: range, allocate: Allocate = zeros) -> "PlainMemory":
         """For hosted lanes."""
-        return cls({lane: _zeros(plan) for lane in lanes}, _zeros(plan))
+
+        def buckets() -> tuple[torch.Tensor, ...]:
+            return tuple(allocate(bucket.numel, _dtype(bucket)) for bucket in plan)
+
+        return cls({lane: buckets() for lane in lanes}, buckets())
 
 
 class SharedMemory:
@@ -104,10 +117,6 @@ def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: 
 def _scratch(content: mmap.mmap, layout: Layout, start: int) -> torch.Tensor:
     offset = start + layout.scratch_offset
     return torch.frombuffer(content, dtype=torch.uint8, count=layout.scratch_size, offset=offset)
-
-
-def _zeros(plan: Sequence[Bucket]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(bucket.numel, dtype=_dtype(bucket)) for bucket in plan)
 
 
 def _dtype(bucket: Bucket) -> torch.dtype:

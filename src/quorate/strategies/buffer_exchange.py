@@ -15,8 +15,8 @@ from quorate.core.generation import Generation
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.notes import LaneNote
 from quorate.training.buffers import LANE_0, MEAN, Buffers
+from quorate.training.device import CPU, Device
 from quorate.training.lane import LaneResult
-from quorate.training.tensors import content
 
 ADOPTED_INDEX = 1
 
@@ -63,8 +63,9 @@ class BufferExchange:
         if not any(holders.isdisjoint(member.lanes) for member in self._generation.members):
             return values
         is_sender = any(result.lane == first for result in results)
-        payloads = self._reduction.gather(step, ADOPTED_INDEX, _pack(values) if is_sender else b"")
-        return values if is_sender else next(_unpack(payload) for payload in payloads if payload)
+        own_payload = _pack(values, self._buffers.device) if is_sender else b""
+        payloads = self._reduction.gather(step, ADOPTED_INDEX, own_payload)
+        return values if is_sender else next(_unpack(payload, self._buffers.device) for payload in payloads if payload)
 
     def _average(
         self, step: int, results: Sequence[LaneResult], names: Sequence[str], batch_samples: int
@@ -97,14 +98,14 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
     )
 
 
-def _pack(values: dict[str, torch.Tensor]) -> bytes:
+def _pack(values: dict[str, torch.Tensor], device: Device = CPU) -> bytes:
     head = json.dumps(
         [[name, str(v.dtype).removeprefix("torch."), list(v.shape)] for name, v in values.items()]
     ).encode()
-    return len(head).to_bytes(4) + head + b"".join(content(value) for value in values.values())
+    return len(head).to_bytes(4) + head + b"".join(device.content(value) for value in values.values())
 
 
-def _unpack(payload: bytes) -> dict[str, torch.Tensor]:
+def _unpack(payload: bytes, device: Device = CPU) -> dict[str, torch.Tensor]:
     start = 4 + int.from_bytes(payload[:4])
     values = {}
     for name, dtype_name, shape in json.loads(payload[4:start]):
@@ -115,6 +116,6 @@ def _unpack(payload: bytes) -> dict[str, torch.Tensor]:
             if size
             else torch.empty(0, dtype=torch.uint8)
         )
-        values[name] = raw.view(dtype).view(shape)
+        values[name] = device.move(raw.view(dtype).view(shape))
         start += size
     return values

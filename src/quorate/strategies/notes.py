@@ -3,10 +3,9 @@
 import json
 from dataclasses import dataclass
 
-from quorate.core.digests import tensor_digest
 from quorate.data.ledger import Tally
+from quorate.training.device import CPU, Device, digests
 from quorate.training.lane import LaneResult, LossSum, not_finite
-from quorate.training.tensors import named_bytes
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,8 @@ class LaneNote:
     put_back: tuple[str, ...] = ()
 
 
-def note_of(result: LaneResult) -> LaneNote:
+def note_of(result: LaneResult, device: Device = CPU) -> LaneNote:
     """What to tell about a lane."""
-    buffers = {name: tensor_digest(named_bytes(name, value)) for name, value in result.buffers.items()}
     suspects = () if not_finite(result.losses) is None else tuple(result.read.tolist())
     return LaneNote(
         result.lane,
@@ -39,7 +37,7 @@ def note_of(result: LaneResult) -> LaneNote:
         result.present,
         result.losses,
         result.log,
-        buffers,
+        digests(result.buffers.items(), device),
         result.tally,
         suspects,
         result.bad,

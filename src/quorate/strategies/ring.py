@@ -87,7 +87,7 @@ class RingStrategy:
     def exchange(self, step: int, results: Sequence[LaneResult], stop: str | None) -> Agreement:
         """Gradients first, since their exchange may have begun with the backward pass; then notes; then buffers."""
         self._sum_gradients(step)
-        everyone = self._tell_everyone(step, [note_of(result) for result in results], stop)
+        everyone = self._tell_everyone(step, [note_of(result, self._buffers.device) for result in results], stop)
         notes = [note for told in everyone for note in told.lanes]
         losses = _total_losses(notes)
         wish = strongest_wish([told.stop for told in everyone])

@@ -11,6 +11,7 @@ from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.training.backward import run_backward
+from quorate.training.device import Device
 from quorate.training.gradients import check_gradient, computed_inside, detached, sent_before
 from quorate.training.readiness import Readiness
 
@@ -125,11 +126,11 @@ class FlatGradients:
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of the sum. What has no gradient counts as zeros."""
         norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
-        return float(norm)
+        return device.numbers([norm])()[0]
 
     def sum_over(self, step: int, reduction: Reduction) -> None:
         """Sum what all lanes have collected, bucket by bucket."""

@@ -8,6 +8,7 @@ import torch
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.reduction import Reduction
+from quorate.training.device import Device
 
 
 class Gradients(Protocol):
@@ -55,7 +56,7 @@ class Gradients(Protocol):
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
         ...
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of the sum."""
         ...
 

@@ -7,6 +7,7 @@ import torch
 
 from quorate.reduce.reduction import Reduction
 from quorate.training.backward import run_backward
+from quorate.training.device import Device
 from quorate.training.gradients import check_gradient, computed_inside, detached
 
 
@@ -60,11 +61,11 @@ class LoneGradients:
     def install(self, present: int, to_be_written: bool = False) -> None:
         """They are in their places."""
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of all of them."""
         gradients = [gradient for gradient in self._left if gradient is not None]
         norms = torch._foreach_norm(gradients) if gradients else ()
-        return math.hypot(*(norm.item() for norm in norms))
+        return math.hypot(*device.numbers(norms)())
 
     def close(self) -> None:
         """Let the parameters go."""

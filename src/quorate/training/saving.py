@@ -25,9 +25,9 @@ from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
+from quorate.training.device import digests
 from quorate.training.divergence import divergence
 from quorate.training.progress import Progress
-from quorate.training.tensors import digests
 
 log = logging.getLogger(__name__)
 

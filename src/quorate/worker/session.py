@@ -137,7 +137,8 @@ class WorkerSession:
         deadline, lease = self._while_it_lasts(self.timing.connect), self.membership.lease_remaining
         meeting = Meeting(generation, credentials, self.listeners, deadline, lease, self.timing.link_silence)
         trusts_versions = self.ground.replica.optimizers.are_torchs_own
-        return meet(meeting, self.ground.plan, trusts_versions=trusts_versions)
+        allocate = self.ground.replica.device.zeros
+        return meet(meeting, self.ground.plan, allocate=allocate, trusts_versions=trusts_versions)
 
     def _while_it_lasts(self, seconds: float) -> Deadline:
         """A deadline that also ends with the generation: whoever waits for one that has died waits in vain."""
