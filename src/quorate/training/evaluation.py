@@ -165,8 +165,10 @@ def sanity_check_evaluation(task: Task, replica: Replica, samples: Samples, plan
             f"Return (training set, validation set), or leave {key.partition('.')[0]} out."
         )
     metrics = _metrics_of_one_batch(task, replica, samples, plan) if plan.samples else None
+    if metrics is None:
+        return
     try:
-        for key, name in watched if metrics is not None else ():
+        for key, name in watched:
             metric_of(metrics, name, key)
     except MetricError as error:
         raise TaskError(error.message) from None

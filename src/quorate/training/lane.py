@@ -72,7 +72,7 @@ class _Loss(NamedTuple):
     name: str
     samples: int
     value: torch.Tensor
-    count: float | torch.Tensor
+    items: float | torch.Tensor
     per_item: bool
 
 
@@ -83,6 +83,7 @@ class LaneRunner:
         self._task = task
         self._replica = replica
         self._device = replica.device
+        self._threads = replica.spec.threads
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
@@ -118,11 +119,11 @@ class LaneRunner:
 
     def _pin_threads(self) -> None:
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
-        if torch.get_num_threads() != self._replica.spec.threads:
-            torch.set_num_threads(self._replica.spec.threads)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
 
     def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> list[_Loss]:
-        by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}
+        by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
         expected = self._replica.optimizers.by_name
         if by_name.keys() != expected.keys() and loss is not None:
             raise LossError(
@@ -142,14 +143,18 @@ class LaneRunner:
 
     def _read(self, losses: Sequence[_Loss]) -> dict[str, LossSum]:
         """Bring a lane's losses to the host: once, when all that the device has to do for the lane is under way."""
-        counts = [loss.count for loss in losses if isinstance(loss.count, torch.Tensor)]
-        numbers = self._device.numbers([*(loss.value for loss in losses), *counts])()
-        counted = iter(numbers[len(losses) :])
+        scalars = [loss.value for loss in losses]
+        scalars += [loss.items for loss in losses if isinstance(loss.items, torch.Tensor)]
+        numbers = iter(self._device.numbers(scalars)())
+        values = [next(numbers) for _ in losses]
         sums: dict[str, LossSum] = {}
-        for loss, value in zip(losses, numbers, strict=False):
-            count = next(counted) if isinstance(loss.count, torch.Tensor) else loss.count
-            total = value if loss.per_item else value * loss.samples
-            sums.setdefault(loss.name, LossSum()).add(LossSum(total, count, loss.per_item))
+        for (name, samples, _, items, per_item), value in zip(losses, values, strict=True):
+            count = next(numbers) if isinstance(items, torch.Tensor) else items
+            part = LossSum(value if per_item else value * samples, count, per_item)
+            if name in sums:
+                sums[name].add(part)
+            else:
+                sums[name] = part
         return sums
 
 

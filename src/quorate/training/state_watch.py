@@ -6,7 +6,7 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
@@ -277,8 +277,10 @@ class _ParameterSamples:
         return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
 
 
-def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
+def news(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
     """Of what was put back, those that the run has not named yet; of all layers that are alike one is named."""
+    if not names:  # as at almost every step
+        return ()
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(_kind(name), name)
@@ -286,10 +288,10 @@ def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for kind, name in first.items() if kind not in told)[: max(0, room)]
 
 
-def warn_of(names: Iterable[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def warn_of(names: Sequence[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """A sentence about those that are news, and what has been told then."""
     new = news(names, told)
-    return [_sentence(new)] if new else [], (*told, *map(_kind, new))
+    return ([_sentence(new)], (*told, *map(_kind, new))) if new else ([], tuple(told))
 
 
 def _kind(name: str) -> str:
