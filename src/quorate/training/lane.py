@@ -138,7 +138,9 @@ class LaneRunner:
             others = len(by_name) - 1 - position
             with user_code("backward()", hint_for):
                 self._gradients.backward(tensor, weight, inputs, retain=others > 0, is_last=is_last and name == SOLE)
-            losses.append(_Loss(name, samples, tensor.detach(), count, per_item))
+            # A copy if more user code runs in the lane, which may write to its own tensors.
+            value = tensor.detach() if is_last else tensor.detach().clone()
+            losses.append(_Loss(name, samples, value, count, per_item))
         return losses
 
     def _read(self, losses: Sequence[_Loss]) -> dict[str, LossSum]:
@@ -196,7 +198,7 @@ def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float | torc
         raise LossError(f"loss() gave {given(pair)}{whose}; a tuple must be (sum, count).")
     total, count = pair
     if is_scalar(count):
-        return total, count.detach(), True
+        return total, count.detach().clone(), True
     try:
         return total, float(count), True
     except (TypeError, ValueError, RuntimeError):
