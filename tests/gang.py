@@ -25,13 +25,11 @@ from quorate.observe.event import Event
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
-from quorate.training.machine import pin_machine
-from quorate.training.params import configure
+from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task
-from quorate.training.tensors import digests
+from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, saver_of
 from warm import measure_no_more
@@ -180,10 +178,10 @@ def _work(
     sabotage: Callable[[int, Any], None] | None,
     activity: Activity,
 ) -> dict[str, Any]:
-    pin_machine(spec.threads, spec.deterministic)
+    CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    replica = Replica(configured, spec)
+    replica = Replica(configured, spec, CPU)
     parts = SessionParts(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
     fingerprint_in_child(parts.samples)
     progress = Progress()

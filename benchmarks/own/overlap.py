@@ -33,10 +33,10 @@ from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
-from quorate.training.machine import pin_machine
-from quorate.training.params import configure
+from quorate.training.device import CPU
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.task import configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, saver_of
 
@@ -206,7 +206,7 @@ def _rehearsed(place: Place) -> Place:
 def _train(place: Place, number: int, overlap: bool, steps: int) -> tuple[list[StepClock], str]:
     """One stretch: the clocks of its steps, and the digest of its weights."""
     spec = place.job(overlap, steps)
-    pin_machine(spec.threads, spec.deterministic)
+    CPU.pin(spec.threads, spec.deterministic)
     task = configure(ForwardTask, spec.params, "the benchmark", spec.seed)
     assert isinstance(task, ForwardTask)
     checkpoints = CheckpointFolder(Path(place.order["folder"]) / f"stretch-{number}")

@@ -18,9 +18,9 @@ from quorate.core.errors import JobError, RunError
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
-from quorate.training.params import configure
 from quorate.training.replica import Replica
 from quorate.training.source import load_task_type
+from quorate.training.task import configure
 
 MODEL = """
 import torch

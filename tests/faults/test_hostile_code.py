@@ -58,7 +58,7 @@ def get_into_trouble(place):
 
 def is_trial():
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "rehearse_evaluation":
+    while frame is not None and frame.f_code.co_name != "sanity_check_evaluation":
         frame = frame.f_back
     return frame is not None
 

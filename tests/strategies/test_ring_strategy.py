@@ -22,11 +22,11 @@ from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote,
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
+from quorate.training.device import same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task
-from quorate.training.tensors import same_bits
 from quorate.training.update import Update
 
 

@@ -22,10 +22,10 @@ from quorate.strategies.kinds import Connection, StrategyFactory, strategy_facto
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, LossSum
-from quorate.training.params import configure
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Save, StepOutcome, StepRequest, Strategy
+from quorate.training.task import configure
 from quorate.training.update import Update
 from quorate.wire.handshake import Credentials
 from strategies.toy_strategy import ToyFactory, ToyServer

@@ -24,15 +24,14 @@ from quorate.core.errors import PeerLost
 from quorate.observe.event import Event
 from quorate.spec.job import CheckpointSpec, EvaluateSpec
 from quorate.training.checkpointer import Checkpointer
+from quorate.training.device import digests, same_bits
 from quorate.training.lane import LaneResult
-from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.save import Save, SaveContext
 from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
-from quorate.training.task import Task
-from quorate.training.tensors import digests, same_bits
+from quorate.training.task import Task, configure
 
 Given = TypeVar("Given")
 

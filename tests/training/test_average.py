@@ -14,9 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.training.params import configure
+from quorate.training.device import digests, same_bits
 from quorate.training.replica import Replica, check_repeatable
-from quorate.training.tensors import digests, same_bits
+from quorate.training.task import configure
 
 AVERAGE: dict[str, Any] = {"average": {"decay": 0.5}}
 

@@ -125,7 +125,8 @@ def test_committed_values_are_in_the_model_and_stay(value: torch.Tensor) -> None
     buffers.commit({"table": value})
     assert torch.equal(model.table, value)
     assert torch.equal(buffers.get("table"), value)
-    assert model.count.item() == 3, "what was not agreed on goes back"
+    buffers.restore()
+    assert model.count.item() == 3, "what was not agreed on goes back before the next lane"
     assert buffers.take_changes() == {}
     model.table.fill_(77)
     assert torch.equal(buffers.get("table"), value), "the committed value is not the one that lanes write to"

@@ -12,8 +12,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.seeds import derive_seed
+from quorate.training.device import digests
 from quorate.training.task import Task
-from quorate.training.tensors import digests
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

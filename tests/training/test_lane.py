@@ -71,6 +71,21 @@ def test_a_sum_with_its_count_keeps_its_whole_gradient() -> None:
     assert result.losses == {"": LossSum(30.0, 14.0, per_item=True)}
 
 
+def test_a_loss_is_what_it_was_when_its_batch_ended_whatever_the_next_writes_to() -> None:
+    count = torch.tensor(0.0)
+    kept: list[torch.Tensor] = []
+
+    def answer(model: Any, batch: float) -> Any:
+        for loss in kept:
+            loss.detach().zero_()
+        count.fill_(batch)
+        kept.append(model["a"].sum() * batch)
+        return kept[-1], count
+
+    result = OneLane(answer).run((1, 10.0), (2, 20.0))
+    assert result.losses == {"": LossSum(30.0, 30.0, per_item=True)}
+
+
 def test_named_losses_move_only_their_own_parameters() -> None:
     lane = OneLane(lambda model, batch: {"a": (model["a"] * model["b"]).sum(), "b": model["b"].sum() * 5}, Named)
     result = lane.run((4, 1.0))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.training.device import CPU
 from quorate.training.gradients import LoneGradients
 
 
@@ -27,7 +28,7 @@ def test_passes_add_up_with_their_weights_and_what_has_none_keeps_none() -> None
     assert lone.weight.grad is not None
     assert lone.weight.grad.tolist() == [1.25, -1.75]
     assert lone.bias.grad is None
-    assert lone.gradients.total_norm() == pytest.approx((1.25**2 + 1.75**2) ** 0.5)
+    assert lone.gradients.total_norm(CPU) == pytest.approx((1.25**2 + 1.75**2) ** 0.5)
 
 
 def test_a_step_starts_afresh() -> None:
@@ -44,7 +45,7 @@ def test_without_any_gradient_the_norm_is_zero() -> None:
     lone = Lone()
     lone.gradients.backward(nn.Parameter(torch.ones(2)).sum(), 1.0)
     assert lone.gradients.finish() == 0
-    assert lone.gradients.total_norm() == 0.0
+    assert lone.gradients.total_norm(CPU) == 0.0
 
 
 def test_a_step_without_samples_leaves_no_gradient() -> None:
@@ -52,7 +53,7 @@ def test_a_step_without_samples_leaves_no_gradient() -> None:
     lone.gradients.backward(lone.weight.sum(), 1.0)
     lone.gradients.clear(0)
     assert lone.weight.grad is None
-    assert lone.gradients.total_norm() == 0.0
+    assert lone.gradients.total_norm(CPU) == 0.0
     lone.gradients.begin(0)
     lone.gradients.backward(lone.bias.sum(), 1.0)
     assert lone.gradients.finish() == 0b10
@@ -64,7 +65,7 @@ def test_the_norm_is_over_all_types() -> None:
     gradients.begin(0)
     gradients.backward(sum((parameter.sum().double() for parameter in parameters), torch.tensor(0.0)), 2.0)
     gradients.finish()
-    assert gradients.total_norm() == pytest.approx(2 * 6**0.5, rel=1e-2)
+    assert gradients.total_norm(CPU) == pytest.approx(2 * 6**0.5, rel=1e-2)
 
 
 def clear_between(lone: Lone) -> None:

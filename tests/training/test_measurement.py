@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from quorate.core.errors import MetricError, UserCodeError
+from quorate.training.device import CPU
 from quorate.training.measurement import measured
 from quorate.training.task import Task
 
@@ -20,7 +21,7 @@ class Gives(Task):
 
 
 def of(answer: Any) -> dict[str, tuple[float, float]]:
-    return measured(Gives(answer), nn.Linear(1, 1), None, samples=4)
+    return measured(Gives(answer), nn.Linear(1, 1), None, samples=4, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_an_exception_in_metrics_is_the_users() -> None:
             raise KeyError("labels")
 
     with pytest.raises(UserCodeError, match=r"KeyError: 'labels' \(in metrics\(\)\)"):
-        measured(Raises(), nn.Linear(1, 1), None, 4)
+        measured(Raises(), nn.Linear(1, 1), None, 4, CPU)
 
 
 @pytest.mark.parametrize(("value", "words"), [(torch.ones(2), "a Tensor of shape (2,)"), (None, "nothing (None)")])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.spec.job import ScheduleSpec
-from quorate.training.schedule import rate_factor
+from quorate.training.optimizers import rate_factor
 
 KINDS = ["constant", "linear", "cosine"]
 

@@ -12,9 +12,9 @@ import gang
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError, UserCodeError
+from quorate.training.device import digests
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.task import Task
-from quorate.training.tensors import digests
 
 
 class Rich(nn.Module):

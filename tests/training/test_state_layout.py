@@ -15,11 +15,11 @@ from bits.bit_tasks import Adam
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.cursor import Cursor
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.training.params import configure
+from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import HeldState, Replicated, StateLayout
-from quorate.training.tensors import digests
+from quorate.training.task import configure
 
 MEMBERS = 4
 PROGRESS = Progress().after_step(8)

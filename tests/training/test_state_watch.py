@@ -324,7 +324,7 @@ def test_of_many_elements_so_many_are_compared_at_each_step_and_all_of_them_in_t
             looked_at.append(len(self))
             return super().__iter__()
 
-    for container in watched.watch._kept._containers.items:
+    for container in watched.watch._kept._containers:
         container.value = Spy(container.value)
     watched.lane(lambda *_: None)
     assert COMPARED_ELEMENTS <= sum(looked_at) <= COMPARED_ELEMENTS + MOST_ELEMENTS
@@ -349,7 +349,7 @@ def test_each_name_is_told_once_and_one_of_layers_that_are_alike() -> None:
     sentences, told = warn_of(names, ("training 3",))
     assert len(sentences) == 1 and "'layers.0.cache', 'self.flag'" in sentences[0]
     assert warn_of(["layers.7.cache"], told) == ([], told)
-    assert len(warn_of((f"self.{chr(letter)}" for letter in range(97, 123)), ())[1]) == 10
+    assert len(warn_of([f"self.{chr(letter)}" for letter in range(97, 123)], ())[1]) == 10
 
 
 def test_an_endless_structure_is_looked_at_for_a_while() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 import command_task
 import gang
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.training.params import configure
 from quorate.training.replica import Replica
+from quorate.training.task import configure
 from quorate.worker.assembly import SessionParts, build_samples
 
 

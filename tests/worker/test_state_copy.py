@@ -18,11 +18,10 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.memory import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.training.activity import Activity
-from quorate.training.params import configure
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated
-from quorate.training.task import Task
+from quorate.training.task import Task, configure
 from quorate.worker import state_copy
 from quorate.worker.state_copy import align
 from reduce.rings import memory_links

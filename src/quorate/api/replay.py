@@ -125,7 +125,7 @@ def _first_step(run: RunFolder) -> int:
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:
-    from quorate.training.tensors import same_bits
+    from quorate.training.device import same_bits
 
     first, second = dict(_tensors(left)), dict(_tensors(right))
     for name in {**first, **second}:

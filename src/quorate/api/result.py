@@ -156,8 +156,8 @@ def model_of(
     `averaged`: with the averages of the parameters or the parameters themselves; None as the job evaluates.
     """
     from quorate.data.streams import preserved_generators
-    from quorate.training.params import configure
     from quorate.training.replica import Replica
+    from quorate.training.task import configure
 
     spec = recorded_job(run, {}, []).spec
     if averaged:

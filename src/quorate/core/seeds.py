@@ -5,5 +5,5 @@ import hashlib
 
 def derive_seed(seed: int, *labels: int | str) -> int:
     """A 63-bit seed for the stream that `labels` name, such as ``("lane", step, lane)``."""
-    text = "/".join(f"{type(label).__name__}:{label}" for label in (seed, *labels))
+    text = "/".join([f"{type(label).__name__}:{label}" for label in (seed, *labels)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

@@ -105,13 +105,13 @@ def _try_torch() -> TorchFacts:
     try:
         import torch
 
-        from quorate.training.machine import canary, pin_machine
+        from quorate.training.device import CPU, canary
 
-        pin_machine(1, deterministic=True)
+        CPU.pin(1, deterministic=True)
         return TorchFacts(
             version=torch.__version__,
             capability=torch.backends.cpu.get_cpu_capability(),
-            repeats_bits=canary() == canary(),
+            repeats_bits=canary(CPU) == canary(CPU),
             cuda=_cuda_devices(),
         )
     except Exception as error:

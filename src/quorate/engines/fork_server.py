@@ -88,21 +88,21 @@ class ForkServer:
     def _prepare(self, message: dict[str, Any]) -> None:
         try:
             # Everything that a worker will import, so that no worker has to.
-            from quorate.training.machine import machine_facts, pin_machine
-            from quorate.training.params import configure
+            from quorate.training.device import CPU
             from quorate.training.source import load_task_type, task_source
+            from quorate.training.task import configure
             from quorate.worker import process  # noqa: F401
 
             self._search_path = message["search_path"]
             sys.path[:] = [*self._search_path, *(entry for entry in sys.path if entry not in self._search_path)]
-            pin_machine(1, message["deterministic"])
+            CPU.pin(1, message["deterministic"])
             self._task_type = load_task_type(message["task"], message["seed"])
             configure(self._task_type, message["params"], message["job_source"], message["seed"])
             # The first optimizer step imports it, which takes as long as torch itself. After the task, so that a
             # mistake in it is told without this wait.
             import torch._dynamo  # noqa: F401
 
-            facts = machine_facts(message["threads"], message["deterministic"])
+            facts = CPU.facts(message["threads"], message["deterministic"])
             source = task_source(self._task_type)
             self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
         except QuorateError as error:

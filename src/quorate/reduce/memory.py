@@ -1,12 +1,20 @@
 """The memory in which lanes collect their gradients, and from which the optimizer reads their sum."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from quorate.lanes.buckets import Bucket, Layout, lay_out
 from quorate.wire.shared_memory import Segment
+
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
+"""Gives so many zeros of a type, where the parameters are."""
+
+
+def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """In the host's memory."""
+    return torch.zeros(size, dtype=dtype)
 
 
 class GradientMemory:
@@ -24,9 +32,13 @@ class GradientMemory:
         self.writes_are_slow = writes_are_slow
 
     @classmethod
-    def of_process(cls, plan: Sequence[Bucket], lanes: range) -> "GradientMemory":
+    def of_process(cls, plan: Sequence[Bucket], lanes: range, allocate: Allocate = zeros) -> "GradientMemory":
         """Memory of this process alone, for hosted lanes."""
-        return cls({lane: _zeros(plan) for lane in lanes}, _zeros(plan))
+
+        def buckets() -> tuple[torch.Tensor, ...]:
+            return tuple(allocate(bucket.numel, _dtype(bucket)) for bucket in plan)
+
+        return cls({lane: buckets() for lane in lanes}, buckets())
 
 
 class SharedMemory(GradientMemory):
@@ -77,10 +89,6 @@ def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: 
         torch.frombuffer(content, dtype=_dtype(bucket), count=bucket.numel, offset=start + offset)
         for bucket, offset in zip(plan, layout.offsets, strict=True)
     )
-
-
-def _zeros(plan: Sequence[Bucket]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(bucket.numel, dtype=_dtype(bucket)) for bucket in plan)
 
 
 def _dtype(bucket: Bucket) -> torch.dtype:

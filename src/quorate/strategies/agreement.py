@@ -25,10 +25,10 @@ from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import Tally, total
 from quorate.reduce.reduction import sum_lanes
 from quorate.training.buffers import LANE_0, MEAN, Buffers
+from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.lane import LaneResult, LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
-from quorate.training.tensors import content, digests
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class StepAgreement:
         )
 
     def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
-        changed = [digests(result.buffers.items()) for result in results]
+        changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
         if self._is_alone:
             return [WorkerNote(results, changed, request)]
         own = WorkerNote(results, changed, request, self._digests.of_slice(step))
@@ -241,7 +241,10 @@ class StepAgreement:
         for result in results:
             names = (*averaged, *adopted) if result.lane == first else averaged
             own[result.lane] = {name: result.buffers[name] for name in names if name in result.buffers}
-        everyone = [unpack(payload) for payload in self._gather(step, BUFFERS_INDEX, pack(own))]
+        everyone = [
+            unpack(payload, self._buffers.device)
+            for payload in self._gather(step, BUFFERS_INDEX, pack(own, self._buffers.device))
+        ]
         return {lane: values for told in everyone for lane, values in told.items()}
 
     def _averages(
@@ -270,15 +273,15 @@ class StepAgreement:
         return averages
 
 
-def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]]) -> bytes:
+def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]], device: Device = CPU) -> bytes:
     """Tensors by lane and name, as bytes."""
     flat = [(lane, name, value) for lane, values in by_lane.items() for name, value in values.items()]
     table = [[lane, name, str(v.dtype).removeprefix("torch."), list(v.shape)] for lane, name, v in flat]
     head = json.dumps([list(by_lane), table]).encode()
-    return len(head).to_bytes(4) + head + b"".join(content(value) for _, _, value in flat)
+    return len(head).to_bytes(4) + head + b"".join(device.content(value) for _, _, value in flat)
 
 
-def unpack(payload: bytes) -> dict[int, dict[str, torch.Tensor]]:
+def unpack(payload: bytes, device: Device = CPU) -> dict[int, dict[str, torch.Tensor]]:
     """What `pack` made bytes of."""
     start = 4 + int.from_bytes(payload[:4])
     lanes, table = json.loads(payload[4:start])
@@ -288,7 +291,7 @@ def unpack(payload: bytes) -> dict[int, dict[str, torch.Tensor]]:
         size = dtype.itemsize * torch.Size(shape).numel()
         raw = bytearray(payload[start : start + size])
         value = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-        by_lane[lane][name] = value.view(dtype).view(shape)
+        by_lane[lane][name] = device.move(value.view(dtype).view(shape))
         start += size
     return by_lane
 

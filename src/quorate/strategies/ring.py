@@ -42,7 +42,9 @@ class RingFactory:
         """Waits for the other workers. Where there is one lane, there are no buckets to be summed."""
         spec, replica = self._spec, self._replica
         plan = gradient_plan(replica.trainable, spec.bucket_mb) if spec.lanes > 1 else ()
-        links, memory = connect(endpoint, plan, trusts_versions=replica.optimizers.are_torchs_own)
+        links, memory = connect(
+            endpoint, plan, allocate=replica.device.zeros, trusts_versions=replica.optimizers.are_torchs_own
+        )
         gradients = (
             FlatGradients(replica.trainable, plan, memory) if spec.lanes > 1 else LoneGradients(replica.trainable)
         )

@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from quorate.core.errors import TaskError, UnsupportedModelError
-from quorate.training.tensors import same_bits
+from quorate.training.device import CPU, Device
 
 MEAN = "mean"
 LANE_0 = "lane 0"
@@ -29,10 +29,6 @@ class _Buffer:
     places: list[tuple[torch.nn.Module, str]]
 
     @property
-    def in_place(self) -> bool:
-        return all(owner._buffers[attribute] is self.home for owner, attribute in self.places)
-
-    @property
     def live(self) -> torch.Tensor:
         owner, attribute = self.places[0]
         value = owner._buffers[attribute]
@@ -43,16 +39,12 @@ class _Buffer:
         owner, attribute = self.places[0]
         return any(other._buffers[name] is not owner._buffers[attribute] for other, name in self.places[1:])
 
-    @property
-    def changed(self) -> bool:
-        # By its bits: batch-norm kernels write running statistics without raising the tensor's version counter.
-        return not same_bits(self.live, self.committed)
-
 
 class Buffers:
     """All buffers of a model, by name."""
 
-    def __init__(self, model: torch.nn.Module, rules: Mapping[str, str]) -> None:
+    def __init__(self, model: torch.nn.Module, rules: Mapping[str, str], device: Device = CPU) -> None:
+        self.device = device
         self._buffers: dict[str, _Buffer] = {}
         self.rules: dict[str, str] = {}
         first_names: dict[torch.Tensor, str] = {}
@@ -94,9 +86,10 @@ class Buffers:
         return self._buffers[name].committed
 
     def restore(self) -> None:
-        """Put the committed values into the model again."""
-        for buffer in self._buffers.values():
-            if not buffer.in_place or buffer.changed:
+        """Put the committed values into the model again, where it has others."""
+        changed = self._changed()
+        for name, buffer in self._buffers.items():
+            if name in changed or any(owner._buffers[key] is not buffer.home for owner, key in buffer.places):
                 self._put(buffer)
 
     def take_changes(self) -> dict[str, torch.Tensor]:
@@ -113,10 +106,10 @@ class Buffers:
                 f"Buffer '{torn}' is shared by several modules, and one of them was given another tensor in training. "
                 "Write into the buffer (copy_) instead of assigning a new one."
             )
-        return {name: b.live.detach().clone() for name, b in self._buffers.items() if b.changed}
+        return {name: self._buffers[name].live.detach().clone() for name in self._changed()}
 
     def commit(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Make these the committed values, in the model too."""
+        """Make these the committed values, in the model too. Whatever else a lane has changed is for `restore`."""
         for name, value in values.items():
             buffer = self._buffers[name]
             if value.shape == buffer.committed.shape and value.dtype == buffer.committed.dtype:
@@ -125,11 +118,17 @@ class Buffers:
                 buffer.committed = value.clone()
                 buffer.home = value.clone()
             self._put(buffer)
-        self.restore()
 
     def adopt(self) -> None:
         """Commit what the model holds: what the optimizer's step has changed is changed alike in every worker."""
         self.commit(self.take_changes())
+
+    def _changed(self) -> list[str]:
+        """Those that the model holds with other bits: batch-norm kernels write without raising a version counter."""
+        if not self._buffers:
+            return []
+        pairs = [(buffer.live, buffer.committed) for buffer in self._buffers.values()]
+        return [name for name, same in zip(self._buffers, self.device.same_bits(pairs), strict=True) if not same]
 
     def _put(self, buffer: _Buffer) -> None:
         with torch.no_grad():

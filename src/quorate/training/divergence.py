@@ -15,8 +15,8 @@ import xxhash
 
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer
+from quorate.training.device import Device, digests
 from quorate.training.replica import Replica
-from quorate.training.tensors import content, digests
 
 CYCLE = 64
 """Steps within which every byte of the state is compared."""
@@ -60,7 +60,7 @@ class ReplicaDigests:
 
     def of_all(self) -> dict[str, str]:
         """Of every tensor of the state, by name."""
-        return digests(self._replica.state_tensors().items())
+        return digests(self._replica.state_tensors().items(), self._replica.device)
 
     def _cut_if_changed(self) -> None:
         self._states = self._replica.optimizers.states
@@ -70,54 +70,45 @@ class ReplicaDigests:
         present = [0 if (tensor := source()) is None else tensor.data_ptr() for source in sources]
         if present != self._cut_for:
             self._cut_for = present
-            self._buffers = [_Piece(source) for source in self._replica.buffers.sources()]
-            self._slices = _cut([_Piece(source) for source in sources])
+            device = self._replica.device
+            self._buffers = [_Piece(device, source) for source in self._replica.buffers.sources()]
+            self._slices = _cut([_Piece(device, source) for source in sources])
 
 
 class _Piece:
     """Some bytes of a tensor. An optimizer may put another tensor in its place, so that is asked for each time."""
 
-    def __init__(self, source: Source, part: slice = slice(None), like: "_Piece | None" = None) -> None:
-        self._source = source
-        self._part = part
-        self._tensor: torch.Tensor | None = None
-        self._pointer = 0
-        self._view: memoryview | None = None
-        if like is None or like._view is None:
-            self._look()
-        else:  # a part of it: to make another view of a tensor costs more than to compare its bytes
-            self._tensor, self._pointer, self._view = like._tensor, like._pointer, like._view[part]
+    def __init__(self, device: Device, source: Source, part: slice = slice(None)) -> None:
+        self._device, self._source, self._part = device, source, part
+        self._look(source())
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
-        return 0 if self._tensor is None else self._tensor.numel() * self._tensor.element_size()
+        """How many bytes the tensor has."""
+        return 0 if self._tensor is None else self._tensor.nbytes
 
     @property
     def can_be_cut(self) -> bool:
         """Whether its elements lie one after the other."""
-        return self._view is not None
+        return self._tensor is not None and self._tensor.is_contiguous()
 
     def part(self, start: int, stop: int) -> "_Piece":
         """Some of its bytes."""
-        return _Piece(self._source, slice(start, stop), self)
+        return _Piece(self._device, self._source, slice(start, stop))
 
     def content(self) -> memoryview:
         """Its bytes now."""
         tensor = self._source()
         if tensor is not self._tensor or (tensor is not None and tensor.data_ptr() != self._pointer):
-            self._look()
+            self._look(tensor)
         if self._view is not None:
             return self._view
-        return memoryview(b"") if tensor is None else content(tensor)[self._part]
+        return memoryview(b"") if tensor is None else self._device.content(tensor, self._part)
 
-    def _look(self) -> None:
-        self._tensor = tensor = self._source()
-        self._view = None
-        if tensor is not None:
-            self._pointer = tensor.data_ptr()
-            if tensor.is_contiguous():
-                self._view = content(tensor)[self._part]
+    def _look(self, tensor: torch.Tensor | None) -> None:
+        self._tensor, self._pointer = tensor, 0 if tensor is None else tensor.data_ptr()
+        view = None if tensor is None else self._device.host_view(tensor)
+        self._view = None if view is None else view[self._part]
 
 
 def _cut(pieces: Sequence[_Piece]) -> list[list[_Piece]]:

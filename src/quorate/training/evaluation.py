@@ -1,24 +1,37 @@
-"""Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them."""
+"""Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them.
+
+And a sanity check of it before the first step, so that a mistake in metrics() does not show after an epoch of training.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from quorate.core.errors import JobError
+from quorate.core.child import ask_child
+from quorate.core.errors import JobError, MetricError, QuorateError, RequestError, TaskError, UserCodeError
+from quorate.core.failure import Failure
 from quorate.core.seeds import derive_seed
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
-from quorate.data.streams import seed_generators
+from quorate.data.samples import Samples, batch_of
 from quorate.training.lane import LossSum
 from quorate.training.measurement import Measured, measured
+from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Strategy
 from quorate.training.task import Task, take_log
+
+log = logging.getLogger(__name__)
+
+SANITY_CHECK_LIMIT = 20.0
+"""Seconds that the sanity check may take."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class Evaluator:
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
             self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
-        take_log(self._task)
+        take_log(self._task, self._replica.device)
         payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
         everyone = [json.loads(told) for told in strategy.gather(step, payload)]
         bad = sorted(index for _, indices, _, _ in everyone for index in indices)
@@ -93,10 +106,18 @@ class Evaluator:
         if read.is_empty:
             return {}
         self._replica.begin_batch()
-        seed_generators(derive_seed(self._seed, "evaluation", step, batch))
-        sums = measured(self._task, self._replica.model, read.content, len(read.samples))
+        seed = derive_seed(self._seed, "evaluation", step, batch)
+        sums = _measure(self._task, self._replica, read.content, len(read.samples), seed)
         self._put_back.update(self._watch.after_batch())
         return sums
+
+
+def _measure(task: Task, replica: Replica, content: Any, samples: int, seed: int) -> Measured:
+    device = replica.device
+    device.seed(seed)
+    batch = device.move(content)
+    with device.autocast():
+        return measured(task, replica.model, batch, samples, device)
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:
@@ -128,3 +149,70 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def sanity_check_evaluation(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> None:
+    """Evaluate one batch, and refuse what the first evaluation would fail on.
+
+    In a process of its own, which ends with it: the model, the task, the generators and the dataset's files stay as
+    they are. What keeps that process from an answer (a crash, its time) is no mistake in the request.
+    """
+    watched = _watched(replica)
+    if plan.samples == 0 and watched:
+        key, name = watched[0]
+        raise TaskError(
+            f"{key}: '{name}' is measured on the validation set, and datasets() gave none. "
+            f"Return (training set, validation set), or leave {key.partition('.')[0]} out."
+        )
+    metrics = _metrics_of_one_batch(task, replica, samples, plan) if plan.samples else None
+    if metrics is None:
+        return
+    try:
+        for key, name in watched:
+            metric_of(metrics, name, key)
+    except MetricError as error:
+        raise TaskError(error.message) from None
+
+
+def _watched(replica: Replica) -> list[tuple[str, str]]:
+    """The keys of the job that follow a metric, and its name."""
+    spec = replica.spec
+    best = spec.evaluate.metric or ("loss" if replica.optimizers.reacts else None)
+    patient = None if spec.early_stop is None else spec.early_stop.metric
+    return [(key, name) for key, name in (("evaluate.metric", best), ("early_stop.metric", patient)) if name]
+
+
+def _metrics_of_one_batch(
+    task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan
+) -> Mapping[str, float] | None:
+    if type(task).metrics is Task.metrics:  # it is the loss, which the first step tries
+        return {name or "loss": 0.0 for name in replica.optimizers.by_name}
+    answer = ask_child(lambda: _try_in_child(task, replica, samples, plan), SANITY_CHECK_LIMIT)
+    if not answer.text:
+        log.warning("metrics() could not be tried before the first step: the process that did so %s", answer.ending)
+        return None
+    content: dict[str, Any] = json.loads(answer.text)
+    if "failure" not in content:
+        return content["metrics"]  # type: ignore[no-any-return]
+    failure = Failure.from_dict(content["failure"])
+    if failure.traceback:
+        raise UserCodeError(failure.message, failure.traceback, RequestError.exit_code)
+    raise TaskError(failure.message)
+
+
+def _try_in_child(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> str:
+    # One thread: those of the parent are not in this process, and waiting for them would take for ever.
+    torch.set_num_threads(1)
+    try:
+        watch = StateWatch(task, replica)
+        batch = batch_of(samples[plan.request(0)])
+        watch.before_batch()
+        if batch.is_empty:  # all its samples are bad, and are left out
+            return ""
+        with evaluation_mode(replica.model):
+            seed = derive_seed(replica.spec.seed, "evaluation", 0, 0)
+            metrics = _measure(task, replica, batch.content, len(batch.samples), seed)
+            watch.after_batch()
+    except QuorateError as error:
+        return json.dumps({"failure": Failure.of(error).to_dict()})
+    return json.dumps({"metrics": {name: total for name, (total, _) in metrics.items()}})

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
+from quorate.training.device import Device
 from quorate.training.gradients import check_gradient, computed_inside, detached, run_backward, sent_before
 
 LARGE = 256 * 2**10
@@ -121,11 +122,11 @@ class FlatGradients:
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of the sum. What has no gradient counts as zeros."""
         norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
-        return float(norm)
+        return device.numbers([norm])()[0]
 
     def close(self) -> None:
         """Let the parameters go, and with them the memory of the gradients that they have."""

@@ -9,6 +9,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
+from quorate.training.device import Device
 
 
 class Gradients(Protocol):
@@ -47,7 +48,7 @@ class Gradients(Protocol):
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
         ...
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of the sum."""
         ...
 
@@ -104,11 +105,11 @@ class LoneGradients:
     def install(self, present: int, to_be_written: bool = False) -> None:
         """They are in their places."""
 
-    def total_norm(self) -> float:
+    def total_norm(self, device: Device) -> float:
         """The norm of all of them."""
         gradients = [gradient for gradient in self._left if gradient is not None]
         norms = torch._foreach_norm(gradients) if gradients else ()
-        return math.hypot(*(norm.item() for norm in norms))
+        return math.hypot(*device.numbers(norms)())
 
     def close(self) -> None:
         """Let the parameters go."""

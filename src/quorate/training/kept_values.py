@@ -13,7 +13,7 @@ from functools import cache, partial
 from itertools import islice
 from operator import is_
 from types import FunctionType, GeneratorType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy
 import torch
@@ -21,6 +21,7 @@ import xxhash
 from torch.nn.parameter import is_lazy
 
 from quorate.core.user_code import is_installed
+from quorate.training.device import CPU, Device
 
 MOST_VALUES = 5_000
 """So many values are looked at, those first that lie least deep; what lies behind them is not."""
@@ -51,18 +52,20 @@ class Change:
 class KeptValues:
     """All that can be reached from the task and the modules, but for the state of the model and what reads samples."""
 
-    def __init__(self, model: torch.nn.Module, known: Iterable[object] = ()) -> None:
+    def __init__(self, model: torch.nn.Module, known: Iterable[object] = (), device: Device = CPU) -> None:
         """`known` are objects that others see to."""
+        self._device = device
         self.modules: list[tuple[str, torch.nn.Module]] = []
         """Modules that are not part of the model, such as a teacher."""
         self._state = _storages(model)
         self._seen = {*map(id, known), *map(id, model.modules())}
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
-        self._cells: _Turns[_Cell] = _Turns(PIECE)
+        self._cells = _Turns(PIECE)
         self._lazy: list[tuple[str, torch.Tensor]] = []
         self._generators: list[tuple[Change, Callable[[], Any], Any]] = []
-        self._containers: _Turns[_Container] = _Turns(COMPARED_ELEMENTS)
+        self._containers: list[_Container] = []
+        self._turns = _Turns(COMPARED_ELEMENTS)
         self._sized: list[Any] = []
         self._lengths: list[int] = []
 
@@ -81,7 +84,7 @@ class KeptValues:
         """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
         if not self._sized or list(map(len, self._sized)) == self._lengths:
             return []
-        return [container.name for container in self._containers.items if container.put_back_scratch()]
+        return [container.change.name for container in self._containers if container.put_back_scratch()]
 
     def change(self, *, whole: bool = False) -> Change | None:
         """The first value that has changed; large ones are compared piece by piece unless all of them are asked for."""
@@ -92,15 +95,12 @@ class KeptValues:
             if not is_lazy(tensor):
                 return Change(name, "a lazy parameter")
         if list(map(len, self._sized)) != self._lengths:
-            longer = zip(self._containers.items, self._lengths, strict=True)
-            return next(Change(c.name, c.kind) for c, length in longer if len(c.value) != length)
-        for container in self._containers.turn(whole):
-            if not container.is_unchanged(whole):
-                return Change(container.name, container.kind)
+            longer = zip(self._containers, self._lengths, strict=True)
+            return next(container.change for container, length in longer if len(container.value) != length)
         for change, state_now, state in self._generators:
-            if not _equal(state_now(), state):
+            if state_now() != state:
                 return change
-        return next((Change(cell.name, cell.kind) for cell in self._cells.turn(whole) if not cell.is_unchanged()), None)
+        return self._turns.change(whole) or self._cells.change(whole)
 
     def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, torch.Tensor):
@@ -118,7 +118,7 @@ class KeptValues:
         elif isinstance(value, dict | list | deque | set | bytearray):
             yield from self._inside_container(path, value)
         elif _is_of_the_users_own_class(value):
-            self._add_container(_Container(path, f"of type {type(value).__name__}", vars(value)))
+            self._add_container(Change(path, f"of type {type(value).__name__}"), vars(value))
             yield from ((f"{path}.{name}", inner) for name, inner in list(vars(value).items()))
 
     def _inside_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, object]]:
@@ -129,16 +129,18 @@ class KeptValues:
         yield from ((f"{path}.{name}", inner) for name, inner in own_attributes(module))
 
     def _inside_container(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
-        self._add_container(_Container(path, f"a {type(value).__name__}", value))
+        self._add_container(Change(path, f"a {type(value).__name__}"), value)
         if len(value) > MOST_ELEMENTS or isinstance(value, bytearray):
             return
         inside = value.items() if isinstance(value, dict) else enumerate(value)
         yield from ((f"{path}[{key!r}]", element) for key, element in inside)
 
-    def _add_container(self, container: "_Container") -> None:
-        self._containers.items.append(container)
-        self._sized.append(container.value)
-        self._lengths.append(len(container.value))
+    def _add_container(self, change: Change, value: Any) -> None:
+        container = _Container(change, value)
+        self._containers.append(container)
+        self._turns.items.append(container)
+        self._sized.append(value)
+        self._lengths.append(len(value))
 
     def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
         if is_lazy(tensor):
@@ -151,79 +153,66 @@ class KeptValues:
             return
         self._tensors.append((path, tensor))
         self._versions.append(tensor._version)
-        content = content_of(tensor)
+        content = self._device.host_view(tensor)
         if content is not None:
-            self._cells.items += _cells(path, "a tensor", content, tensor)
+            self._cells.items += _cells(Change(path, "a tensor"), content, tensor)
 
     def _add_array(self, path: str, array: numpy.ndarray[Any, Any]) -> None:
         is_data = isinstance(array, numpy.memmap) or array.dtype.hasobject
         if array.flags.writeable and array.flags.c_contiguous and array.size and not is_data:
-            self._cells.items += _cells(path, "an array", array.reshape(-1).view(numpy.uint8).data, None)
+            self._cells.items += _cells(Change(path, "an array"), array.reshape(-1).view(numpy.uint8).data, None)
 
 
-class _Costs(Protocol):
-    @property
-    def cost(self) -> int: ...
-
-
-Compared = TypeVar("Compared", bound=_Costs)
-
-
-class _Turns(Generic[Compared]):
+class _Turns:
     """Goes round all items, each time over as many as `budget` allows: however many there are, a step costs no more."""
 
     def __init__(self, budget: int) -> None:
-        self.items: list[Compared] = []
+        self.items: list[_Cell | _Container] = []
         self._budget = budget
         self._next = 0
 
-    def turn(self, whole: bool) -> Iterator[Compared]:
-        """Those whose turn it is; with `whole` all of them."""
-        left, start = self._budget, self._next
-        for offset in range(len(self.items)):
+    def change(self, whole: bool) -> Change | None:
+        """The first change of those whose turn it is; with `whole` of all of them."""
+        left = self._budget
+        for _ in range(len(self.items)):
             if left <= 0 and not whole:
-                return
-            item = self.items[(start + offset) % len(self.items)]
-            self._next = (start + offset + 1) % len(self.items)
+                break
+            item = self.items[self._next]
+            self._next = (self._next + 1) % len(self.items)
             left -= item.cost
-            yield item
+            if not item.is_unchanged(whole):
+                return item.change
+        return None
 
 
-@dataclass(frozen=True)
 class _Cell:
     """Some bytes of a tensor or an array, and what they were."""
 
-    name: str
-    kind: str
-    tensor: torch.Tensor | None
-    address: int
-    content: memoryview
-    digest: int
+    def __init__(self, change: Change, content: memoryview, tensor: torch.Tensor | None) -> None:
+        self.change, self._content, self._tensor = change, content, tensor
+        self.cost = max(len(content), PIECE // 32)
+        self._saved = self._look()
 
-    @property
-    def cost(self) -> int:
-        return max(len(self.content), PIECE // 32)
+    def is_unchanged(self, whole: bool) -> bool:  # noqa: ARG002
+        return self._look() == self._saved
 
-    def is_unchanged(self) -> bool:
+    def _look(self) -> tuple[int, int]:
         # `.data = ...` gives a tensor other memory, without raising its version.
-        is_there = self.tensor is None or self.tensor.data_ptr() == self.address
-        return is_there and xxhash.xxh3_64_intdigest(self.content) == self.digest
+        address = 0 if self._tensor is None else self._tensor.data_ptr()
+        return address, xxhash.xxh3_64_intdigest(self._content)
 
 
-def _cells(name: str, kind: str, content: memoryview, tensor: torch.Tensor | None) -> Iterator[_Cell]:
+def _cells(change: Change, content: memoryview, tensor: torch.Tensor | None) -> Iterator[_Cell]:
     pieces = -(-len(content) // PIECE)
     stride = max(1, -(-pieces * PIECE // MOST_BYTES))
-    address = 0 if tensor is None else tensor.data_ptr()
-    for piece in range(0, pieces, stride):
-        part = content[piece * PIECE : (piece + 1) * PIECE]
-        yield _Cell(name, kind, tensor, address, part, xxhash.xxh3_64_intdigest(part))
+    return (_Cell(change, content[piece * PIECE : (piece + 1) * PIECE], tensor) for piece in range(0, pieces, stride))
 
 
 class _Container:
     """A list, dict, set or the attributes of an object, with what was in it."""
 
-    def __init__(self, name: str, kind: str, value: Any) -> None:
-        self.name, self.kind, self.value = name, kind, value
+    def __init__(self, change: Change, value: Any) -> None:
+        self.change, self.value = change, value
         self._saved: Any = _copied(value)
         self._start = 0
         self.cost = 8 + min(len(value), MOST_ELEMENTS)
@@ -284,16 +273,6 @@ def _named_in(kinds: tuple[type, ...]) -> frozenset[str]:
 def _storages(model: torch.nn.Module) -> set[int]:
     tensors = [*model.parameters(), *model.buffers()]
     return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
-
-
-def content_of(tensor: torch.Tensor) -> memoryview | None:
-    """The bytes of a tensor where they lie; None for one whose values are not simply its bytes in a row."""
-    if tensor.device.type != "cpu" or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
-        return None
-    try:
-        return tensor.detach().view(-1).view(torch.uint8).numpy().data
-    except (RuntimeError, TypeError, ValueError):  # strides of its own, or a kind of tensor that has no such view
-        return None
 
 
 def _copied(value: Any) -> Any:
@@ -360,7 +339,3 @@ def _flat_position(part: object) -> Any:
         return part
     position = _position(part)
     return id(part) if position is None else position
-
-
-def _equal(left: Any, right: Any) -> bool:
-    return bool(left == right)

@@ -1,9 +1,10 @@
 """One lane's part of a step: forward and backward over its micro-batches, from the committed buffers."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,9 +13,9 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import given, likely_slip, user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
-from quorate.data.streams import seed_generators
+from quorate.spec.job import JobSpec
+from quorate.training.device import is_scalar
 from quorate.training.gradients import Gradients
-from quorate.training.hints import Share, hint_for
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -64,12 +65,24 @@ class LaneResult:
     put_back: tuple[str, ...] = ()
 
 
+class _Loss(NamedTuple):
+    """A loss that is still on the device."""
+
+    name: str
+    samples: int
+    value: torch.Tensor
+    items: float | torch.Tensor
+    per_item: bool
+
+
 class LaneRunner:
     """Runs lanes one after another on the worker's replica."""
 
     def __init__(self, task: Task, replica: Replica, gradients: Gradients, watch: StateWatch, seed: int) -> None:
         self._task = task
         self._replica = replica
+        self._device = replica.device
+        self._threads = replica.spec.threads
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
@@ -83,17 +96,19 @@ class LaneRunner:
         self._replica.begin_lane()
         put_back = self._watch.before_lane()
         self._pin_threads()
-        seed_generators(derive_seed(self._seed, "lane", step, lane))
+        self._device.seed(derive_seed(self._seed, "lane", step, lane))
         self._gradients.begin(lane)
+        losses: list[_Loss] = []
         logged: dict[str, LossSum] = {}
-        for number, (samples, batch) in enumerate(batches, 1):
-            with user_code("loss()", Share(samples, batch_samples, self._replica.spec).hint):
+        for number, (samples, content) in enumerate(batches, 1):
+            batch = self._device.move(content)
+            with user_code("loss()", Share(samples, batch_samples, self._replica.spec).hint), self._device.autocast():
                 loss = self._task.loss(self._replica.model, batch)
-            for name, part in self._backward(loss, samples, batch_samples, number == len(batches)).items():
-                result.losses.setdefault(name, LossSum()).add(part)
-            for name, value in take_log(self._task).items():
+            losses += self._backward(loss, samples, batch_samples, number == len(batches))
+            for name, value in take_log(self._task, self._device).items():
                 logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
         result.present = self._gradients.finish()
+        result.losses = self._read(losses)
         result.log = {name: total.mean for name, total in logged.items()}
         result.buffers = self._replica.buffers.take_changes()
         put_back += self._watch.after_lane()
@@ -103,17 +118,17 @@ class LaneRunner:
 
     def _pin_threads(self) -> None:
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
-        if torch.get_num_threads() != self._replica.spec.threads:
-            torch.set_num_threads(self._replica.spec.threads)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
 
-    def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> dict[str, LossSum]:
-        by_name = dict(loss) if isinstance(loss, Mapping) else {SOLE: loss}
+    def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> list[_Loss]:
+        by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
         expected = self._replica.optimizers.by_name
         if by_name.keys() != expected.keys() and loss is not None:
             raise LossError(
                 f"loss() gave {_names(by_name)} and optimizer() {_names(expected)}: both must have the same names."
             )
-        sums = {}
+        losses = []
         for position, (name, given_loss) in enumerate(by_name.items()):
             tensor, count, per_item = _scalar(given_loss, samples, name)
             weight = 1.0 if per_item else samples / batch_samples
@@ -122,8 +137,25 @@ class LaneRunner:
             others = len(by_name) - 1 - position
             with user_code("backward()", hint_for):
                 self._gradients.backward(tensor, weight, inputs, retain=others > 0, is_last=is_last and name == SOLE)
-            value = tensor.item()
-            sums[name] = LossSum(value if per_item else value * samples, count, per_item)
+            # A copy if more user code runs in the lane, which may write to its own tensors.
+            value = tensor.detach() if is_last else tensor.detach().clone()
+            losses.append(_Loss(name, samples, value, count, per_item))
+        return losses
+
+    def _read(self, losses: Sequence[_Loss]) -> dict[str, LossSum]:
+        """Bring a lane's losses to the host: once, when all that the device has to do for the lane is under way."""
+        scalars = [loss.value for loss in losses]
+        scalars += [loss.items for loss in losses if isinstance(loss.items, torch.Tensor)]
+        numbers = iter(self._device.numbers(scalars)())
+        values = [next(numbers) for _ in losses]
+        sums: dict[str, LossSum] = {}
+        for (name, samples, _, items, per_item), value in zip(losses, values, strict=True):
+            count = next(numbers) if isinstance(items, torch.Tensor) else items
+            part = LossSum(value if per_item else value * samples, count, per_item)
+            if name in sums:
+                sums[name].add(part)
+            else:
+                sums[name] = part
         return sums
 
 
@@ -140,11 +172,11 @@ def called(name: str) -> str:
     return f"loss '{name}'" if name else "loss"
 
 
-def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, float, bool]:
+def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, float | torch.Tensor, bool]:
     whose = "" if name == SOLE else f" for '{name}'"
-    tensor, count, per_item = given_loss, float(samples), False
-    if isinstance(given_loss, tuple):
-        tensor, count, per_item = _sum_and_count(given_loss, whose)
+    tensor, count, per_item = (
+        _sum_and_count(given_loss, whose) if isinstance(given_loss, tuple) else (given_loss, float(samples), False)
+    )
     if not isinstance(tensor, torch.Tensor):
         raise LossError(f"loss() gave {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}")
     if tensor.numel() != 1:
@@ -160,14 +192,17 @@ def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, flo
     return tensor, count, per_item
 
 
-def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float, bool]:
+def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float | torch.Tensor, bool]:
     if len(pair) != 2:
         raise LossError(f"loss() gave {given(pair)}{whose}; a tuple must be (sum, count).")
+    total, count = pair
+    if is_scalar(count):
+        return total, count.detach().clone(), True
     try:
-        return pair[0], float(pair[1]), True
+        return total, float(count), True
     except (TypeError, ValueError, RuntimeError):
         raise LossError(
-            f"loss() gave {given(pair[1])}{whose} as the count of (sum, count); it must be a number."
+            f"loss() gave {given(count)}{whose} as the count of (sum, count); it must be a number."
         ) from None
 
 
@@ -180,3 +215,72 @@ def _slip(value: Any) -> str:
 def _names(mapping: Mapping[str, Any]) -> str:
     names = ", ".join(f"'{name}'" for name in mapping if name != SOLE)
     return f"a dict with {names}" if names else "a single one"
+
+
+class Share(NamedTuple):
+    """What a lane had to work on: its samples of a batch, in a job."""
+
+    samples: int
+    batch_samples: int
+    spec: JobSpec
+
+    def hint(self, error: BaseException) -> str:
+        """A hint for an exception that was raised while working on it."""
+        return hint_for(error, self)
+
+
+def hint_for(error: BaseException, share: Share | None = None) -> str:
+    """A hint that is surely right for this exception, or nothing."""
+    for pattern, say in _HINTS:
+        found = re.search(pattern, str(error), re.IGNORECASE)
+        if found is not None:
+            return say(found, share) if callable(say) else say
+    return ""
+
+
+def _lonely_sample(_: re.Match[str], share: Share | None) -> str:
+    if share is None or share.samples != 1:
+        return ""
+    spec = share.spec
+    accumulate = f" × accumulate {spec.accumulate}" if spec.accumulate > 1 else ""
+    is_rest = share.batch_samples < spec.batch_size
+    kept = "; last_batch: keep" if is_rest else ""
+    enough = 2 * spec.lanes * spec.accumulate
+    remedy = "Drop such a rest (last_batch: drop)" if is_rest else f"Use a batch_size of at least {enough}"
+    return (
+        f"Batch normalization needs at least 2 samples at a time, and this lane had 1: {share.batch_samples} samples "
+        f"for {spec.lanes} lanes{accumulate} (batch_size: {spec.batch_size}{kept}). {remedy}, or use fewer lanes."
+    )
+
+
+def _class_out_of_bounds(found: re.Match[str], _: Share | None) -> str:
+    needed = int(found[1]) + 1
+    return f"Classes count from 0, so a target of {found[1]} needs a model with at least {needed} outputs."
+
+
+Say = Callable[[re.Match[str], Share | None], str]
+
+_HINTS: tuple[tuple[str, str | Say], ...] = (
+    (r"Expected more than 1 value per channel when training", _lonely_sample),
+    (
+        r"does not have a deterministic implementation",
+        "`deterministic: false` in the job file allows it; the bits may then differ from run to run.",
+    ),
+    (
+        r"dtype, but got Double and Float|Input type \(double\) and (bias|weight) type \(float\)",
+        "NumPy's numbers are float64 and a model's weights float32: convert the data, as with .float().",
+    ),
+    (
+        r"dtype, but got (Long|Int|Byte|Bool) and Float|Input type \((long|int|unsigned char|bool)\) and",
+        "A layer computes with floats: convert its input, as with .float().",
+    ),
+    (
+        r"expected target dtype to be Long|expected scalar type Long but found",
+        "Targets of this loss are classes, whole numbers of 64 bits: convert them, as with .long().",
+    ),
+    (r"Target (\d+) is out of bounds", _class_out_of_bounds),
+    (
+        r"backward through the graph a second time",
+        "Compute what the loss depends on anew in each call of loss(), or .detach() what is kept.",
+    ),
+)

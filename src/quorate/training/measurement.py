@@ -7,14 +7,15 @@ import torch
 
 from quorate.core.errors import MetricError
 from quorate.core.user_code import given, likely_slip, user_code
-from quorate.training.hints import hint_for
+from quorate.training.device import Device, is_scalar
+from quorate.training.lane import hint_for
 from quorate.training.task import Task
 
 Measured = dict[str, tuple[float, float]]
 """Name → (sum, count)."""
 
 
-def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int) -> Measured:
+def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int, device: Device) -> Measured:
     """The metrics of one batch of so many samples."""
     with user_code("metrics()", hint_for):
         metrics = task.metrics(model, batch)
@@ -22,7 +23,18 @@ def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int) -> Me
         raise MetricError(
             f"metrics() gave {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
         )
-    return {str(name): _sum_and_count(str(name), value, samples) for name, value in metrics.items()}
+    return {str(name): _sum_and_count(str(name), value, samples) for name, value in _read(metrics, device).items()}
+
+
+def _read(metrics: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
+    """The same with numbers for its tensors of one element, all of them read at once."""
+    parts = [part for value in metrics.values() for part in (value if isinstance(value, tuple) else (value,))]
+    numbers = iter(device.numbers([part for part in parts if is_scalar(part)])())
+
+    def read(part: Any) -> Any:
+        return next(numbers) if is_scalar(part) else part
+
+    return {name: tuple(map(read, v)) if isinstance(v, tuple) else read(v) for name, v in metrics.items()}
 
 
 def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -16,8 +17,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from quorate.core.errors import RunError, TaskError
 from quorate.core.user_code import building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
-from quorate.training.schedule import rate_factor
-from quorate.training.settings import rate_taken_up, taken_up
 from quorate.training.task import Task
 
 SOLE = ""
@@ -35,25 +34,17 @@ class Optimizers:
         self._schedule = schedule
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
         self._schedulers = self._build_schedulers(task)
+        kinds = [type(optimizer).__module__ for optimizer in self.by_name.values()]
+        self._kinds_are_torchs = all(kind.startswith("torch.optim.") for kind in kinds)
+        by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
+        self._hooks: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+        self._hooks += chain.from_iterable(by_optimizer)
         self._given = copy.deepcopy(self._settings())
 
     @property
     def are_torchs_own(self) -> bool:
         """Whether all of them are torch's, without hooks: then a gradient changes only by operations of torch."""
-        return not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) and all(
-            type(optimizer).__module__.startswith("torch.optim.")
-            and not optimizer._optimizer_step_pre_hooks
-            and not optimizer._optimizer_step_post_hooks
-            for optimizer in self.by_name.values()
-        )
-
-    @property
-    def hooks(self) -> list[Callable[..., Any]]:
-        """What runs before and after the step of one of them."""
-        by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
-        places: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
-        places += chain.from_iterable(by_optimizer)
-        return [hook for hooks in places for hook in hooks.values()]
+        return self._kinds_are_torchs and not any(self._hooks)
 
     @property
     def run_user_code(self) -> bool:
@@ -61,7 +52,12 @@ class Optimizers:
 
         Such code may draw from a random generator, and may change the task or the model.
         """
-        return not self.are_torchs_own or bool(self._schedulers)
+        return bool(self._schedulers) or not self.are_torchs_own
+
+    @property
+    def hooks(self) -> list[Callable[..., Any]]:
+        """What runs before and after the step of one of them."""
+        return [hook for hooks in self._hooks for hook in hooks.values()]
 
     @property
     def schedulers(self) -> list[LRScheduler]:
@@ -139,14 +135,14 @@ class Optimizers:
                 f"the checkpoint was saved with {_named(saved)}, and the task now gives {_named(self.by_name.keys())}. "
                 "Restore optimizer(), or train from the beginning."
             )
-        given_then = state.get("given", self._given)
+        began_with = state.get("given", self._given)
         for name, optimizer in self.by_name.items():
             _load_exactly(optimizer, state["optimizers"][name])
-            self._set_anew(name, given_then)
+            self._apply_new_settings(name, began_with)
         for name, scheduler in self._schedulers.items():
             if name in state["schedulers"]:
-                given = given_then["schedulers"].get(name), self._given["schedulers"][name]
-                scheduler.load_state_dict(_as_before(taken_up(state["schedulers"][name], *given), scheduler))
+                then, now = began_with["schedulers"].get(name), self._given["schedulers"][name]
+                scheduler.load_state_dict(_as_before(_resumed(state["schedulers"][name], then, now), scheduler))
 
     def _settings(self) -> dict[str, Any]:
         groups = {
@@ -162,15 +158,15 @@ class Optimizers:
     def _scheduler_states(self) -> dict[str, Any]:
         return {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()}
 
-    def _set_anew(self, name: str, given_then: dict[str, Any]) -> None:
+    def _apply_new_settings(self, name: str, began_with: dict[str, Any]) -> None:
         """Set the settings of an optimizer that are given otherwise now than they were when its state began."""
-        then, now = given_then["groups"][name], self._given["groups"][name]
+        then, now = began_with["groups"][name], self._given["groups"][name]
         is_scheduled = name in self._given["scheduled"]
-        is_freed = name in given_then["scheduled"] and not is_scheduled
+        is_freed = name in began_with["scheduled"] and not is_scheduled
         for group, before, after in zip(self.by_name[name].param_groups, then, now, strict=True):
             saved = {key: value for key, value in group.items() if key != "params"}
-            rate = rate_taken_up(saved["lr"], before["lr"], after["lr"], is_scheduled)
-            group.update(taken_up(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
+            rate = _resumed_rate(saved["lr"], before["lr"], after["lr"], is_scheduled)
+            group.update(_resumed(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
 
     def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
         schedulers = {}
@@ -257,3 +253,53 @@ def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
     """The saved state with its counters being counters again (MultiStepLR has one)."""
     counters = {key for key, value in vars(scheduler).items() if isinstance(value, Counter)}
     return {key: Counter(value) if key in counters else value for key, value in saved.items()}
+
+
+def rate_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
+    """What the base rate is multiplied by at a step (counted from 1): up over the warm-up, then down to `final`."""
+    if step <= schedule.warmup:
+        return step / schedule.warmup
+    if schedule.kind == "constant":
+        return 1.0
+    # From the full rate at the first step after the warm-up; `final` is reached just after the last one, so that no
+    # step is wasted on a rate of zero.
+    done = min(1.0, (step - 1 - schedule.warmup) / max(1, total_steps - schedule.warmup))
+    shape = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.final + (1.0 - schedule.final) * shape
+
+
+def _resumed(saved: Any, began_with: Any, now: Any) -> Any:
+    """A saved setting as a job goes on with it: what training has made of it, unless the task gives another now.
+
+    `began_with` is what the job began with that saved it. Of nested settings only those that were changed are new.
+    """
+    if _same(began_with, now):
+        return saved
+    parts = (saved, began_with, now)
+    if all(isinstance(part, dict) for part in parts):
+        known = saved.keys() & began_with.keys()
+        new = {k: _resumed(saved[k], began_with[k], now[k]) if k in known else now[k] for k in now}
+        return {key: value for key, value in saved.items() if key not in began_with} | new
+    if all(isinstance(part, list | tuple) for part in parts) and len({len(part) for part in parts}) == 1:
+        return type(now)(_resumed(*items) for items in zip(*parts, strict=True))
+    return now
+
+
+def _resumed_rate(saved: Any, began_with: Any, now: Any, is_scheduled: bool) -> Any:
+    """A saved learning rate as a job goes on with it: where it is scheduled, as far along as it was."""
+    if _same(began_with, now):
+        return saved
+    if not is_scheduled or not began_with or _same(saved, began_with):
+        return now
+    return saved * (now / began_with)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two settings are equal; not a number equals itself."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and torch.equal(left, right)
+    return bool(left == right or (left != left and right != right))  # NaN is what differs from itself

@@ -1,10 +1,12 @@
 """One worker's copy of everything that training changes: equal, bit for bit, in every worker."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from quorate.core.digests import weights_digest
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError
@@ -12,26 +14,29 @@ from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
-from quorate.training.average import Average, split_averages
 from quorate.training.buffers import MEAN, Buffers
+from quorate.training.device import CPU, Device, digests
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
-from quorate.training.tensors import digests
+
+_AVERAGED = " (averaged)"
+"""What follows the name of a parameter whose average it is; no attribute has such a name."""
 
 
 class Replica:
-    """Model, buffers and optimizers of a task, built from the job's seed."""
+    """Model, buffers and optimizers of a task, built from the job's seed, on a device."""
 
-    def __init__(self, task: Task, spec: JobSpec) -> None:
+    def __init__(self, task: Task, spec: JobSpec, device: Device = CPU) -> None:
         self.spec = spec
-        self.model = build_model(task, spec.seed)
-        self.buffers = Buffers(self.model, task.buffer_rules)
+        self.device = device
+        self.model = device.place(build_model(task, spec.seed))
+        self.buffers = Buffers(self.model, task.buffer_rules, device)
         seed_generators(derive_seed(spec.seed, "optimizer"))
         self.optimizers = Optimizers(task, self.model, spec.schedule)
         self.parameters = tuple(self.model.named_parameters())
         self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
-        self._trained = tuple(p.requires_grad for _, p in self.parameters)
+        self._trained = [p.requires_grad for _, p in self.parameters]
         self._modes = tuple((module, module.training) for module in self.model.modules())
 
     def begin_lane(self) -> None:
@@ -54,12 +59,16 @@ class Replica:
 
     def check_unchanged(self, before: list[int], where: str) -> None:
         """Refuse a parameter that user code has changed outside the optimizer: the next lane would start from it."""
+        if self.versions() == before:
+            return
         for (name, parameter), version in zip(self.parameters, before, strict=True):
             if parameter._version != version:
                 raise changed_outside(name, where)
 
     def check_trainable(self) -> None:
         """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
+        if [parameter.requires_grad for _, parameter in self.parameters] == self._trained:
+            return
         for (name, parameter), trained in zip(self.parameters, self._trained, strict=True):
             if parameter.requires_grad is not trained:
                 raise UnsupportedModelError(
@@ -80,7 +89,7 @@ class Replica:
 
     def weights_digest(self) -> str:
         """Of parameters, buffers and averages."""
-        return weights_digest(digests(self.tensors()))
+        return weights_digest(digests(self.tensors(), self.device))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors of the state, optimizers included, by a name for people."""
@@ -98,11 +107,14 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint. Tied weights appear once, under their first name."""
+        self.device.synchronize()  # a thread of its own copies what it gets
         return {"tensors": {name: tensor.detach() for name, tensor in self.tensors()}, **self.optimizers.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state, in place, so that ties and optimizers keep their tensors."""
-        saved, averages = split_averages(state["tensors"])
+        tensors = state["tensors"]
+        averages = {name: tensor for name, tensor in tensors.items() if name.endswith(_AVERAGED)}
+        saved = {name: tensor for name, tensor in tensors.items() if name not in averages}
         self._check_names(saved)
         with torch.no_grad():
             for name, parameter in self.parameters:
@@ -124,6 +136,65 @@ class Replica:
                 f"{_shape(own.get(different))} in the model that the task builds now. "
                 "Restore the model, or train from the beginning."
             )
+
+
+class Average:
+    """An exponential moving average of the parameters (`average` in the job file): part of the state, like they are.
+
+    It begins with the initial weights, and after each step moves by (1 − decay) towards the parameters: what
+    `copy.deepcopy(model)` before the first step and a `lerp_` after each one give. A step that is void does not move
+    it. Buffers are not averaged; the averaged model has those of the trained one.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], decay: float) -> None:
+        self._parameters = {f"{name}{_AVERAGED}": parameter for name, parameter in parameters}
+        self._values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        # Several tensors are moved at once, all of one type.
+        self._by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for name, value in self._values.items():
+            averages, trained = self._by_type.setdefault(value.dtype, ([], []))
+            averages.append(value)
+            trained.append(self._parameters[name])
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values, as they stand in a checkpoint."""
+        return iter(self._values.items())
+
+    def update(self) -> None:
+        """A step has changed the parameters."""
+        for averages, trained in self._by_type.values():
+            self._move(averages, trained, 0)
+
+    def load(self, saved: dict[str, torch.Tensor]) -> None:
+        """Take up saved averages; where there are none, begin with the parameters as they are."""
+        with torch.no_grad():
+            for name, value in self._values.items():
+                value.copy_(saved.get(name, self._parameters[name]))
+
+    def take_over(self) -> None:
+        """Make the averages the parameters, for good."""
+        with torch.no_grad():
+            for name, value in self._values.items():
+                self._parameters[name].copy_(value)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has the averages for its parameters, and its own again afterwards, to the bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        # One after another: a second copy of all parameters may be more than there is memory for.
+        with torch.no_grad():
+            for name, value in self._values.items():
+                parameter = self._parameters[name]
+                kept = parameter.clone()
+                parameter.copy_(value)
+                value.copy_(kept)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -166,7 +237,7 @@ def check_repeatable(task: Task, spec: JobSpec, replica: Replica) -> None:
     """Build the model a second time and compare: what differs was drawn from somewhere without a seed."""
     again = build_model(task, spec.seed)
     second = digests([*again.named_parameters(), *again.named_buffers()])
-    for name, digest in digests(replica.weights()).items():
+    for name, digest in digests(replica.weights(), replica.device).items():
         if second.get(name) != digest:
             raise TaskError(
                 f"model() gives other weights each time it is called with the same seed, first in '{name}'. "

@@ -23,11 +23,11 @@ from quorate.core.generation import GenerationId
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.storage.atomic import Buffer
+from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
 from quorate.training.state_layout import HeldState, Parts
-from quorate.training.tensors import digests
 
 log = logging.getLogger(__name__)
 

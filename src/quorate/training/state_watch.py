@@ -6,9 +6,9 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import is_, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
@@ -18,18 +18,17 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.training.device import digests
 from quorate.training.kept_values import (
     MODULES_OWN,
     Change,
     KeptValues,
-    content_of,
     is_internal,
     is_users_own,
     own_attributes,
 )
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.task import LOG, Task
-from quorate.training.tensors import digests
 
 MOST_NAMED = 10
 """So many names of what was put back are told of a run."""
@@ -44,6 +43,7 @@ _NOT_IN_THE_STATE = (
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
 _VALUES = methodcaller("values")
+_GONE = object()
 
 
 class StateWatch:
@@ -55,7 +55,7 @@ class StateWatch:
 
     def __init__(self, task: Task, replica: Replica) -> None:
         self._task, self._replica = task, replica
-        self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers])
+        self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers], replica.device)
         own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
         self._kept.look_at(self._around(own_modules))
         modules = [*own_modules, *self._kept.modules]
@@ -74,7 +74,7 @@ class StateWatch:
         put_back = self.before_batch()
         self._versions = self._replica.versions()
         if self._is_first:
-            self._digests = digests(self._replica.parameters)
+            self._digests = digests(self._replica.parameters, self._replica.device)
         self._parameters.before()
         return put_back
 
@@ -83,7 +83,7 @@ class StateWatch:
         self._replica.check_unchanged(self._versions, "loss()")
         changed = self._parameters.changed()
         if self._digests is not None:
-            after, before, self._digests = digests(self._replica.parameters), self._digests, None
+            after, before, self._digests = digests(self._replica.parameters, self._replica.device), self._digests, None
             changed = next((name for name, digest in before.items() if after[name] != digest), None)
         if changed is not None:
             raise changed_outside(changed, "loss()")
@@ -145,29 +145,24 @@ class StateWatch:
 
 
 class _Attributes:
-    """The attributes of the task and of all modules, by identity: what costs in every lane.
-
-    Of each `__dict__` the names that are not compared come first (they are moved there), so that comparing can begin
-    at the end and stop before them.
-    """
+    """The attributes of the task and of all modules, by identity: what costs in every lane, so in one pass over all."""
 
     def __init__(self, task: Task, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        task._noted()  # so that it is there already when the first number is logged
+        task._logged()  # so that it is there already when the first number is logged
         self._owners = [_Owner("self", task, frozenset({LOG}))]
         self._owners += [_Owner(path, module, MODULES_OWN) for path, module in modules]
         self._dicts = [owner.attributes for owner in self._owners]
         self._lengths = list(map(len, self._dicts))
-        # Views are made once: to make them in every lane would cost half as much again.
-        self._values = [(owner.values, owner.reversed) for owner in self._owners if owner.reversed]
+        saved = [(owner.attributes, name, value) for owner in self._owners for name, value in owner.saved.items()]
+        self._places = [place for place, _, _ in saved]
+        self._names = [name for _, name, _ in saved]
+        self._values = [value for _, _, value in saved]
 
     def put_back(self) -> list[str]:
-        if list(map(len, self._dicts)) == self._lengths:
-            for values, saved in self._values:
-                if not all(map(is_, reversed(values), saved)):
-                    break
-            else:
-                return []
-        return [name for owner in self._owners if owner.is_changed for name in owner.put_back()]
+        now = map(dict.get, self._places, self._names, repeat(_GONE))
+        if list(map(len, self._dicts)) == self._lengths and all(map(is_, now, self._values)):
+            return []
+        return [name for owner in self._owners for name in owner.put_back()]
 
 
 class _Owner:
@@ -176,28 +171,17 @@ class _Owner:
     def __init__(self, path: str, owner: object, others: frozenset[str]) -> None:
         self._path, self._owner, self._others = path, owner, others
         self.attributes = vars(owner)
-        self._saved = {name: value for name, value in self.attributes.items() if name not in others}
-        self._set()
-        self.values = self.attributes.values()
-        self.reversed = tuple(reversed(self._saved.values()))
-        self._length = len(self.attributes)
-
-    @property
-    def is_changed(self) -> bool:
-        return len(self.attributes) != self._length or not all(map(is_, reversed(self.values), self.reversed))
+        self.saved = {name: value for name, value in self.attributes.items() if name not in others}
 
     def put_back(self) -> list[str]:
-        """Set all as it was; the names, but for those that torch assigns by itself."""
-        now, saved = self.attributes, self._saved
-        names = [name for name in now if name not in saved and name not in self._others]
-        names += [name for name, value in saved.items() if name not in now or now[name] is not value]
-        self._set()
-        return [f"{self._path}.{name}" for name in names if not _is_torchs(self._owner, name)]
-
-    def _set(self) -> None:
-        content = {name: value for name, value in self.attributes.items() if name in self._others} | self._saved
-        self.attributes.clear()
-        self.attributes.update(content)
+        """Set all as it was; the names of what was not, but for those that torch assigns by itself."""
+        now = self.attributes
+        added = [name for name in now if name not in self.saved and name not in self._others]
+        changed = [name for name, value in self.saved.items() if now.get(name, _GONE) is not value]
+        for name in added:
+            del now[name]
+        now.update({name: self.saved[name] for name in changed})
+        return [f"{self._path}.{name}" for name in (*added, *changed) if not _is_torchs(self._owner, name)]
 
 
 def _is_torchs(owner: object, name: str) -> bool:
@@ -270,7 +254,7 @@ class _ParameterSamples:
 
     def __init__(self, replica: Replica) -> None:
         # Where they lie, once: a state is always loaded in place.
-        contents = [(name, parameter, content_of(parameter)) for name, parameter in replica.parameters]
+        contents = [(name, parameter, replica.device.host_view(parameter)) for name, parameter in replica.parameters]
         self._parameters = [(name, p, content[:SAMPLED]) for name, p, content in contents if content is not None]
         self._next = 0
         self._before: tuple[int, int] | None = None
@@ -293,8 +277,10 @@ class _ParameterSamples:
         return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
 
 
-def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
+def news(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
     """Of what was put back, those that the run has not named yet; of all layers that are alike one is named."""
+    if not names:  # as at almost every step
+        return ()
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(_kind(name), name)
@@ -302,10 +288,10 @@ def news(names: Iterable[str], told: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for kind, name in first.items() if kind not in told)[: max(0, room)]
 
 
-def warn_of(names: Iterable[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def warn_of(names: Sequence[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """A sentence about those that are news, and what has been told then."""
     new = news(names, told)
-    return [_sentence(new)] if new else [], (*told, *map(_kind, new))
+    return ([_sentence(new)], (*told, *map(_kind, new))) if new else ([], tuple(told))
 
 
 def _kind(name: str) -> str:

@@ -1,12 +1,22 @@
-"""What a user writes: model, data, loss, optimizer, evaluation."""
+"""What a user writes: model, data, loss, optimizer, evaluation; and how the job file's `params` become part of it."""
 
+import copy
+import inspect
+import json
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 import torch
+from pydantic import ConfigDict, ValidationError, create_model
 
-from quorate.core.user_code import given
+from quorate.core.errors import JobFileError, Problem
+from quorate.core.seeds import derive_seed
+from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
+from quorate.data.streams import seed_generators
+from quorate.spec.problems import describe_errors
+from quorate.training.device import Device, is_scalar
 
 Loss = torch.Tensor | tuple[torch.Tensor, Any]
 """A mean over the samples of the batch, or (sum, count) for a mean over something else, such as tokens."""
@@ -87,19 +97,64 @@ class Task:
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Note a number of one's own, from within loss(); a step reports its mean over the samples."""
         try:
-            number = float(value)
+            # A tensor is read at the end of the batch, with all others: reading may have to wait for a device.
+            number: Any = value.detach().clone() if is_scalar(value) else float(value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"self.log({name!r}, ...) takes one number, and was given {given(value)}") from None
-        self._noted().setdefault(name, []).append(number)
+        self._logged().setdefault(name, []).append(number)
 
-    def _noted(self) -> dict[str, list[float]]:
-        noted: dict[str, list[float]] = self.__dict__.setdefault(LOG, {})
-        return noted
+    def _logged(self) -> dict[str, list[Any]]:
+        logged: dict[str, list[Any]] = self.__dict__.setdefault(LOG, {})
+        return logged
 
 
-def take_log(task: Task) -> dict[str, float]:
+def take_log(task: Task, device: Device) -> dict[str, float]:
     """What was logged since the last call, averaged by name."""
-    noted = task._noted()
-    means = {name: sum(values) / len(values) for name, values in noted.items()}
-    noted.clear()
+    logged = task._logged()
+    if not logged:
+        return {}
+    tensors = [value for values in logged.values() for value in values if isinstance(value, torch.Tensor)]
+    read = iter(device.numbers(tensors)() if tensors else ())
+    means = {}
+    for name, values in logged.items():
+        means[name] = sum(next(read) if isinstance(value, torch.Tensor) else value for value in values) / len(values)
+    logged.clear()
     return means
+
+
+def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: int) -> Task:
+    """An instance of the task with its parameters set; every mistake is told at once."""
+    fields = parameters_of(task_type)
+    with warnings.catch_warnings():
+        # A parameter may be called `schema` or `copy`, as methods of a pydantic model are: here nobody calls those.
+        warnings.simplefilter("ignore", UserWarning)
+        model = create_model(
+            "params", __config__=ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True), **fields
+        )
+    try:
+        # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
+        checked = model.model_validate_json(json.dumps(params))
+    except ValidationError as error:
+        raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
+    seed_generators(derive_seed(seed, "task"))
+    with building_code(f"{task_type.__name__}()"):
+        task = task_type()
+    for name in fields:
+        setattr(task, name, getattr(checked, name))
+    return task
+
+
+def parameters_of(task_type: type[Task]) -> dict[str, Any]:
+    """Name → (type, default) of every annotated attribute of the task."""
+    try:
+        hints = get_type_hints(task_type, include_extras=True)
+    except NameError as error:
+        raise JobFileError(
+            task_type.__name__, [Problem("params", f"an annotation of the task is unknown: {error}")]
+        ) from None
+    ignored = {name for base in Task.__mro__ for name in inspect.get_annotations(base)}
+    return {
+        name: (hint, copy.deepcopy(getattr(task_type, name, ...)))
+        for name, hint in hints.items()
+        if name not in ignored and ClassVar not in (hint, get_origin(hint)) and not name.startswith("_")
+    }

@@ -7,7 +7,6 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.seeds import derive_seed
 from quorate.core.worker_status import APPLY
-from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
@@ -52,7 +51,7 @@ class Update:
         runs_user_code = optimizers.run_user_code
         if runs_user_code:
             # Noise, which is then the same in every worker.
-            seed_generators(derive_seed(self._spec.seed, "apply", step))
+            self._replica.device.seed(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
         self._gradients.install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
         if scales:
@@ -111,10 +110,11 @@ class Update:
     def _norms(self, names: Iterable[str], scales: bool) -> dict[str, float]:
         if self._spec.clip_norm is None and not scales and list(names) == [SOLE]:
             # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
-            return {SOLE: self._gradients.total_norm()}
-        return {name: self._clip(self._parameters(name)) for name in names}
+            return {SOLE: self._gradients.total_norm(self._replica.device)}
+        norms = {name: self._clip(self._parameters(name)) for name in names}
+        return dict(zip(norms, self._replica.device.numbers(list(norms.values()))(), strict=True))
 
-    def _clip(self, parameters: list[torch.Tensor]) -> float:
+    def _clip(self, parameters: list[torch.Tensor]) -> torch.Tensor:
         if self._spec.clip_norm is not None:
-            return clip_grad_norm_(parameters, self._spec.clip_norm).item()
-        return get_total_norm([p.grad for p in parameters if p.grad is not None]).item()
+            return clip_grad_norm_(parameters, self._spec.clip_norm)
+        return get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -17,13 +17,13 @@ def main() -> int:
     if assignment.network.namespace:
         enter_network(assignment.network.namespace)
     # Only now: importing torch takes seconds, in which the parent may die.
-    from quorate.training.machine import pin_machine
+    from quorate.training.device import CPU
     from quorate.training.source import load_task_type
     from quorate.worker.process import Worker, print_at_once, start_log
 
     print_at_once()
     start_log(assignment)
-    pin_machine(1, assignment.job["deterministic"])
+    CPU.pin(1, assignment.job["deterministic"])
     return Worker(assignment, load_task_type(assignment.task, assignment.job["seed"])).live()
 
 

@@ -35,14 +35,12 @@ from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.machine import canary, machine_facts, pin_machine
-from quorate.training.params import configure
+from quorate.training.device import CPU, canary, digests
+from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.progress import Progress
-from quorate.training.rehearsal import rehearse_evaluation
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
-from quorate.training.task import Task
-from quorate.training.tensors import digests
+from quorate.training.task import Task, configure
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.backlog import Backlog
@@ -238,9 +236,9 @@ class Worker:
         spec = self._spec
         self._tell(0, BUILDING, None)
         self._activity.phase = BUILDING
-        pin_machine(spec.threads, spec.deterministic)
+        CPU.pin(spec.threads, spec.deterministic)
         task = self._configure()
-        replica = Replica(task, spec)
+        replica = Replica(task, spec, CPU)
         if self._assignment.workers == 1:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
@@ -248,15 +246,15 @@ class Worker:
         if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
         self._page.write_setup("fingerprint")
-        environment = machine_facts(spec.threads, spec.deterministic) | {
-            "canary": canary(),
+        environment = CPU.facts(spec.threads, spec.deterministic) | {
+            "canary": canary(CPU),
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),
         }
         if self._assignment.slot == 0 and self._assignment.mode.is_training:
             self._page.write_setup("metrics()")
-            rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
+            sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
         ground = SessionParts(spec, task, replica, samples, environment, folder)
         return ground, self._restore(ground)
@@ -311,7 +309,7 @@ class Worker:
             ring_address=listeners.network.address,
             local_address=listeners.local_address,
             facts=ground.environment,
-            tensors=digests(ground.replica.tensors()),
+            tensors=digests(ground.replica.tensors(), ground.replica.device),
             cursor=progress.cursor,
         )
 

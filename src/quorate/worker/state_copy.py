@@ -16,10 +16,10 @@ from quorate.core.memory import fresh_memory
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity
+from quorate.training.device import digests
 from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
 from quorate.training.progress import Progress
 from quorate.training.state_layout import StateLayout
-from quorate.training.tensors import digests
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import pytest
 from pydantic import Field
 
 from quorate.core.errors import JobFileError, UserCodeError
-from quorate.training.params import configure, parameters_of
-from quorate.training.task import Task
+from quorate.training.task import Task, configure, parameters_of
 
 
 class Base(Task):

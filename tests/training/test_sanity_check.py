@@ -13,8 +13,8 @@ from torch import nn
 import gang
 from bits.bit_tasks import Points, Regression
 from quorate.core.errors import QuorateError, TaskError, UserCodeError
-from quorate.training import rehearsal
-from quorate.training.rehearsal import rehearse_evaluation
+from quorate.training import evaluation
+from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 from quorate.worker.assembly import build_samples, evaluation_plan
@@ -29,17 +29,17 @@ class Tried(Regression):
         return type(self).answer(self, model, batch)
 
 
-def rehearse(answer: Answer | None = None, base: type[Task] = Tried, **keys: Any) -> Replica:
+def sanity_check(answer: Answer | None = None, base: type[Task] = Tried, **keys: Any) -> Replica:
     task_type = base if answer is None else type("Made", (base,), {"answer": staticmethod(answer)})
     task, spec = task_type(), gang.job(base, **keys)
     replica, samples = Replica(task, spec), build_samples(task, spec)
-    rehearse_evaluation(task, replica, samples, evaluation_plan(spec, samples))
+    sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
     return replica
 
 
 def refused(answer: Answer | None = None, base: type[Task] = Tried, **keys: Any) -> QuorateError:
     with pytest.raises(QuorateError) as raised:
-        rehearse(answer, base, **keys)
+        sanity_check(answer, base, **keys)
     assert raised.value.exit_code == 2, "nothing was trained yet"
     return raised.value
 
@@ -52,7 +52,7 @@ def test_it_sees_one_batch_in_evaluation_mode_and_changes_nothing_here() -> None
         return {"loss": 0.5}
 
     before = Replica(Tried(), gang.job(Tried)).weights_digest()
-    replica = rehearse(spoil)
+    replica = sanity_check(spoil)
     assert replica.weights_digest() == before
     assert all(module.training for module in replica.model.modules())
 
@@ -61,7 +61,7 @@ def test_a_mistake_in_metrics_is_told_before_it_costs_an_epoch() -> None:
     error = refused(lambda task, model, batch: {"loss": batch["missing"]})
     assert isinstance(error, UserCodeError)
     assert "(in metrics())" in error.message
-    assert "test_rehearsal.py" in error.traceback
+    assert "test_sanity_check.py" in error.traceback
     error = refused(lambda task, model, batch: {"loss": None})
     assert isinstance(error, TaskError)
     assert error.message.startswith("metrics() gave nothing (None) as 'loss'")
@@ -84,7 +84,7 @@ def test_what_the_first_evaluation_would_refuse_is_refused_before_the_first_step
         task.count += 1
         return {"loss": 0.5}
 
-    rehearse(assign, Remembers)
+    sanity_check(assign, Remembers)
 
 
 class BrokenValidation(Tried):
@@ -106,7 +106,7 @@ EARLY: dict[str, Any] = {"evaluate": {"every": 1}, "early_stop": {"metric": "acc
 
 @pytest.mark.parametrize(("keys", "key"), [(ACCURACY, "evaluate.metric"), (EARLY, "early_stop.metric")])
 def test_a_metric_that_is_watched_must_be_measured(keys: dict[str, Any], key: str) -> None:
-    rehearse(lambda *_: {"accuracy": 1.0}, **keys)
+    sanity_check(lambda *_: {"accuracy": 1.0}, **keys)
     told = refused(lambda *_: {"acuracy": 1.0}, **keys).message
     assert told == f"{key}: there is no metric 'accuracy'; metrics() gives acuracy. Did you mean acuracy?"
     # By default it is the loss, which the first step tries: no process is needed to know its name.
@@ -119,7 +119,7 @@ class Unvalidated(Tried):
 
 
 def test_a_metric_that_is_watched_needs_a_validation_set() -> None:
-    rehearse(lambda *_: 1 / 0, Unvalidated)
+    sanity_check(lambda *_: 1 / 0, Unvalidated)
     assert refused(base=Unvalidated, **EARLY).message == (
         "early_stop.metric: 'accuracy' is measured on the validation set, and datasets() gave none. "
         "Return (training set, validation set), or leave early_stop out."
@@ -132,6 +132,6 @@ def test_a_metric_that_is_watched_needs_a_validation_set() -> None:
 def test_what_keeps_it_from_an_answer_is_only_logged(
     answer: Answer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rehearsal, "LIMIT", 0.2)
-    rehearse(answer)
+    monkeypatch.setattr(evaluation, "SANITY_CHECK_LIMIT", 0.2)
+    sanity_check(answer)
     assert "metrics() could not be tried before the first step" in caplog.text

@@ -1,0 +1,212 @@
+"""Where tensors live and compute: all that depends on the kind of device is behind `Device`, and CPU is the first one.
+
+Nothing else on the way of a step, an evaluation or a digest reads a tensor from the host, seeds a random stream or
+allocates a buffer. So what may have to wait for a device stands in one place, and another kind is another class.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import numpy
+import torch
+from torch.nn.functional import conv2d, layer_norm
+
+from quorate.core.digests import NamedBytes, content_digest, tensor_digest
+from quorate.data.streams import seed_generators
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+EVERYTHING = slice(None)
+Numbers = Callable[[], list[float]]
+"""Numbers on their way to the host: the call waits for them."""
+
+
+class Device(Protocol):
+    """One worker's device. Made once in a process; the replica has it, and whoever trains asks it there.
+
+    Only `numbers`, `content` and `same_bits` bring something from the device to the host, and may have to wait for all
+    that was begun on it. A step calls `numbers` once a lane and once an update.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        ...
+
+    def pin(self, threads: int, deterministic: bool) -> None:
+        """Compute with a fixed number of threads and with kernels that give the same bits each time."""
+        ...
+
+    def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
+        """Everything outside the job that the bits depend on, for the run folder and for comparing workers."""
+        ...
+
+    def place(self, model: Model) -> Model:
+        """The model with its parameters and buffers here. Called once, before anything refers to them."""
+        ...
+
+    def move(self, batch: Any) -> Any:
+        """A batch with its tensors here. Called for each micro-batch and evaluation batch; does not wait."""
+        ...
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Flat memory here, in which the gradients of lanes are collected and summed. Called once a generation."""
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Begin a random stream in every generator that user code may draw from: before each lane, each evaluation
+        batch, and each update that runs code of the task."""
+        ...
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around each loss() and metrics(): the precision of the job."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all that was begun here is done: before a thread of its own reads the state."""
+        ...
+
+    def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
+        """Begin to bring numbers to the host, all in one transfer. Call what it gives as late as possible."""
+        ...
+
+    def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
+        """The bytes of a tensor, or some of them, on the host; without a copy where they lie there in a row."""
+        ...
+
+    def host_view(self, tensor: torch.Tensor) -> memoryview | None:
+        """The bytes of a tensor where they lie, now and later; None where the host cannot see them as they are."""
+        ...
+
+    def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+        """Of each two tensors, whether they are equal to the last bit."""
+        ...
+
+
+class CpuDevice:
+    """The host's own processor and memory: nothing is moved, nothing waits."""
+
+    name = "cpu"
+
+    def pin(self, threads: int, deterministic: bool) -> None:
+        """Compute with a fixed number of threads and with kernels that give the same bits each time."""
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+        # What torch.use_deterministic_algorithms does, without importing the compiler, which takes two seconds.
+        torch.set_deterministic_debug_mode("error" if deterministic else "default")
+        # Filling empty tensors costs time and hides nothing here: reading one is a mistake in any mode.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+    def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
+        """Everything outside the job that the bits depend on."""
+        return {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "quorate": _version("quorate"),
+            "device": self.name,
+            "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            "threads": str(threads),
+            "deterministic": str(deterministic),
+            "hash_seed": os.environ.get("PYTHONHASHSEED", "random") if sys.flags.hash_randomization else "0",
+        }
+
+    def place(self, model: Model) -> Model:
+        """It is here."""
+        return model
+
+    def move(self, batch: Any) -> Any:
+        """It is here."""
+        return batch
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Flat memory."""
+        return torch.zeros(size, dtype=dtype)
+
+    def seed(self, seed: int) -> None:
+        """Begin a random stream in torch, NumPy and Python."""
+        seed_generators(seed)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Everything is computed in the precision that the model has."""
+        return _AS_IT_IS
+
+    def synchronize(self) -> None:
+        """Everything is done."""
+
+    def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
+        """Read at once: there is nothing to wait for."""
+        values = [float(scalar.item()) for scalar in scalars]
+        return lambda: values
+
+    def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
+        """Without a copy where it is contiguous."""
+        return _bytes(tensor)[part].numpy().data
+
+    def host_view(self, tensor: torch.Tensor) -> memoryview | None:
+        """None for a tensor whose values are not simply its bytes in a row."""
+        if tensor.device.type != "cpu" or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+            return None
+        try:
+            return tensor.detach().view(-1).view(torch.uint8).numpy().data
+        except (RuntimeError, TypeError, ValueError):  # strides of its own, or a kind of tensor that has no such view
+            return None
+
+    def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+        """Compared where they are."""
+        return [same_bits(left, right) for left, right in pairs]
+
+
+CPU = CpuDevice()
+_AS_IT_IS = nullcontext()
+
+
+def is_scalar(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor that `Device.numbers` can read."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+
+
+def digests(tensors: Iterable[tuple[str, torch.Tensor]], device: Device = CPU) -> dict[str, str]:
+    """A digest by name, for comparing replicas; on CPU that of a copy on the host is the same."""
+    return {
+        name: tensor_digest(NamedBytes(name, str(tensor.dtype), tuple(tensor.shape), device.content(tensor)))
+        for name, tensor in tensors
+    }
+
+
+def canary(device: Device) -> str:
+    """Digest of a fixed computation, equal on machines that compute alike."""
+    generator = torch.Generator().manual_seed(20)
+    images, kernels, matrix = device.move(
+        tuple(torch.randn(*shape, generator=generator) for shape in ((2, 3, 12, 12), (8, 3, 3, 3), (72, 40)))
+    )
+    kernels.requires_grad_()
+    convolved = conv2d(images, kernels, padding=1)
+    normed = layer_norm(convolved, convolved.shape[1:])
+    torch.autograd.backward((normed.tanh() * convolved).mean())
+    multiplied = convolved.detach().reshape(-1, 72) @ matrix
+    tiny, factors = device.move((torch.full((16,), 1e-38), torch.linspace(0.001, 0.1, 16)))
+    optimizer = torch.optim.AdamW([kernels], lr=0.1)
+    optimizer.step()
+    results = (convolved, normed, multiplied.exp(), tiny * factors, kernels)
+    return content_digest(b"".join(device.content(result) for result in results))
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of the host are equal to the last bit: −0.0 is not 0.0, and a NaN equals itself."""
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(_bytes(left), _bytes(right))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
