@@ -26,7 +26,7 @@ from quorate.core.errors import (
 from quorate.core.exit_codes import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT
 from quorate.core.failure import Failure
 from quorate.core.memory import is_shortage
-from quorate.core.phases import WAITING
+from quorate.core.phases import WAITING, WorkerStatus
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.data.fingerprint import fingerprint_in_child
@@ -46,15 +46,15 @@ from quorate.training.task import Task
 from quorate.training.tensors import digests
 from quorate.worker.assembly import Ground, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
-from quorate.worker.backlog import Backlog
 from quorate.worker.bit_flip import flip_bit
+from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.faults import FaultWatch
-from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.heartbeats import PaceMeter
+from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.pace import PaceMeter
-from quorate.worker.registration import Registration
+from quorate.worker.outbox import Backlog
 from quorate.worker.same_data import check_same_data, data_facts
-from quorate.worker.session import WorkerSession
+from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
@@ -89,17 +89,16 @@ class Worker:
         self._timing = Timing(self._spec.failure_timeout)
         self._saver: Saver | None = None
         self._pace = PaceMeter()
-        self._membership = Membership(
-            assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
-        )
+        link = GrpcLink(assignment.coordinator, assignment.token)
+        self._membership = Membership(link, self._timing, self._status, self._pace.take)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._faults = FaultWatch(
             assignment.faults, assignment.slot, assignment.workers, self._run.logs, self._page.write
         )
         # Nobody watches for faults where there are none.
-        self._tell = self._faults.tell if assignment.faults else self._page.write
+        self._write_status = self._faults.tell if assignment.faults else self._page.write
         linger = self._faults.linger if assignment.faults else None
-        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, linger)
+        self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, linger)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -142,7 +141,7 @@ class Worker:
 
     def _leave(self, reason: QuorateError) -> int:
         log.info("the job has ended: %s", reason)
-        self._membership.tell_the_rest()
+        self._membership.flush_last()
         return ENDED_WITH_THE_JOB
 
     def _give_up(self, reason: WorkerUnfit) -> int:
@@ -202,23 +201,23 @@ class Worker:
         listeners = Listeners.bind(self._assignment.host, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
-            self._tell(progress.cursor.step, WAITING, None)
-            self._pass_through(ground, worker, progress, listeners)
+            self._write_status(progress.cursor.step, WAITING, None)
+            self._run_session(ground, worker, progress, listeners)
         finally:
             listeners.close()
 
-    def _pass_through(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
+    def _run_session(self, ground: Ground, worker: int, progress: Progress, listeners: Listeners) -> None:
         self._saver = saver = saver_of(
             ground,
             self._assignment.mode,
             publish=self._membership.publish,
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
-            tell_all=self._membership.tell_all,
+            tell_all=self._membership.flush,
             activity=self._activity,
             generation=lambda: self._membership.generation_id,
         )
-        WorkerSession(
+        trainer = LoopTrainer(
             ground,
             worker,
             progress,
@@ -227,15 +226,16 @@ class Worker:
             self._backlog,
             self._faults,
             self._activity,
-            self._tell,
+            self._write_status,
             self._assignment,
             self._timing,
             saver,
-        ).complete()
+        )
+        WorkerSession(worker, trainer, self._membership, self._backlog, self._write_status).complete()
 
     def _build(self) -> tuple[Ground, Progress]:
         spec = self._spec
-        self._tell(0, BUILDING, None)
+        self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
         pin_machine(spec.threads, spec.deterministic)
         task = self._configure()
@@ -266,7 +266,7 @@ class Worker:
     def _restore(self, ground: Ground) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
-        self._tell(0, RESTORING, None)
+        self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)

@@ -1,7 +1,10 @@
-"""Workers that are slower than the others, by what their own work takes them. They are named, not killed.
+"""How fast workers are: who is slower than the others, and how lanes are shared because of it.
 
 What a worker waits for in an exchange is not its own slowness, so it does not count. A worker that is short of nothing
-but luck is slow for some steps; a straggler stays far behind.
+but luck is slow for some steps; a straggler stays far behind. It is named, not killed.
+
+Which worker computes a lane changes no bit, so by `balance: speed` lanes are given to whoever is fast. Sharing them
+anew costs a new generation, and is worth it only where a step gets a good deal shorter.
 """
 
 from collections.abc import Sequence
@@ -9,9 +12,10 @@ from dataclasses import replace
 from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
-from quorate.coordinator.states import Crew, Enrolled, Measured
+from quorate.coordinator.states import Enrolled, Measured, Members, Training
 from quorate.core.pace import Pace
 from quorate.core.phases import COMPUTE, DATA
+from quorate.lanes.hosting import host_lanes, host_lanes_by_speed, slowest_seconds
 
 FAR_BEHIND = 2.0
 """So many times the others' median makes a straggler,"""
@@ -21,8 +25,14 @@ CAUGHT_UP = 1.5
 """Below so many times, it has recovered."""
 LEAST_STEPS, LEAST_WORK = 20, 2.0
 """So many steps, and seconds of its own work, does it have to be behind."""
-
 _KEPT = 0.9
+SPEED = "speed"
+WORTHWHILE = 0.8
+"""To so much of what it takes now must a step be shortened."""
+MEASURED_STEPS = 20
+"""So many steps lie between two generations that share anew, and so many of a worker tell its speed."""
+HEARTBEATS_BETWEEN = 10
+_SHORTEST = 1e-9
 
 
 def measure(before: Measured | None, pace: Pace) -> Measured:
@@ -41,12 +51,12 @@ def measure(before: Measured | None, pace: Pace) -> Measured:
     return replace(before, pace=smoothed)
 
 
-def judge(crew: Crew, known: Enrolled, hosted: range, pace: Pace) -> tuple[Enrolled, str]:
+def judge(members: Members, known: Enrolled, hosted: range, pace: Pace) -> tuple[Enrolled, str]:
     """A worker that tells its pace, measured; and what to tell the user, if it is a straggler and that is news."""
     measured = measure(known.measured, pace)
     others = [
         other.measured.pace
-        for other in crew.enrolled
+        for other in members.enrolled
         if other.worker != known.worker and other.within == known.within and other.measured is not None
     ]
     if not others:
@@ -62,7 +72,7 @@ def judge(crew: Crew, known: Enrolled, hosted: range, pace: Pace) -> tuple[Enrol
     if measured.is_told or measured.slow_steps < LEAST_STEPS or measured.slow_s < LEAST_WORK:
         return replace(known, measured=measured), ""
     told = replace(known, measured=replace(measured, is_told=True))
-    return told, _sentence(told, hosted, measured.pace, others, crew.terms.balance)
+    return told, _sentence(told, hosted, measured.pace, others, members.settings.balance)
 
 
 def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace], balance: str) -> str:
@@ -88,6 +98,55 @@ def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace],
         f"{name_enrolled(known)} is slow in {phase}: {lanes} {_ms(own.lane_s)}, {times} those of the others "
         f"({_ms(usual)}){waiting}. {remedy}."
     )
+
+
+def share_lanes(members: Members, taking_part: Sequence[Enrolled]) -> tuple[range, ...]:
+    """The lanes of each, in their order. Whose speed is not known yet counts as neither fast nor slow."""
+    lanes = members.settings.lanes
+    known = {one.worker: _lane_seconds(one) for one in taking_part if _is_measured(one)}
+    if members.settings.balance != SPEED or not known:
+        return host_lanes(lanes, len(taking_part))
+    usual = median(known.values())
+    return host_lanes_by_speed(lanes, [known.get(one.worker, usual) for one in taking_part])
+
+
+def find_better_sharing(state: Training, step: int, now: float) -> str:
+    """Why to share the lanes anew at the next step boundary; empty when there is no reason, or it is too early."""
+    members = state.members
+    if members.settings.balance != SPEED or members.stop is not None or state.is_called or state.completed:
+        return ""
+    is_too_early = (
+        step - state.generation.cursor.step < MEASURED_STEPS
+        or now - members.formed < HEARTBEATS_BETWEEN * members.settings.timing.heartbeat_every
+    )
+    at_work = [members.find(member.worker) for member in state.generation.members]
+    measured = [known for known in at_work if known is not None and _is_measured(known)]
+    if is_too_early or len(measured) < len(at_work):
+        return ""
+    seconds = [_lane_seconds(known) for known in measured]
+    present = tuple(member.lanes for member in state.generation.members)
+    best = host_lanes_by_speed(members.settings.lanes, seconds)
+    # Everybody applies the update after the exchange, however lanes are shared.
+    apply_s = max(known.measured.pace.apply_s for known in measured if known.measured is not None)
+    takes, would_take = (slowest_seconds(sharing, seconds) + apply_s for sharing in (present, best))
+    if would_take > WORTHWHILE * takes:
+        return ""
+    speeds = ", ".join(
+        f"worker {known.worker} ({lane_s * 1000:.3g} ms a lane) hosts {len(after)} instead of {len(before)}"
+        for known, lane_s, before, after in zip(measured, seconds, present, best, strict=True)
+    )
+    return (
+        f"the lanes are shared anew by speed at the next step boundary: {speeds}. The work of a step is expected to "
+        f"take {would_take * 1000:.3g} ms instead of {takes * 1000:.3g} ms."
+    )
+
+
+def _is_measured(known: Enrolled) -> bool:
+    return known.measured is not None and known.measured.pace.steps >= MEASURED_STEPS
+
+
+def _lane_seconds(known: Enrolled) -> float:
+    return _SHORTEST if known.measured is None else max(known.measured.pace.lane_s, _SHORTEST)
 
 
 def _ms(seconds: float) -> str:
