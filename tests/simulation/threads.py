@@ -12,6 +12,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from simulation.clock import Process
 
 _INSTANT = 1e-9
+"""The least that a wait takes: whoever waits again and again for less than a clock can tell would stop the time."""
 
 
 class _Waiter:
@@ -104,15 +105,15 @@ class SimulatedCondition:
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until it holds, or for so many seconds; whether it does."""
-        over = None if timeout is None else self._runtime.now() + timeout
+        over = None if timeout is None else self._runtime.now() + (max(timeout, _INSTANT) if timeout > 0 else 0.0)
         while not predicate():
             remaining = None if over is None else over - self._runtime.now()
-            if remaining is not None and remaining <= _INSTANT:
+            if remaining is not None and remaining <= 0:
                 return False
             waiter = _Waiter()
             self._waiting.append(waiter)
             if remaining is not None:
-                self._runtime.wake_after(waiter, remaining)
+                self._runtime.wake_after(waiter, max(remaining, _INSTANT))
             self._runtime.rest()
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
