@@ -45,10 +45,10 @@ def decide_by_the_first(state: State, event: MembershipEvent, now: float) -> Dec
     is_declared = any(isinstance(action, DeclareGeneration) for action in decision.actions)
     if not is_declared or not isinstance(after, Training) or after.generation.id.incarnation == 1:
         return decision
-    members = after.generation.members
-    by_worker = {member.worker: member for member in members}
+    positions = after.generation.members
+    by_worker = {member.worker: member for member in positions}
     first = next(by_worker[known.worker] for known in after.members.enrolled if known.worker in by_worker)
-    wrong = Generation(after.generation.id, tuple(replace(member, cursor=first.cursor) for member in members))
+    wrong = Generation(after.generation.id, tuple(replace(member, cursor=first.cursor) for member in positions))
     actions = tuple(
         DeclareGeneration(wrong) if isinstance(action, DeclareGeneration) else action for action in decision.actions
     )

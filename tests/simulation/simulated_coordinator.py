@@ -140,8 +140,9 @@ class SimulatedCoordinator(Process):
             self._write_down(action)
         if written == len(actions):
             told = self._declare(decision)
+            tells_all = chance.random() < 0.3
             for tell in self._followers:
-                for directive in told[: chance.randint(0, len(told))]:
+                for directive in told if tells_all else told[: chance.randint(0, len(told))]:
                     tell(directive)
             if answer is not None and chance.random() < 0.5:
                 answer(actions)

@@ -243,13 +243,15 @@ class Simulation:
 
     def _bury(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
         """A coordinator dies: its connections break, and after a while another takes its place."""
-        for worker in self._workers.values():
+        lags = [self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random() for _ in self._workers]
+        if self._chance.random() < 0.5:
+            lags = [max(lags)] * len(lags)  # as where its host is slow to close what it has said it over
+        for worker, lag in zip(self._workers.values(), lags, strict=True):
             self._clock.after(
                 0.001 * self._chance.random(), partial(worker.do, partial(worker.lose_calls, coordinator))
             )
             # What it has said last may still lie unread in a worker that calls the next one already.
             worker.lag_behind(coordinator)
-            lag = self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random()
             self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
         self._clock.after(seconds, partial(self._succeed, coordinator))
 

@@ -21,7 +21,7 @@ from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordina
 from simulation.simulated_membership import SimulatedLink
 from simulation.threads import SimulatedRuntime
 
-Body = Callable[[CoordinatorLink, Runtime, Callable[[], None]], None]
+Body = Callable[[CoordinatorLink, Runtime, Callable[[], object]], None]
 """What is done with a link, and how its coordinator goes away."""
 
 
@@ -81,7 +81,7 @@ def registration(pid: int = 4710) -> pb.RegisterRequest:
 
 
 def test_a_call_is_answered_by_what_was_decided(run: Callable[[Body], None]) -> None:
-    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
         welcome = link.call(registration(), 5.0)
         assert (welcome.lease, welcome.incarnation, welcome.refusal) == (4.0, 1, "")
         assert "the place is taken" in link.call(registration(pid=9), 5.0).refusal
@@ -92,7 +92,7 @@ def test_a_call_is_answered_by_what_was_decided(run: Callable[[Body], None]) -> 
 
 
 def test_what_is_declared_comes_in_its_order_until_the_coordinator_is_gone(run: Callable[[Body], None]) -> None:
-    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
         link.call(registration(), 5.0)
         followed = link.follow(pb.FollowRequest(worker=0))
         assert next(followed).HasField("formed")
@@ -105,7 +105,7 @@ def test_what_is_declared_comes_in_its_order_until_the_coordinator_is_gone(run: 
 
 
 def test_nobody_answers_any_more_and_who_calls_is_told_so_in_time(run: Callable[[Body], None]) -> None:
-    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
         link.call(registration(), 5.0)
         stop()
         began = runtime.now()

@@ -103,11 +103,11 @@ class CoordinatorService(CoordinatorServicer):
 
     # --- the calls, in the order of the .proto file
 
-    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:  # noqa: N802, ARG002
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> Any:  # noqa: N802, ARG002
         """Give a worker its place, or say why not."""
         return self._answer(request)
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802, ARG002
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> Any:  # noqa: N802, ARG002
         """Renew a worker's lease."""
         return self._answer(request)
 
@@ -124,16 +124,17 @@ class CoordinatorService(CoordinatorServicer):
                     return
             await news.wait()
 
-    async def ReportState(self, request: pb.StateReport, context: Any) -> pb.StateReply:  # noqa: N802, ARG002
+    async def ReportState(self, request: pb.StateReport, context: Any) -> Any:  # noqa: N802, ARG002
         """Hear where a worker stands that has left its generation."""
         return self._answer(request)
 
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
         """Hear why a worker stops."""
         try:
-            return self._answer(request)
+            self.apply(event_of(request))
         except (ValueError, TypeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the report is no failure: {error}")
+        return pb.Ack()
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteReply:  # noqa: N802
         """Hear that a worker is done; answer when the job is."""
