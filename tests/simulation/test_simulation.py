@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,9 +193,12 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
         assert there.stdout.rpartition("\nseed ")[0] == here
 
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+
+
 def simulate(*options: str, hash_seed: str = "0") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "simulation", *options]
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    environment = ENVIRONMENT | {"PYTHONHASHSEED": hash_seed}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
@@ -278,7 +282,9 @@ def test_a_broken_invariant_is_told_with_the_command_that_replays_it() -> None:
     told = simulate("--seeds", "200", "--mutant", mutant.name)
     assert told.returncode == 1
     (again,) = [line for line in told.stdout.splitlines() if line.startswith("again: ")]
-    replayed = subprocess.run(again.removeprefix("again: "), shell=True, capture_output=True, text=True, timeout=120)
+    replayed = subprocess.run(
+        again.removeprefix("again: "), shell=True, capture_output=True, text=True, timeout=120, env=ENVIRONMENT
+    )
     assert replayed.returncode == 1
     trace = replayed.stdout.splitlines()
     assert trace[-1].startswith("seed ")

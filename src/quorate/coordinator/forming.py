@@ -80,17 +80,25 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
 
 
 def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
-    """Begin the next generation with those who are here."""
+    """Begin the next generation with those who are here, in their order, and with the lanes that each hosts."""
     members, blamed = blame_link(state.members)
     chosen = line_up(members, now)
-    generation = form_generation(members, chosen)
+    taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
+    positions = (
+        Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
+        for known, lanes in zip(taking_part, share_lanes(members, taking_part), strict=True)
+    )
+    generation = Generation(GenerationId(members.settings.incarnation, members.generations + 1), tuple(positions))
     is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
     # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
     advanced = generation.cursor > members.furthest or members.generations == 0
     futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
     if futile > MOST_FUTILE and members.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(members, members.suspicion, blamed), futile), *actions)
-    told = [*_explain_beginning(members, generation), *explain_line_up(members, blamed, chosen)]
+    told = [
+        *_explain_beginning(members, generation),
+        *(explain_line_up(members, blamed, chosen) if members.links else ()),
+    ]
     rollback = (RecordRollback(generation.cursor.step),) if members.is_condemned else ()
     members = replace(
         members,
@@ -167,16 +175,6 @@ def _at_work(known: Enrolled, generation: Generation) -> Enrolled:
         return replace(known, has_trained=False)
     has_trained = known.has_trained or known.cursor == generation.cursor
     return replace(known, within=generation.id, has_trained=has_trained, is_saved=False)
-
-
-def form_generation(members: Members, chosen: LineUp) -> Generation:
-    """Those who take part, in their order, with the lanes that each hosts."""
-    taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
-    positions = (
-        Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
-        for known, lanes in zip(taking_part, share_lanes(members, taking_part), strict=True)
-    )
-    return Generation(GenerationId(members.settings.incarnation, members.generations + 1), tuple(positions))
 
 
 def _waits_for(members: Members) -> str:

@@ -6,7 +6,7 @@ does so between two generations, and hands over first: to those who stay or, whe
 a checkpoint.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Dismiss, Regroup
@@ -21,7 +21,10 @@ def places(members: Members) -> range:
 
 def taking_part(members: Members) -> list[Enrolled]:
     """Who makes up the next generation if nothing speaks against it, by their ids."""
-    staying = _furthest_first(known for known in members.enrolled if not known.is_leaving)
+    staying = sorted((known for known in members.enrolled if not known.is_leaving), key=lambda known: known.worker)
+    # Those first who need not copy anything and are at work already; else those who have most to begin with.
+    staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
+    staying.sort(key=lambda known: known.is_ready and not known.has_trained)
     chosen = staying[: members.wanted]
     if must_hand_over(members):
         leaving = sorted(_holders(members), key=lambda known: known.worker)
@@ -32,13 +35,6 @@ def taking_part(members: Members) -> list[Enrolled]:
             else leaving[: members.wanted]
         )
     return sorted(chosen, key=lambda known: known.worker)
-
-
-def _furthest_first(workers: Iterable[Enrolled]) -> list[Enrolled]:
-    """Those first who need not copy anything and are at work already; else those who have most to begin with."""
-    by_id = sorted(workers, key=lambda known: known.worker)
-    by_cursor = sorted(by_id, key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
-    return sorted(by_cursor, key=lambda known: known.is_ready and not known.has_trained)
 
 
 def must_hand_over(members: Members) -> bool:

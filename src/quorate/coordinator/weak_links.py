@@ -82,6 +82,8 @@ def line_up(members: Members, now: float) -> LineUp:
     As many as min_workers are never left out: then the link is tried as it is.
     """
     present = {known.worker: known for known in taking_part(members)}
+    if not members.links:
+        return LineUp(tuple(present), {})
     bad = [link for link in members.links if is_bad(link)]
     whole = _ring_without(bad, present)
     if whole is not None:
