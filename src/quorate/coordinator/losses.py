@@ -25,7 +25,7 @@ MOST_DIVERGED = 3
 _MOST_DOUBLINGS = 10
 LONGEST_BACK_OFF = 60.0
 """Seconds at most before a place is filled again whose processes give up one after the other."""
-TOLD_GIVEN_UP = 3
+REPORTED_GIVEN_UP = 3
 """After so many in a row the user is told what would help."""
 
 
@@ -38,7 +38,7 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
         return Decision(state, (), f"worker {event.worker} (pid {event.pid}) counts as lost; its report is ignored")
     if event.failure.kind == ReplicasDiffer.__name__:
-        return _hear_of_divergence(state, event, now)
+        return _on_divergence(state, event, now)
     known = state.members.find(event.worker)
     failure = event.failure
     if failure.worker is None:
@@ -74,7 +74,7 @@ def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Dec
     return Decision(accusing, (), f"whether it is its replica is seen by the others: {failure.message}")
 
 
-def _hear_of_divergence(state: Active, event: FailureReported, now: float) -> Decision:
+def _on_divergence(state: Active, event: FailureReported, now: float) -> Decision:
     """All members tell the same; the first word is enough, and what comes later is of a generation that is no more."""
     known = state.members.find(event.worker, event.pid)
     if known is None or known.within != event.generation:
@@ -320,14 +320,14 @@ def _back_off(members: Members, worker: int) -> float:
 
 
 def _explain_giving_up(members: Members, worker: int, why: str) -> tuple[Action, ...]:
-    if members.given_up.get(worker) != TOLD_GIVEN_UP:
+    if members.given_up.get(worker) != REPORTED_GIVEN_UP:
         return ()
     resize = (
         f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
     )
     message = (
-        f"{TOLD_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed step."
-        f" The last: {why.rstrip('.')}. The next is started in {_back_off(members, worker):.0f} s, the ones after it"
-        f" later and later. If it lacks memory, a smaller batch_size needs less{resize}."
+        f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed"
+        f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(members, worker):.0f} s, the ones"
+        f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )
     return (Warn(message, members.cursor.step),)

@@ -114,11 +114,11 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
         return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
-        return _hear_last_events(state, event)
+        return _record_last_events(state, event)
     return Decision(state, (), "the job has ended")
 
 
-def _hear_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
+def _record_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
     heard = state.heard.get(event.worker)
     if heard is None or event.sequence <= heard:
         return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
@@ -261,10 +261,10 @@ def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
         if hopeless := autopsy_of_hangs(members, failure):
             return end(hopeless, RecordLoss(failure, stall.seconds))
         return lose(replace(state, members=members), stall.culprit, failure, stall.seconds, now, is_reaped=False)
-    if members.told_stall == stall.since:
+    if members.reported_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
     message = stall.warning(step_timeout)
-    told = replace(state, members=replace(members, told_stall=stall.since))
+    told = replace(state, members=replace(members, reported_stall=stall.since))
     return Decision(told, (Warn(message, stall.step),), message)
 
 

@@ -133,14 +133,14 @@ def on_heartbeat(state: Active, event: HeartbeatReceived, now: float) -> Decisio
     alive: Active = replace(state, members=members)
     reason = f"worker {event.worker} is alive"
     if isinstance(alive, Training) and heard.within == alive.generation.id and event.sequence > known.sequence:
-        alive, told, why = _hear_pace(alive, heard, event, now)
+        alive, told, why = _judge_pace(alive, heard, event, now)
         actions, reason = (*actions, *told), "; ".join((reason, *why))
     if event.is_leaving and not known.is_leaving:
         return _let_go(alive, known, actions, now)
     return Decision(alive, actions, reason)
 
 
-def _hear_pace(
+def _judge_pace(
     state: Training, known: Enrolled, event: HeartbeatReceived, now: float
 ) -> tuple[Training, tuple[Action, ...], list[str]]:
     """Somebody may be much slower than the others, and lanes may be better off elsewhere; why, in sentences."""

@@ -67,11 +67,11 @@ def judge(members: Members, known: Enrolled, hosted: range, pace: Pace) -> tuple
         slow_steps, slow_s = measured.slow_steps + pace.steps, measured.slow_s + pace.steps * pace.work_s
         measured = replace(measured, slow_steps=slow_steps, slow_s=slow_s)
     else:
-        is_told = measured.is_told and own >= CAUGHT_UP * usual
-        measured = replace(measured, slow_steps=0, slow_s=0.0, is_told=is_told)
-    if measured.is_told or measured.slow_steps < LEAST_STEPS or measured.slow_s < LEAST_WORK:
+        is_reported = measured.is_reported and own >= CAUGHT_UP * usual
+        measured = replace(measured, slow_steps=0, slow_s=0.0, is_reported=is_reported)
+    if measured.is_reported or measured.slow_steps < LEAST_STEPS or measured.slow_s < LEAST_WORK:
         return replace(known, measured=measured), ""
-    told = replace(known, measured=replace(measured, is_told=True))
+    told = replace(known, measured=replace(measured, is_reported=True))
     return told, _sentence(told, hosted, measured.pace, others, members.settings.balance)
 
 

@@ -57,13 +57,13 @@ class Handover:
 class Measured:
     """How long a worker's own work takes it, smoothed over all its steps so far.
 
-    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_told`: that has been reported.
+    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_reported`: the user knows.
     """
 
     pace: Pace
     slow_steps: int = 0
     slow_s: float = 0.0
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Members:
     # By phase, the longest that anybody has been in it without coming any further.
     took: Mapping[str, float] = field(default_factory=dict)
     # Since when nothing moved that was last reported to stand still.
-    told_stall: float | None = None
+    reported_stall: float | None = None
     hangs: Hangs | None = None
     # Why a process stops, told by itself: it is lost when it is gone.
     last_words: Mapping[tuple[int, int], str] = field(default_factory=dict)
