@@ -60,9 +60,24 @@ def test_who_waits_sees_what_another_thread_has_changed(run: Callable[[Body], No
             changed.notify_all()
             assert changed.wait_for(lambda: bool(seen), 5.0)
         assert seen == ["there, and back"]
-        latch = Latch(runtime)
-        latch.wait(0.05)
-        assert not thread.is_alive()
+        thread.join()
+
+    run(body)
+
+
+def test_who_joins_a_thread_goes_on_when_it_has_ended(run: Callable[[Body], None]) -> None:
+    def body(runtime: Runtime) -> None:
+        done: list[str] = []
+
+        def work() -> None:
+            Latch(runtime).wait(0.05)
+            done.append("worked")
+
+        thread = runtime.spawn("other", work)
+        assert done == []
+        thread.join()
+        thread.join()
+        assert done == ["worked"]
 
     run(body)
 

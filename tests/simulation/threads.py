@@ -29,18 +29,24 @@ class _Waiter:
 
 
 class SimulatedThread:
-    """What `spawn` gives."""
+    """What `spawn` gives: its work, and who waits for its end."""
 
-    def __init__(self, thread: greenlet) -> None:
-        self._thread = thread
+    def __init__(self, work: Callable[[], None], ended: "SimulatedCondition") -> None:
+        self._work = work
+        self._ended = ended
+        self._has_ended = False
+
+    def run(self) -> None:
+        """Do the work."""
+        try:
+            self._work()
+        finally:
+            self._has_ended = True
+            self._ended.notify_all()
 
     def join(self) -> None:
-        """A simulated process ends all its threads at once."""
-        raise NotImplementedError
-
-    def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
-        return not self._thread.dead
+        """Wait until it has ended."""
+        self._ended.wait_for(lambda: self._has_ended)
 
 
 class SimulatedRuntime:
@@ -61,10 +67,11 @@ class SimulatedRuntime:
 
     def spawn(self, name: str, work: Callable[[], None]) -> SimulatedThread:
         """Have something run beside the caller, from the next moment on."""
-        thread = greenlet(work, self._scheduler)
-        self._threads.append(thread)
-        self._process.after(0.0, thread.switch)
-        return SimulatedThread(thread)
+        thread = SimulatedThread(work, self.condition())
+        running = greenlet(thread.run, self._scheduler)
+        self._threads.append(running)
+        self._process.after(0.0, running.switch)
+        return thread
 
     def sleep(self, seconds: float) -> None:
         """Be busy for so long."""

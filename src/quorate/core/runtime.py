@@ -40,10 +40,6 @@ class Thread(Protocol):
         """Wait until it has ended."""
         ...
 
-    def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
-        ...
-
 
 class Runtime(Protocol):
     """Given to whoever waits, by the process that it lives in."""
