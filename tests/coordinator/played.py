@@ -4,26 +4,24 @@ import signal
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
     HeartbeatReceived,
     MembershipEvent,
-    Place,
     Registered,
     StateReported,
     Tick,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, Forming, State, Training
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
+from quorate.core.worker_status import WorkerStatus
 
-TERMS = Terms(incarnation=3, lanes=8, workers=3, timing=Timing(5.0))
+SETTINGS = JobSettings(incarnation=3, lanes=8, workers=3, timing=Timing(5.0))
 FIRST = GenerationId(3, 1)
 PEER_LOST = Failure("PeerLost", "worker 1 (10.0.0.2:4000) is gone: end of file", step=17, phase="exchange")
 
@@ -44,7 +42,7 @@ def registered(worker: int, life: int = 0, **changes: object) -> Registered:
 def heartbeat(
     worker: int, sequence: int = 1, step: int = 16, events: tuple[str, ...] = (), life: int = 0
 ) -> HeartbeatReceived:
-    return HeartbeatReceived(worker, FIRST, sequence, Place(step, "compute"), events, pid_of(worker, life))
+    return HeartbeatReceived(worker, FIRST, sequence, WorkerStatus(step, "compute"), events, pid_of(worker, life))
 
 
 def reported(
@@ -57,12 +55,14 @@ def completed(worker: int, digest: str = "d", life: int = 0) -> Completed:
     return Completed(worker, digest, {"by": worker}, pid_of(worker, life))
 
 
-def killed(worker: int, number: int = signal.SIGKILL, place: Place | None = None, life: int = 0) -> ExitReported:
-    return ExitReported(worker, pid_of(worker, life), "a", None, number, place or Place(17, "exchange"))
+def killed(
+    worker: int, number: int = signal.SIGKILL, status: WorkerStatus | None = None, life: int = 0
+) -> ExitReported:
+    return ExitReported(worker, pid_of(worker, life), "a", None, number, status or WorkerStatus(17, "exchange"))
 
 
 def exited(worker: int, code: int, life: int = 0) -> ExitReported:
-    return ExitReported(worker, pid_of(worker, life), "a", code, None, Place(17, "exchange"))
+    return ExitReported(worker, pid_of(worker, life), "a", code, None, WorkerStatus(17, "exchange"))
 
 
 def play(state: State, *events: Timed) -> list[Decision]:
@@ -76,16 +76,16 @@ def last_of(state: State, *events: Timed) -> Decision:
     return play(state, *events)[-1]
 
 
-def training(terms: Terms = TERMS) -> Training:
+def training(settings: JobSettings = SETTINGS) -> Training:
     """All workers are in the first generation, since the time 0."""
-    state = last_of(start(terms, 0.0), *((0.0, registered(worker)) for worker in range(terms.workers))).state
+    state = last_of(start(settings, 0.0), *((0.0, registered(worker)) for worker in range(settings.workers))).state
     assert isinstance(state, Training)
     return state
 
 
-def forming(*events: Timed, terms: Terms = TERMS) -> Forming:
+def forming(*events: Timed, settings: JobSettings = SETTINGS) -> Forming:
     """A job in training to which this happens, so that it is no longer."""
-    state = last_of(training(terms), *events).state
+    state = last_of(training(settings), *events).state
     assert isinstance(state, Forming)
     return state
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.server import CoordinatorServer
-from quorate.coordinator.service import CoordinatorService
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.service import CoordinatorServer, CoordinatorService
+from quorate.coordinator.states import JobSettings
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
 
@@ -25,6 +24,7 @@ class Served:
 
     address: str
     events_file: Path
+    stop: Callable[[], object] = lambda: None
 
     def events(self) -> list[dict[str, Any]]:
         if not self.events_file.exists():
@@ -40,7 +40,7 @@ def serve(
     folder: Path, *, workers: int, lanes: int = 4, failure_timeout: float = 5.0, incarnation: int = 1, port: int = 0
 ) -> Iterator[Served]:
     """Serve a coordinator for the length of a block."""
-    terms = Terms(incarnation, lanes, workers, Timing(failure_timeout))
+    settings = JobSettings(incarnation, lanes, workers, Timing(failure_timeout))
     events_file = folder / "events.jsonl"
     ready: list[tuple[str, Callable[[], object]]] = []
     started = threading.Event()
@@ -48,7 +48,7 @@ def serve(
     async def run() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         event_log = EventLog(JsonlSink(events_file))
-        service = CoordinatorService(terms, event_log)
+        service = CoordinatorService(settings, event_log)
         server = CoordinatorServer(service, TOKEN, "127.0.0.1", port)
         await server.start()
         time_keeping = asyncio.create_task(service.keep_time())
@@ -64,7 +64,7 @@ def serve(
     assert started.wait(5)
     ((address, stop_serving),) = ready
     try:
-        yield Served(address, events_file)
+        yield Served(address, events_file, stop_serving)
     finally:
         stop_serving()
         thread.join(5)

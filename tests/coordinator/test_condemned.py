@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator.played import (
     FIRST,
     PEER_LOST,
-    TERMS,
+    SETTINGS,
     Timed,
     completed,
     declared,
@@ -23,14 +23,12 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.actions import EndJob, Expel, RecordLoss, RecordRollback, Refill, Regroup
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import FailureReported, ResizeRequested, StopRequested
-from quorate.coordinator.forming import MOST_DIVERGED
+from quorate.coordinator.losses import MOST_DIVERGED
 from quorate.coordinator.membership import start
-from quorate.coordinator.states import Ended, Forming
+from quorate.coordinator.states import Decision, Ended, Forming, Handover
 from quorate.coordinator.succession import succeed
-from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
@@ -74,7 +72,7 @@ def test_all_are_replaced_and_the_culprit_is_named() -> None:
 
 
 def test_without_a_majority_each_may_be_wrong() -> None:
-    decision = last_of(training(replace(TERMS, workers=2)), (1.0, differing(1)))
+    decision = last_of(training(replace(SETTINGS, workers=2)), (1.0, differing(1)))
     assert expelled(decision) == [0, 1]
     assert all("may hold wrong bits" in message for message in losses(decision).values())
     assert sorted(losses(decision)) == [0, 1]
@@ -100,7 +98,9 @@ def test_a_worker_that_ends_for_it_without_a_word_tells_it_by_its_exit_code() ->
 
 
 def test_of_a_coordinator_that_has_just_taken_over_nobody_is_believed_either() -> None:
-    taken_over = succeed(TERMS, Roster(frozenset((worker, pid_of(worker)) for worker in range(3)), frozenset()), 1.0)
+    taken_over = succeed(
+        SETTINGS, Handover(frozenset((worker, pid_of(worker)) for worker in range(3)), frozenset()), 1.0
+    )
     decision = last_of(taken_over, (1.0, exited(0, DIVERGED)))
     assert expelled(decision) == [1, 2]
     assert sorted(losses(decision)) == [0, 1, 2]
@@ -111,16 +111,16 @@ def test_one_that_was_let_go_finds_it_in_its_last_save() -> None:
     leaving = replace(heartbeat(2), is_leaving=True)
     state = last_of(training(), (1.0, leaving), *((1.1, reported(worker)) for worker in range(3))).state
     assert not isinstance(state, Ended)
-    assert state.crew.dismissed == {(2, pid_of(2))}
+    assert state.members.dismissed == {(2, pid_of(2))}
     decision = last_of(state, (1.2, exited(2, DIVERGED)))
     assert expelled(decision) == [0, 1]
 
 
 def test_who_was_left_out_after_it_had_trained_gives_its_state_to_nobody() -> None:
     # A spare since the job was made smaller: what it holds has the wrong gradients in it as well.
-    terms = replace(TERMS, spares=1, workers=3)
+    settings = replace(SETTINGS, spares=1, workers=3)
     events: list[Timed] = [(0.0, registered(worker)) for worker in range(4)]
-    state = last_of(start(terms, 0.0), *events).state
+    state = last_of(start(settings, 0.0), *events).state
     smaller: list[Timed] = [(1.0, ResizeRequested(2)), *((1.1, reported(worker, step=16)) for worker in range(3))]
     at_work = last_of(state, *smaller)
     assert workers_of(declared(at_work)) == [0, 1]
@@ -130,7 +130,7 @@ def test_who_was_left_out_after_it_had_trained_gives_its_state_to_nobody() -> No
 
 def test_the_next_coordinator_knows_of_it_and_turns_those_away_who_come_back() -> None:
     present = frozenset((worker, pid_of(worker)) for worker in range(3))
-    taken_over = succeed(TERMS, Roster(present, frozenset(), is_condemned=True), 1.0)
+    taken_over = succeed(SETTINGS, Handover(present, frozenset(), is_condemned=True), 1.0)
     generation = training().generation
     position = Position(generation, Cursor(16), has_left=True, has_trained=True)
     decisions = play(taken_over, *((1.1, registered(worker, position=position)) for worker in range(3)))
@@ -238,5 +238,5 @@ def test_one_that_could_not_apply_a_step_which_nobody_else_has_is_lost_like_any_
 
 
 def test_alone_it_ends_the_job_at_once() -> None:
-    last = last_of(training(replace(TERMS, workers=1)), (1.0, not_applied(0)))
+    last = last_of(training(replace(SETTINGS, workers=1)), (1.0, not_applied(0)))
     assert isinstance(last.state, Ended)

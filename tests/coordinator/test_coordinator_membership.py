@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coordinator.played import (
     FIRST,
     PEER_LOST,
-    TERMS,
+    SETTINGS,
     completed,
     declared,
     ending,
@@ -30,7 +30,6 @@ from quorate.coordinator.events import (
     FailureReported,
     LauncherGone,
     MembershipEvent,
-    Place,
     Registered,
     StopRequested,
     Tick,
@@ -40,10 +39,11 @@ from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
+from quorate.core.worker_status import WorkerStatus
 
 
 def test_generation_is_formed_when_the_last_worker_registers_in_any_order() -> None:
-    decisions = play(start(TERMS, 0.0), (1.0, registered(2)), (2.0, registered(0)), (3.0, registered(1)))
+    decisions = play(start(SETTINGS, 0.0), (1.0, registered(2)), (2.0, registered(0)), (3.0, registered(1)))
 
     assert [type(decision.state) for decision in decisions] == [Forming, Forming, Training]
     assert decisions[-1].actions[0] == Welcome(1, 4.0)
@@ -58,15 +58,15 @@ def test_generation_is_formed_when_the_last_worker_registers_in_any_order() -> N
 
 
 def test_asking_again_is_answered_again_and_only_heard() -> None:
-    first, again = play(start(TERMS, 0.0), (1.0, registered(0)), (2.0, registered(0)))
+    first, again = play(start(SETTINGS, 0.0), (1.0, registered(0)), (2.0, registered(0)))
     assert again.actions == first.actions == (Welcome(0, 4.0),)
     assert isinstance(again.state, Forming)
-    known = again.state.crew.find(0)
+    known = again.state.members.find(0)
     assert known is not None
     # Its lease counts from the second time, so its silence must too.
     assert known.heard == 2.0
     enrolled = (replace(known, heard=1.0),)
-    assert replace(again.state, crew=replace(again.state.crew, enrolled=enrolled)) == first.state
+    assert replace(again.state, members=replace(again.state.members, enrolled=enrolled)) == first.state
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_asking_again_is_answered_again_and_only_heard() -> None:
     ],
 )
 def test_a_stranger_is_refused_without_ending_the_job(newcomer: Registered, words: str) -> None:
-    before, after = play(start(TERMS, 0.0), (1.0, registered(0)), (2.0, newcomer))
+    before, after = play(start(SETTINGS, 0.0), (1.0, registered(0)), (2.0, newcomer))
     assert after.state == before.state
     (refusal,) = after.actions
     assert isinstance(refusal, Refuse)
@@ -112,7 +112,7 @@ def test_a_stranger_is_refused_without_ending_the_job(newcomer: Registered, word
     ],
 )
 def test_a_worker_that_cannot_compute_the_same_bits_ends_the_job(newcomer: Registered, words: str) -> None:
-    decision = last_of(start(TERMS, 0.0), (1.0, registered(0)), (2.0, newcomer))
+    decision = last_of(start(SETTINGS, 0.0), (1.0, registered(0)), (2.0, newcomer))
     refusal, end = decision.actions
     assert isinstance(refusal, Refuse)
     assert isinstance(end, EndJob)
@@ -126,7 +126,7 @@ def test_a_library_that_decodes_samples_is_compared_where_both_have_loaded_it() 
     facts = {"canary": "c0ffee", "library Pillow": "12"}
     for theirs, ends in (({}, False), ({"library Pillow": "12"}, False), ({"library Pillow": "13"}, True)):
         first = registered(0, facts={"canary": "c0ffee", "library h5py": "3", **theirs})
-        decision = last_of(start(TERMS, 0.0), (1.0, first), (2.0, registered(1, facts=facts)))
+        decision = last_of(start(SETTINGS, 0.0), (1.0, first), (2.0, registered(1, facts=facts)))
         assert any(isinstance(action, EndJob) for action in decision.actions) is ends
 
 
@@ -140,13 +140,13 @@ def test_a_replacement_is_compared_with_the_first_worker_though_that_is_gone() -
 def test_state_that_differs_after_a_resume_is_not_blamed_on_the_seed() -> None:
     at_200 = Cursor(200)
     events = ((1.0, registered(0, cursor=at_200)), (2.0, registered(1, tensors={"w": "2"}, cursor=at_200)))
-    message = message_of(*events, state=start(TERMS, 0.0))
+    message = message_of(*events, state=start(SETTINGS, 0.0))
     assert message.startswith("worker 1 holds another state than worker 0 at step 200: they first differ in 'w'.")
 
 
 def test_who_starts_further_back_copies_from_who_is_ahead() -> None:
     events = [(1.0, registered(0)), (1.0, registered(1, cursor=Cursor(200), tensors={"w": "2"})), (1.0, registered(2))]
-    generation = declared(last_of(start(TERMS, 0.0), *events))
+    generation = declared(last_of(start(SETTINGS, 0.0), *events))
     assert (generation.cursor, generation.donor, generation.behind) == (Cursor(200), 1, (0, 2))
 
 
@@ -160,9 +160,9 @@ def test_heartbeat_renews_the_lease_and_records_its_events_once() -> None:
     assert first.actions == (GrantLease(0, 4.0), RecordEvents(("{}",)))
     assert again.actions == late.actions == (GrantLease(0, 4.0),)
     assert isinstance(late.state, Training)
-    known = late.state.crew.find(0)
+    known = late.state.members.find(0)
     assert known is not None
-    assert (known.heard, known.place.step) == (3.0, 16)
+    assert (known.heard, known.status.step) == (3.0, 16)
 
 
 def test_a_worker_that_has_not_learned_its_generation_keeps_its_lease() -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_has_not_learned_its_generation_keeps_its_lease() -> None:
     assert decision.actions == (GrantLease(0, 4.0),)
 
 
-@pytest.mark.parametrize("state", [start(TERMS, 0.0), training()])
+@pytest.mark.parametrize("state", [start(SETTINGS, 0.0), training()])
 def test_a_process_that_never_registered_gets_no_lease_and_changes_nothing(state: State) -> None:
     decision = decide(state, replace(heartbeat(0, events=("{}",)), pid=99), 1.0)
     assert (decision.state, decision.actions) == (state, ())
@@ -196,7 +196,7 @@ def test_a_users_exception_behind_a_broken_link_is_the_cause() -> None:
 
 
 def test_a_failure_before_registration_ends_the_job() -> None:
-    failure = ending((1.0, FailureReported(None, Failure("TaskError", "no such class"))), state=start(TERMS, 0.0))
+    failure = ending((1.0, FailureReported(None, Failure("TaskError", "no such class"))), state=start(SETTINGS, 0.0))
     assert failure == Failure("TaskError", "no such class")
 
 
@@ -221,7 +221,7 @@ def test_who_is_no_member_completes_nothing() -> None:
 
 
 def test_whoever_is_on_its_way_is_waited_for_however_long_its_setup_takes() -> None:
-    state: State = decide(start(TERMS, 0.0), registered(1), 0.0).state
+    state: State = decide(start(SETTINGS, 0.0), registered(1), 0.0).state
     for now in range(1, 2000):
         state = decide(state, replace(heartbeat(1, now), generation=GenerationId(0, 0)), float(now)).state
         state = decide(state, Tick(), float(now)).state
@@ -229,7 +229,7 @@ def test_whoever_is_on_its_way_is_waited_for_however_long_its_setup_takes() -> N
     assert isinstance(formed.state, Training)
 
 
-@pytest.mark.parametrize("state", [start(TERMS, 0.0), training()])
+@pytest.mark.parametrize("state", [start(SETTINGS, 0.0), training()])
 def test_stop_is_relayed_once(state: State) -> None:
     first, second = play(state, (1.0, StopRequested("interrupted")), (2.0, StopRequested("terminated")))
     assert first.actions == (RelayStop("interrupted"),)
@@ -237,7 +237,7 @@ def test_stop_is_relayed_once(state: State) -> None:
 
 
 def test_a_launcher_that_stops_before_the_first_step_has_not_failed() -> None:
-    _, gone = play(start(TERMS, 0.0), (1.0, StopRequested("interrupted")), (2.0, LauncherGone()))
+    _, gone = play(start(SETTINGS, 0.0), (1.0, StopRequested("interrupted")), (2.0, LauncherGone()))
     assert gone.state == Ended(None, {"ending": "interrupted"})
     assert gone.actions == (EndJob(None, "", {"ending": "interrupted"}),)
 
@@ -281,7 +281,7 @@ def test_who_comes_after_the_end_is_told_how_it_ended() -> None:
 WORKERS = st.integers(-1, 4)
 LIVES = st.integers(0, 2)
 STEPS = st.integers(0, 20)
-PLACES = st.builds(Place, st.none() | STEPS, st.sampled_from(["", "exchange"]))
+STATUSES = st.builds(WorkerStatus, st.none() | STEPS, st.sampled_from(["", "exchange"]))
 SYMPTOMS = st.builds(lambda peer: replace(PEER_LOST, peer=peer), st.none() | WORKERS)
 EVENTS: st.SearchStrategy[MembershipEvent] = st.one_of(
     st.builds(registered, st.integers(0, 3), LIVES),
@@ -294,7 +294,7 @@ EVENTS: st.SearchStrategy[MembershipEvent] = st.one_of(
         st.none() | WORKERS,
         st.builds(Failure, st.sampled_from(["PeerLost", "PeerLost", "PeerLost", "UserCodeError"]), st.just("trouble")),
     ),
-    st.builds(killed, WORKERS, st.sampled_from([9, 11, 63]), PLACES, LIVES),
+    st.builds(killed, WORKERS, st.sampled_from([9, 11, 63]), STATUSES, LIVES),
     st.builds(exited, WORKERS, st.integers(0, 3), LIVES),
     st.builds(completed, WORKERS, st.sampled_from(["d", "d", "d", "e"]), LIVES),
     st.builds(StopRequested, st.sampled_from(["interrupted", "terminated"])),
@@ -312,8 +312,8 @@ EVENTS: st.SearchStrategy[MembershipEvent] = st.one_of(
 def test_any_sequence_of_events_ends_at_most_once_and_hosts_every_lane_once(
     workers: int, more_lanes: int, begun: bool, history: list[tuple[float, MembershipEvent]]
 ) -> None:
-    terms = replace(TERMS, workers=workers, lanes=workers + more_lanes)
-    state: State = training(terms) if begun else start(terms, 0.0)
+    job_settings = replace(SETTINGS, workers=workers, lanes=workers + more_lanes)
+    state: State = training(job_settings) if begun else start(job_settings, 0.0)
     now = 0.0
     endings: list[EndJob] = []
     generations: list[DeclareGeneration] = []
@@ -336,12 +336,12 @@ def test_any_sequence_of_events_ends_at_most_once_and_hosts_every_lane_once(
     assert numbers == list(range(1 + begun, len(numbers) + 1 + begun))
     for action in generations:
         lanes = [lane for member in action.generation.members for lane in member.lanes]
-        assert lanes == list(range(terms.lanes))
+        assert lanes == list(range(job_settings.lanes))
         assert len(set(workers_of(action.generation))) == len(action.generation.members)
     if isinstance(state, Forming | Training):
-        places = [known.worker for known in state.crew.enrolled]
+        places = [known.worker for known in state.members.enrolled]
         assert len(set(places)) == len(places)
-        assert not set(places) & state.crew.awaited
+        assert not set(places) & state.members.awaited
         pids = {pid_of(worker, life) for worker in range(4) for life in range(3)}
-        assert {known.registration.pid for known in state.crew.enrolled} <= pids
-        assert not state.crew.expelled & state.crew.reaped
+        assert {known.registration.pid for known in state.members.enrolled} <= pids
+        assert not state.members.expelled & state.members.reaped

@@ -16,8 +16,7 @@ import pytest
 from quorate.coordinator.__main__ import Appointment, _begin
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.states import Recalling
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import JobSettings, Recalling
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
@@ -130,16 +129,16 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
 
 def test_a_generation_that_the_launcher_has_not_read_of_yet_is_known_to_the_next_coordinator(run: RunFolder) -> None:
     """Or it would take the job for one that begins, and those who are there for all that there is."""
-    terms = Terms(incarnation=2, lanes=2, workers=2, timing=Timing(1.0))
-    roster = {"present": [], "awaited": [0, 1], "events_from": 0, "has_begun": False}
+    settings = JobSettings(incarnation=2, lanes=2, workers=2, timing=Timing(1.0))
+    handover = {"present": [], "awaited": [0, 1], "events_from": 0, "has_begun": False}
     with closing(EventLog(JsonlSink(run.events_file))) as event_log:
-        begins = _begin(terms, event_log, roster)
+        begins = _begin(settings, event_log, handover)
         member = Member(0, "127.0.0.1:1", range(2))
         event_log.generation_formed(Generation(GenerationId(1, 1), (member,)))
-        goes_on = _begin(terms, event_log, roster)
+        goes_on = _begin(settings, event_log, handover)
     assert isinstance(begins, Recalling)
     assert isinstance(goes_on, Recalling)
-    assert (begins.crew.generations, goes_on.crew.generations) == (0, 1)
+    assert (begins.members.generations, goes_on.members.generations) == (0, 1)
 
 
 def test_a_missing_appointment_is_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import News, SupervisorClient, Vacancy
-from quorate.coordinator.server import TokenGuard, explain_refusal
+from quorate.coordinator.service import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.wire.proto import coordinator_pb2 as pb

@@ -5,7 +5,7 @@ from dataclasses import replace
 from coordinator.played import (
     FIRST,
     PEER_LOST,
-    TERMS,
+    SETTINGS,
     declared,
     heartbeat,
     killed,
@@ -29,25 +29,22 @@ from quorate.coordinator.actions import (
     Warn,
     Welcome,
 )
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import (
     ExitReported,
     HeartbeatReceived,
-    Place,
     ResizeRequested,
     StateReported,
     StopRequested,
     Tick,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, Training
+from quorate.coordinator.states import Decision, Ended, Handover, Training
 from quorate.coordinator.succession import succeed
-from quorate.coordinator.terms import Roster
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
-from quorate.core.worker_status import Position
+from quorate.core.worker_status import Position, WorkerStatus
 
-ALONE = replace(TERMS, workers=1, spares=1)
+ALONE = replace(SETTINGS, workers=1, spares=1)
 
 
 def kinds(decision: Decision) -> list[type]:
@@ -66,7 +63,7 @@ def asked_to_leave(worker: int, sequence: int = 1) -> HeartbeatReceived:
 
 
 def left(worker: int) -> ExitReported:
-    return ExitReported(worker, pid_of(worker), "a", 0, None, Place())
+    return ExitReported(worker, pid_of(worker), "a", 0, None, WorkerStatus())
 
 
 def test_a_spare_does_not_begin_anew_while_somebody_brings_the_checkpoint() -> None:
@@ -98,7 +95,7 @@ def test_nobody_is_let_go_before_all_have_left_the_generation() -> None:
 
 
 def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not() -> None:
-    pair = replace(TERMS, workers=2)
+    pair = replace(SETTINGS, workers=2)
     state = last_of(training(pair), (1.0, killed(0)), (1.1, reported(1, step=17))).state
     # Worker 0 is on its way when the job shrinks to one worker, and worker 1, which has the state, must leave.
     shrunk = decide(state, ResizeRequested(1), 1.2)
@@ -117,7 +114,7 @@ def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not
 
 
 def test_a_broken_link_with_one_that_has_left_is_not_blamed() -> None:
-    pair = replace(TERMS, workers=2)
+    pair = replace(SETTINGS, workers=2)
     state = decide(training(pair), asked_to_leave(1), 1.0).state
     symptom = replace(reported(0, step=17), symptom=replace(PEER_LOST, peer=1))
     formed = declared(last_of(state, (1.1, symptom), (1.1, reported(1, step=17))))
@@ -125,9 +122,9 @@ def test_a_broken_link_with_one_that_has_left_is_not_blamed() -> None:
 
 
 def test_one_whose_place_is_no_more_comes_back_to_the_next_coordinator_and_leaves_as_it_should() -> None:
-    before = training(replace(TERMS, workers=2)).generation
-    roster = Roster(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
-    state = succeed(replace(TERMS, incarnation=4, workers=1), roster, 100.0)
+    before = training(replace(SETTINGS, workers=2)).generation
+    handover = Handover(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
+    state = succeed(replace(SETTINGS, incarnation=4, workers=1), handover, 100.0)
     back = [registered(worker, position=Position(before, has_left=False, has_trained=True)) for worker in range(2)]
     decisions = play(state, (100.1, back[1]), (100.1, back[0]))
     assert [kinds(decision)[0] for decision in decisions] == [Welcome, Welcome]
@@ -138,7 +135,7 @@ def test_one_whose_place_is_no_more_comes_back_to_the_next_coordinator_and_leave
 # --- nobody begins from nothing
 
 
-PAIR = replace(TERMS, workers=2)
+PAIR = replace(SETTINGS, workers=2)
 
 
 def with_newcomer_alone() -> Decision:
@@ -186,8 +183,8 @@ def test_a_stop_while_nobody_holds_the_state_ends_the_job_as_it_was_saved() -> N
 def test_what_was_found_before_somebody_held_the_state_again_is_out_of_date() -> None:
     """Worker 0 looked for a checkpoint while nobody had come back yet; worker 1 came, trained, saved, and is gone."""
     before = training(PAIR).generation
-    roster = Roster(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
-    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    handover = Handover(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset())
+    state = succeed(replace(PAIR, incarnation=4), handover, 100.0)
     gone = decide(state, killed(0), 100.1)
     assert Refill(0, 0.0, restore=True) in gone.actions
     held = Position(before, Cursor(17), has_left=False, has_trained=True)
@@ -200,8 +197,8 @@ def test_what_was_found_before_somebody_held_the_state_again_is_out_of_date() ->
 
 
 def test_the_next_coordinator_has_somebody_look_for_the_checkpoint_again() -> None:
-    roster = Roster(frozenset({(0, pid_of(0, life=1))}), frozenset({1}))
-    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    handover = Handover(frozenset({(0, pid_of(0, life=1))}), frozenset({1}))
+    state = succeed(replace(PAIR, incarnation=4), handover, 100.0)
     waiting = registered(0, life=1, position=Position())
     both = last_of(state, (100.1, waiting), (100.2, registered(1, life=1)))
     assert Expel(0, pid_of(0, life=1)) in both.actions, "both may have been started while others held the state"
@@ -211,8 +208,8 @@ def test_the_next_coordinator_has_somebody_look_for_the_checkpoint_again() -> No
 
 
 def test_before_the_first_generation_the_next_coordinator_begins_with_whoever_is_there() -> None:
-    roster = Roster(frozenset({(0, pid_of(0))}), frozenset({1}), has_begun=False)
-    state = succeed(replace(PAIR, incarnation=4), roster, 100.0)
+    handover = Handover(frozenset({(0, pid_of(0))}), frozenset({1}), has_begun=False)
+    state = succeed(replace(PAIR, incarnation=4), handover, 100.0)
     formed = last_of(state, (100.1, registered(0, position=Position())), (100.2, registered(1)))
     assert declared(formed).cursor == Cursor()
     assert Warn not in kinds(formed)

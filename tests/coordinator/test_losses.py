@@ -9,7 +9,7 @@ import pytest
 from coordinator.played import (
     FIRST,
     PEER_LOST,
-    TERMS,
+    SETTINGS,
     Timed,
     beats_until,
     completed,
@@ -40,18 +40,18 @@ from quorate.coordinator.actions import (
     Warn,
     Welcome,
 )
-from quorate.coordinator.decision import Decision
-from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, Place, StopRequested, Tick
-from quorate.coordinator.forming import MOST_FUTILE, deaths_allowed
+from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, StopRequested, Tick
+from quorate.coordinator.forming import MOST_FUTILE
+from quorate.coordinator.losses import deaths_allowed
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, Forming, State, Training
+from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
-from quorate.core.worker_status import GAVE_UP, LEFT
+from quorate.core.worker_status import GAVE_UP, LEFT, WorkerStatus
 
 SECOND = GenerationId(3, 2)
-TWO = replace(TERMS, workers=2, lanes=2)
+TWO = replace(SETTINGS, workers=2, lanes=2)
 
 
 def loss_of(decision: Decision) -> RecordLoss:
@@ -107,9 +107,9 @@ def test_the_survivors_go_on_with_all_lanes_from_where_the_furthest_stands() -> 
         (exited(1, 3), "worker 1 (pid 4711 on host a) exited with code 3 at step 17 while in exchange."),
         (exited(1, 0), "worker 1 (pid 4711 on host a) exited before the job was complete (code 0) at step 17"),
         # The status page may be behind the heartbeat, and it may never have been written.
-        (killed(1, place=Place(15, "apply")), "was killed by SIGKILL at step 16 while in compute."),
-        (killed(1, place=Place(16, "apply")), "was killed by SIGKILL at step 16 while in apply."),
-        (killed(1, place=Place()), "was killed by SIGKILL at step 16 while in compute."),
+        (killed(1, status=WorkerStatus(15, "apply")), "was killed by SIGKILL at step 16 while in compute."),
+        (killed(1, status=WorkerStatus(16, "apply")), "was killed by SIGKILL at step 16 while in apply."),
+        (killed(1, status=WorkerStatus()), "was killed by SIGKILL at step 16 while in compute."),
     ],
 )
 def test_a_death_is_told_in_one_sentence(exit_report: ExitReported, sentence: str) -> None:
@@ -261,7 +261,7 @@ def test_who_gives_up_for_a_symptom_is_lost_when_it_exits_with_its_last_words(ki
 @pytest.mark.parametrize("has_joined", [True, False])
 def test_who_gives_up_is_lost_with_the_reason_that_it_has_told(kind: str, has_joined: bool) -> None:
     why = Failure(kind, "its loader process 17 was killed by SIGKILL. It is often memory.", worker=1)
-    state = training() if has_joined else start(TERMS, 0.0)
+    state = training() if has_joined else start(SETTINGS, 0.0)
     told, lost = play(state, (1.0, FailureReported(1 if has_joined else None, why)), (1.1, exited(1, GAVE_UP)))
     assert (type(told.state), told.actions) == (type(state), ())
     message = loss_of(lost).failure.message
@@ -287,9 +287,9 @@ def test_what_a_process_fails_on_that_was_given_up_is_ignored(kind: str, fate: s
         state = last_of(state, (1.0, killed(1))).state
     if fate == "dismissed":
         assert isinstance(state, Training)
-        state = replace(state, crew=replace(state.crew, dismissed=frozenset({(1, pid_of(1))})))
+        state = replace(state, members=replace(state.members, dismissed=frozenset({(1, pid_of(1))})))
     assert not isinstance(state, Ended)
-    assert (1, pid_of(1)) in getattr(state.crew, fate)
+    assert (1, pid_of(1)) in getattr(state.members, fate)
     decision = decide(state, FailureReported(1, Failure(kind, "no such file"), pid_of(1), FIRST), 5.1)
     assert (decision.state, decision.actions) == (state, ())
     assert "its report is ignored" in decision.reason
@@ -306,7 +306,7 @@ def joins_and_gives_up(state: State, now: float, life: int, step: int = 17) -> D
     why = Failure("OutOfMemory", "there is no memory for its gradients.", worker=1)
     joined = last_of(state, (now, registered(1, life=life)), *others)
     assert workers_of(declared(joined)) == [0, 1, 2]
-    gone = replace(exited(1, GAVE_UP, life), place=Place(step, "join"))
+    gone = replace(exited(1, GAVE_UP, life), status=WorkerStatus(step, "join"))
     return last_of(joined.state, (now, FailureReported(1, why, pid_of(1, life))), (now, gone))
 
 
@@ -317,7 +317,7 @@ def test_a_place_whose_processes_give_up_is_filled_later_and_later_although_the_
         after.append(refill_of(lost).after)
         warnings += [action.message for action in lost.actions if isinstance(action, Warn)]
         assert isinstance(lost.state, Forming)
-        number = lost.state.crew.generations
+        number = lost.state.members.generations
         state = last_of(lost.state, *((float(life), reported(worker, step, number)) for worker in (0, 2))).state
         step += 1
     assert after == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
@@ -331,14 +331,14 @@ def test_one_that_has_completed_a_step_is_the_first_to_give_up() -> None:
     first = joins_and_gives_up(second_generation(), 1.0, 1)
     promised = last_of(first.state, (1.0, reported(0, 17, 3)), (1.0, reported(2, 17, 3)))
     joined = last_of(promised.state, (2.0, registered(1, life=2)), (2.0, reported(0, 18, 4)), (2.0, reported(2, 18, 4)))
-    at_step_20 = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(20, "compute"))
+    at_step_20 = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, WorkerStatus(20, "compute"))
     assert refill_of(last_of(joined.state, (3.0, at_step_20))).after == 0.0
-    before = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(19, "compute"))
+    before = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, WorkerStatus(19, "compute"))
     assert refill_of(last_of(joined.state, (3.0, before))).after == 1.0
     # Or it completes its steps in a generation before that in which it gives up.
     regrouped = last_of(joined.state, *((3.0, reported(w, 30, 5, life=2 * (w == 1))) for w in range(3)))
     assert workers_of(declared(regrouped)) == [0, 1, 2]
-    later = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, Place(31, "compute"))
+    later = ExitReported(1, pid_of(1, 2), "a", GAVE_UP, None, WorkerStatus(31, "compute"))
     assert refill_of(last_of(regrouped.state, (3.0, later))).after == 0.0
 
 
@@ -352,7 +352,9 @@ def test_a_process_that_does_not_end_is_told_now_and_then_while_the_others_train
     told = []
     for number in range(1, 4000):
         now = 5.0 + number
-        beats = [(now, replace(heartbeat(w, 1000 + number), place=Place(16 + number, "compute"))) for w in (0, 2)]
+        beats = [
+            (now, replace(heartbeat(w, 1000 + number), status=WorkerStatus(16 + number, "compute"))) for w in (0, 2)
+        ]
         decision = last_of(state, *beats, (now, Tick()))
         state = decision.state
         told += [(number, action.message) for action in decision.actions if isinstance(action, Warn)]
@@ -366,8 +368,8 @@ def test_a_process_that_does_not_end_is_told_now_and_then_while_the_others_train
 
 @pytest.mark.parametrize(("step_timeout", "seconds"), [(None, 1800), (60.0, 60), (8.0, 10)])
 def test_where_nobody_can_go_on_without_it_the_job_is_given_up(step_timeout: float | None, seconds: int) -> None:
-    terms = replace(TERMS, step_timeout=step_timeout, min_workers=3)
-    state = last_of(training(terms), *beats_until(5.0, 0, 2)).state
+    settings = replace(SETTINGS, step_timeout=step_timeout, min_workers=3)
+    state = last_of(training(settings), *beats_until(5.0, 0, 2)).state
     state = last_of(state, (5.0, reported(0)), (5.0, reported(2))).state
     assert isinstance(state, Forming)
     number = 0
@@ -395,7 +397,7 @@ def test_heartbeats_of_an_older_process_of_the_same_place_get_no_lease() -> None
 
 
 def test_a_registration_that_arrives_after_the_death_of_its_process_takes_no_place() -> None:
-    dead_early = decide(start(TERMS, 0.0), killed(1), 1.0)
+    dead_early = decide(start(SETTINGS, 0.0), killed(1), 1.0)
     late = decide(dead_early.state, registered(1), 1.1)
     assert late.state == dead_early.state
     (refusal,) = late.actions
@@ -493,8 +495,8 @@ def test_who_is_one_step_behind_still_holds_the_state_when_its_donor_dies() -> N
 
 
 def test_with_too_few_workers_training_waits() -> None:
-    terms = replace(TERMS, min_workers=3)
-    *_, waiting = play(training(terms), (1.0, killed(1)), (1.1, reported(0)), (1.1, reported(2)))
+    settings = replace(SETTINGS, min_workers=3)
+    *_, waiting = play(training(settings), (1.0, killed(1)), (1.1, reported(0)), (1.1, reported(2)))
     assert isinstance(waiting.state, Forming)
     assert "2 workers are here, and min_workers is 3" in waiting.reason
     assert workers_of(declared(decide(waiting.state, registered(1, life=1), 2.0))) == [0, 1, 2]
@@ -502,7 +504,7 @@ def test_with_too_few_workers_training_waits() -> None:
 
 @pytest.mark.parametrize("min_workers", [1, 3])
 def test_a_replacement_is_waited_for_without_end_where_the_job_cannot_go_on_without_it(min_workers: int) -> None:
-    state: State = forming((1.0, killed(1)), terms=replace(TERMS, min_workers=min_workers))
+    state: State = forming((1.0, killed(1)), settings=replace(SETTINGS, min_workers=min_workers))
     *_, last = play(state, (1.0, reported(0)), (1.0, reported(2)), *beats_until(200.0, 0, 2, since=1.0))
     assert isinstance(last.state, Training if min_workers == 1 else Forming)
 
@@ -553,18 +555,18 @@ def test_while_a_job_stops_a_silent_worker_is_killed_and_not_replaced() -> None:
     reaped = decide(silent.state, killed(2), 5.1)
     assert reaped.actions == ()
     assert isinstance(reaped.state, Forming)
-    assert not reaped.state.crew.awaited
+    assert not reaped.state.members.awaited
 
 
 def test_a_stop_does_not_wait_for_more_workers() -> None:
-    terms = replace(TERMS, min_workers=3)
+    settings = replace(SETTINGS, min_workers=3)
     events: list[Timed] = [
         (1.0, StopRequested("interrupted")),
         (1.1, killed(1)),
         (1.2, reported(0)),
         (1.2, reported(2)),
     ]
-    assert workers_of(declared(last_of(training(terms), *events))) == [0, 2]
+    assert workers_of(declared(last_of(training(settings), *events))) == [0, 2]
 
 
 def test_a_job_that_loses_everybody_while_it_stops_is_stopped() -> None:
@@ -581,7 +583,7 @@ def test_a_stop_when_everybody_is_lost_needs_nobody() -> None:
 
 def test_a_place_whose_vacancy_was_not_heard_before_the_stop_is_not_waited_for() -> None:
     before: list[Timed] = [(1.0, registered(0)), (1.0, registered(1)), (1.1, killed(2))]
-    waiting = last_of(start(TERMS, 0.0), *before, (1.2, StopRequested("interrupted")))
+    waiting = last_of(start(SETTINGS, 0.0), *before, (1.2, StopRequested("interrupted")))
     assert isinstance(waiting.state, Forming)
     assert isinstance(decide(waiting.state, killed(2), 1.3).state, Ended)
 
@@ -608,14 +610,14 @@ def test_a_place_that_is_still_to_be_filled_does_not_hold_up_a_stop() -> None:
         (1.1, StopRequested("interrupted")),
         (1.2, killed(2)),
     ]
-    assert last_of(start(TERMS, 0.0), *events).state == Ended(None, {"ending": "interrupted"}, heard={0: 0, 1: 0})
+    assert last_of(start(SETTINGS, 0.0), *events).state == Ended(None, {"ending": "interrupted"}, heard={0: 0, 1: 0})
 
 
 # --- giving up
 
 
 def test_a_death_before_registration_is_told_and_the_place_filled() -> None:
-    decision = decide(start(TERMS, 0.0), exited(2, 1), 1.0)
+    decision = decide(start(SETTINGS, 0.0), exited(2, 1), 1.0)
     assert kinds(decision.actions) == ["RecordLoss", "Refill"]
     message = loss_of(decision).failure.message
     assert message.startswith("worker 2 (pid 4712 on host a) exited with code 1 at step 17 while in exchange before it")
@@ -632,9 +634,9 @@ def die_again_and_again(state: State, *, life: int = 1) -> tuple[Ended, list[flo
 
 
 def test_a_job_that_cannot_start_is_given_up_soon() -> None:
-    begun = start(TERMS, 0.0)
+    begun = start(SETTINGS, 0.0)
     ended, pauses = die_again_and_again(begun)
-    assert len(pauses) == deaths_allowed(begun.crew) == 3
+    assert len(pauses) == deaths_allowed(begun.members) == 3
     assert ended.failure is not None
     assert "It is the last of 4 workers that were lost without a completed step in between" in ended.failure.message
     assert "quorate resume" not in ended.failure.message, "whether there is a checkpoint is for the launcher to say"
@@ -645,7 +647,7 @@ def test_a_job_whose_workers_die_without_a_step_is_given_up_with_more_and_more_p
     assert isinstance(left, Forming)
     ended, pauses = die_again_and_again(left)
     # Two of them were lost before.
-    assert len(pauses) == deaths_allowed(left.crew) - 2
+    assert len(pauses) == deaths_allowed(left.members) - 2
     assert pauses[:4] == [1.0, 2.0, 4.0, 5.0]
     assert set(pauses[3:]) == {5.0}
     assert ended.failure is not None
@@ -699,4 +701,4 @@ def test_a_user_error_ends_the_job_while_it_regroups() -> None:
 
 def test_a_task_that_ends_with_the_code_of_one_that_leaves_is_given_up_like_any_other() -> None:
     events: list[Timed] = [(0.1, exited(0, LEFT, life=life)) for life in range(4)]
-    assert isinstance(last_of(start(TERMS, 0.0), *events).state, Ended)
+    assert isinstance(last_of(start(SETTINGS, 0.0), *events).state, Ended)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.played import (
-    TERMS,
+    SETTINGS,
     Timed,
     declared,
     exited,
@@ -20,7 +20,6 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.actions import Action, Dismiss, RecordLoss, RecordResize, Refill, Refuse, Regroup, RelaySave
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import (
     HeartbeatReceived,
     Registered,
@@ -30,11 +29,11 @@ from quorate.coordinator.events import (
     StopRequested,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import State, Training
+from quorate.coordinator.states import Decision, State, Training
 from quorate.core.generation import GenerationId
 
-WITH_SPARE = replace(TERMS, spares=1)
-ALONE = replace(TERMS, workers=1)
+WITH_SPARE = replace(SETTINGS, spares=1)
+ALONE = replace(SETTINGS, workers=1)
 FIRST, SECOND = GenerationId(3, 1), GenerationId(3, 2)
 
 
@@ -147,7 +146,7 @@ class TestResizing:
     def test_more_are_awaited_and_let_in_at_a_boundary(self) -> None:
         grown = decide(training(), ResizeRequested(5), 1.0)
         assert grown.actions == (RecordResize(3, 5),)
-        assert grown.state.crew.awaited == {3, 4}  # type: ignore[union-attr]
+        assert grown.state.members.awaited == {3, 4}  # type: ignore[union-attr]
         assert Regroup(FIRST, at_boundary=True) in decide(grown.state, registered(3), 2.0).actions
 
     def test_fewer_go_on_from_the_next_boundary(self) -> None:
@@ -169,7 +168,7 @@ class TestResizing:
 
     def test_there_and_back_before_anybody_came(self) -> None:
         state = last_of(training(), (1.0, ResizeRequested(5)), (1.1, ResizeRequested(3))).state
-        assert state.crew.awaited == frozenset()  # type: ignore[union-attr]
+        assert state.members.awaited == frozenset()  # type: ignore[union-attr]
 
     @pytest.mark.parametrize(
         ("before", "workers", "why"),
@@ -186,7 +185,7 @@ class TestResizing:
         assert why in refusal.failure.message
 
     def test_not_below_the_fewest_that_the_user_allows(self) -> None:
-        (refusal,) = decide(training(replace(TERMS, min_workers=2)), ResizeRequested(1), 1.0).actions
+        (refusal,) = decide(training(replace(SETTINGS, min_workers=2)), ResizeRequested(1), 1.0).actions
         assert isinstance(refusal, Refuse)
         assert "min_workers is 2" in refusal.failure.message
 

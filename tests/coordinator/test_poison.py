@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.played import TERMS, pid_of, registered, reported, training
-from quorate.coordinator.events import ExitReported, Place, Reading, Tick
+from coordinator.played import SETTINGS, pid_of, registered, reported, training
+from quorate.coordinator.events import ExitReported, Reading, Tick
 from quorate.coordinator.membership import decide
-from quorate.coordinator.poison import FATAL
+from quorate.coordinator.stall import FATAL
 from quorate.coordinator.states import Ended, Forming, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
+from quorate.core.worker_status import WorkerStatus
 
-ONE = replace(TERMS, workers=1)
+ONE = replace(SETTINGS, workers=1)
 SAMPLES = tuple(range(100, 164))
 READING = Reading(lane=5, epoch=2, samples=SAMPLES, count=64)
 
@@ -27,7 +28,7 @@ def died(
     worker: int = 0,
 ) -> ExitReported:
     code = 0 if number is None else None
-    return ExitReported(worker, pid_of(worker, life), "a", code, number, Place(step, phase), reading)
+    return ExitReported(worker, pid_of(worker, life), "a", code, number, WorkerStatus(step, phase), reading)
 
 
 def lives(*deaths: ExitReported) -> State:
@@ -92,16 +93,16 @@ def test_deaths_in_several_lanes_of_one_step_count_for_each() -> None:
 
 
 def test_a_step_that_somebody_has_completed_is_no_poison() -> None:
-    two = replace(TERMS, workers=2)
+    two = replace(SETTINGS, workers=2)
     state: State = training(two)
     for life in range(FATAL + 1):
         # Worker 0 dies at step 17; worker 1 turns out to have completed it, and they go on.
         state = decide(state, died(life), 1.0 + life).state
         assert isinstance(state, Forming), life
-        within = GenerationId(3, state.crew.generations)
+        within = GenerationId(3, state.members.generations)
         state = decide(state, reported(1, 17, within.number), 1.1 + life).state
         assert isinstance(state, Training)
-        assert state.crew.victims == ()
+        assert state.members.victims == ()
         state = decide(state, registered(0, life + 1), 1.2 + life).state
         state = decide(state, reported(1, 17, within.number + 1), 1.3 + life).state
         assert isinstance(state, Training)
@@ -112,16 +113,16 @@ def test_who_is_silent_has_not_died_of_its_samples() -> None:
     state = decide(training(ONE), died(0), 1.0).state
     state = decide(state, registered(0, 1), 1.5).state
     assert isinstance(state, Training)
-    assert len(state.crew.victims) == 1
+    assert len(state.members.victims) == 1
     for now in (2.0, 4.0, 6.0, 6.6):
         state = decide(state, Tick(), now).state
     assert not isinstance(state, Ended)
-    assert state.crew.victims == ()
+    assert state.members.victims == ()
 
 
 def test_who_begins_again_from_a_checkpoint_does_not_get_a_new_budget() -> None:
     """Two workers die one after the other: each time the second has completed a step, which is no new one."""
-    state: State = training(replace(TERMS, workers=2))
+    state: State = training(replace(SETTINGS, workers=2))
     for life in range(20):
         for worker in (0, 1):
             death = died(life, phase="evaluation", reading=None, worker=worker)
@@ -131,7 +132,7 @@ def test_who_begins_again_from_a_checkpoint_does_not_get_a_new_budget() -> None:
                 assert "without a completed step in between" in state.failure.message
                 return
             if worker == 0:
-                state = decide(state, reported(1, 1, state.crew.generations, life=life), 1.1 + life).state
+                state = decide(state, reported(1, 1, state.members.generations, life=life), 1.1 + life).state
                 assert isinstance(state, Training)
                 assert state.generation.cursor == Cursor(1)
         for worker in (0, 1):

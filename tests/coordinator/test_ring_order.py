@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.coordinator.ring_order import Pair, are_neighbours, pair_of, ring_order
+from quorate.coordinator.states import Pair
+from quorate.coordinator.weak_links import are_neighbours, pair_of, ring_order
 
 FEW = st.sets(st.integers(0, 9), min_size=1, max_size=6)
 

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.played import TERMS, declared, killed, last_of, pid_of, registered, reported, training
+from coordinator.played import SETTINGS, declared, killed, last_of, pid_of, registered, reported, training
 from quorate.coordinator.actions import Action, DeclareGeneration, Expel, Inform, RecordLoss, Regroup, Warn
-from quorate.coordinator.balance import share_lanes
-from quorate.coordinator.events import HeartbeatReceived, Place, StopRequested
+from quorate.coordinator.events import HeartbeatReceived, StopRequested
 from quorate.coordinator.membership import decide
-from quorate.coordinator.states import Measured, State, Training
-from quorate.coordinator.stragglers import measure
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.speed import measure, share_lanes
+from quorate.coordinator.states import JobSettings, Measured, State, Training
 from quorate.core.generation import GenerationId
-from quorate.core.worker_status import Pace
+from quorate.core.worker_status import Pace, WorkerStatus
 
-SPEED = replace(TERMS, balance="speed")
+SPEED = replace(SETTINGS, balance="speed")
 STEPS_EACH = 5
 
 
@@ -29,12 +27,12 @@ def pace(compute: float, data: float = 0.001, *, lanes: int = 3, steps: int = ST
 class Watch:
     """A coordinator of three workers with eight lanes, and the clock that it is given."""
 
-    def __init__(self, terms: Terms = TERMS) -> None:
+    def __init__(self, settings: JobSettings = SETTINGS) -> None:
         self.now = 0.0
         self.step = 0
         self.sequence = 0
         self.done: list[Action] = []
-        self.state: State = training(terms)
+        self.state: State = training(settings)
 
     def beat(self, paces: Mapping[int, Pace | None], times: int = 1) -> None:
         """Every half a second and five steps, each worker tells its pace."""
@@ -44,9 +42,9 @@ class Watch:
             self.step += STEPS_EACH
             self.sequence += 1
             for worker, told in paces.items():
-                place = Place(self.step, "compute")
+                status = WorkerStatus(self.step, "compute")
                 within = self.state.generation.id
-                self.take(HeartbeatReceived(worker, within, self.sequence, place, pid=pid_of(worker), pace=told))
+                self.take(HeartbeatReceived(worker, within, self.sequence, status, pid=pid_of(worker), pace=told))
 
     def take(self, event: object) -> None:
         decision = decide(self.state, event, self.now)  # type: ignore[arg-type]
@@ -154,12 +152,12 @@ def test_a_heartbeat_that_is_sent_again_counts_once() -> None:
     watch = Watch()
     for _ in range(10):
         watch.beat({0: FAST, 2: FAST})
-        watch.take(HeartbeatReceived(1, GenerationId(3, 1), 1, Place(5, "compute"), pid=pid_of(1), pace=SLOW))
+        watch.take(HeartbeatReceived(1, GenerationId(3, 1), 1, WorkerStatus(5, "compute"), pid=pid_of(1), pace=SLOW))
     assert watch.warnings() == []
 
 
 def test_nobody_is_slow_alone() -> None:
-    watch = Watch(replace(TERMS, workers=1))
+    watch = Watch(replace(SETTINGS, workers=1))
     watch.beat({0: SLOW}, times=50)
     assert watch.warnings() == []
 
@@ -171,8 +169,8 @@ def test_who_takes_the_place_of_a_straggler_begins_anew() -> None:
     watch.take(reported(0, watch.step))
     watch.take(reported(2, watch.step))
     watch.take(registered(1, life=1))
-    assert watch.state.crew.find(1).measured is None  # type: ignore[union-attr]
-    assert watch.state.crew.find(0).measured is not None  # type: ignore[union-attr]
+    assert watch.state.members.find(1).measured is None  # type: ignore[union-attr]
+    assert watch.state.members.find(0).measured is not None  # type: ignore[union-attr]
 
 
 @given(st.lists(st.tuples(*[st.floats(0.02, 0.039)] * 3), min_size=1, max_size=40))
@@ -214,9 +212,9 @@ def test_by_speed_lanes_are_shared_anew_at_a_step_boundary_and_the_reason_is_tol
     assert not [action for action in watch.done if isinstance(action, RecordLoss | Expel)]
 
 
-@pytest.mark.parametrize("terms", [TERMS, replace(SPEED, timing=replace(SPEED.timing, failure_timeout=1000.0))])
-def test_lanes_stay_where_they_are_by_default_and_while_it_is_too_early(terms: Terms) -> None:
-    watch = Watch(terms)
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SPEED, timing=replace(SPEED.timing, failure_timeout=1000.0))])
+def test_lanes_stay_where_they_are_by_default_and_while_it_is_too_early(settings: JobSettings) -> None:
+    watch = Watch(settings)
     watch.beat(ONE_SLOW, times=100)  # 50 s, and ten heartbeats would be 1000 s
     assert watch.regroupings() == []
 
@@ -258,9 +256,9 @@ def test_speeds_count_whenever_a_generation_forms_and_a_newcomer_is_like_most() 
     watch.beat(ONE_SLOW, times=4)
     decision = last_of(watch.state, (3.0, killed(2)), (3.1, reported(0, 20)), (3.2, reported(1, 20)))
     assert [len(member.lanes) for member in declared(decision).members] == [7, 1]
-    crew = decision.state.crew  # type: ignore[union-attr]
-    newcomer = replace(crew.enrolled[0], registration=registered(2, life=1), measured=None)
-    sharing = share_lanes(crew, (*crew.enrolled, newcomer))
+    members = decision.state.members  # type: ignore[union-attr]
+    newcomer = replace(members.enrolled[0], registration=registered(2, life=1), measured=None)
+    sharing = share_lanes(members, (*members.enrolled, newcomer))
     assert [len(hosted) for hosted in sharing] == [5, 1, 2]
 
 

@@ -12,19 +12,18 @@ from quorate.coordinator.events import (
     ExitReported,
     HeartbeatReceived,
     MembershipEvent,
-    Place,
     Registered,
     StateReported,
     Tick,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, Forming, State, Training
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import Ended, Forming, JobSettings, State, Training
 from quorate.core.cursor import Cursor
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
+from quorate.core.worker_status import WorkerStatus
 
-TERMS = Terms(incarnation=1, lanes=4, workers=2, timing=Timing(5.0))
+SETTINGS = JobSettings(incarnation=1, lanes=4, workers=2, timing=Timing(5.0))
 
 
 class Watch:
@@ -35,7 +34,7 @@ class Watch:
         self.sequence = 0
         self.pids = [4710 + worker for worker in range(workers)]
         self.done: list[Action] = []
-        self.state: State = start(replace(TERMS, step_timeout=step_timeout, workers=workers), self.now)
+        self.state: State = start(replace(SETTINGS, step_timeout=step_timeout, workers=workers), self.now)
         for worker in range(workers):
             self.take(Registered(worker, 4710 + worker, "a", f"10.0.0.{worker}:4000"))
         assert isinstance(self.state, Training)
@@ -45,31 +44,31 @@ class Watch:
         self.state = decision.state
         self.done += decision.actions
 
-    def pass_seconds(self, seconds: int, *places: Place, every: int = 1) -> None:
-        """The workers send a heartbeat each second, from these places."""
+    def pass_seconds(self, seconds: int, *statuses: WorkerStatus, every: int = 1) -> None:
+        """The workers send a heartbeat each second, from these statuses."""
         for _ in range(0, seconds, every):
             self.now += every
             self.sequence += 1
-            for worker, place in enumerate(places):
+            for worker, status in enumerate(statuses):
                 pid = self.pids[worker]
-                self.take(HeartbeatReceived(worker, GenerationId(1, 1), self.sequence, place, pid=pid))
+                self.take(HeartbeatReceived(worker, GenerationId(1, 1), self.sequence, status, pid=pid))
             self.take(Tick())
 
     def replace_lost(self) -> None:
         """Who is left leaves the generation, and another process takes the place of the one that was lost."""
         if isinstance(self.state, Ended):
             return
-        (lost,) = self.state.crew.expelled
-        for known in self.state.crew.enrolled:
+        (lost,) = self.state.members.expelled
+        for known in self.state.members.enrolled:
             if known.within is not None:
                 self.take(StateReported(known.worker, known.registration.pid, known.within, Cursor(17)))
-        self.take(ExitReported(*lost, "a", None, 9, Place()))
+        self.take(ExitReported(*lost, "a", None, 9, WorkerStatus()))
         self.pids[lost[0]] += 10
         self.take(Registered(lost[0], self.pids[lost[0]], "a", "10.0.0.9:4000"))
 
     def let_in(self) -> None:
         """Those at work end their generation at a boundary, and the next has everybody."""
-        for known in self.state.crew.enrolled if isinstance(self.state, Training) else ():
+        for known in self.state.members.enrolled if isinstance(self.state, Training) else ():
             if known.within is not None:
                 self.take(StateReported(known.worker, known.registration.pid, known.within, Cursor(17)))
         assert isinstance(self.state, Training)
@@ -82,7 +81,7 @@ class Watch:
         return [action for action in self.done if isinstance(action, RecordLoss)]
 
 
-WAITS = Place(17, "exchange")
+WAITS = WorkerStatus(17, "exchange")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ WAITS = Place(17, "exchange")
 )
 def test_a_step_that_takes_long_is_reported_once_with_what_everybody_does(phase: str, why: str) -> None:
     watch = Watch()
-    watch.pass_seconds(100, WAITS, Place(17, phase))
+    watch.pass_seconds(100, WAITS, WorkerStatus(17, phase))
     assert watch.warnings() == [
         "step 17 has not come any further for 30.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 "
         f"(pid 4711 on host a) is in {phase}; {why}. It is waited for until step_timeout (not set, so 1800 s "
@@ -107,16 +106,16 @@ def test_a_step_that_takes_long_is_reported_once_with_what_everybody_does(phase:
 
 def test_each_step_is_reported_for_itself() -> None:
     watch = Watch()
-    watch.pass_seconds(40, WAITS, Place(17, "compute"))
-    watch.pass_seconds(500, Place(18, "exchange"), Place(18, "compute"))
+    watch.pass_seconds(40, WAITS, WorkerStatus(17, "compute"))
+    watch.pass_seconds(500, WorkerStatus(18, "exchange"), WorkerStatus(18, "compute"))
     assert [message.split(" has")[0] for message in watch.warnings()] == ["step 17", "step 18"]
 
 
 def test_steps_that_always_take_long_are_not_reported() -> None:
     watch = Watch()
-    watch.pass_seconds(25, WAITS, Place(17, "compute"))
+    watch.pass_seconds(25, WAITS, WorkerStatus(17, "compute"))
     for step in range(18, 23):
-        watch.pass_seconds(100, Place(step, "exchange"), Place(step, "compute"))
+        watch.pass_seconds(100, WorkerStatus(step, "exchange"), WorkerStatus(step, "compute"))
     assert watch.warnings() == []
 
 
@@ -124,44 +123,44 @@ def test_steps_that_always_take_long_are_not_reported() -> None:
     ("stuck", "what", "why"),
     [
         (
-            Place(17, "evaluation"),
+            WorkerStatus(17, "evaluation"),
             "the evaluation of step 17",
             "worker 1 is held up in the task's own code (evaluating a batch)",
         ),
         (
-            Place(17, "checkpoint", waits_for="the disk"),
+            WorkerStatus(17, "checkpoint", waits_for="the disk"),
             "the checkpoint of step 17",
             "worker 1 waits for the disk, which does not answer",
         ),
         (
-            Place(17, "checkpoint", waits_for="leave of the coordinator to commit"),
+            WorkerStatus(17, "checkpoint", waits_for="leave of the coordinator to commit"),
             "the checkpoint of step 17",
             "worker 1 waits for leave of the coordinator to commit",
         ),
         (
-            Place(17, "copy"),
+            WorkerStatus(17, "copy"),
             "the copy of the state of step 17",
             "worker 1 is held up in its code (preparing the copy of its state)",
         ),
         (
-            Place(17, "join"),
+            WorkerStatus(17, "join"),
             "the meeting of the workers at step 17",
             "all wait for each other, so the links between them are stuck",
         ),
         (
-            Place(17, "regroup"),
+            WorkerStatus(17, "regroup"),
             "the end of a generation at step 17",
             "worker 1 is held up in its code (leaving its generation)",
         ),
         (
-            Place(17, "wait"),
+            WorkerStatus(17, "wait"),
             "the beginning of a generation at step 17",
             "worker 1 is held up in its code (entering its generation)",
         ),
     ],
-    ids=lambda value: value.phase if isinstance(value, Place) else "",
+    ids=lambda value: value.phase if isinstance(value, WorkerStatus) else "",
 )
-def test_every_phase_is_watched(stuck: Place, what: str, why: str) -> None:
+def test_every_phase_is_watched(stuck: WorkerStatus, what: str, why: str) -> None:
     watch = Watch()
     waiting = replace(stuck, waits_for="the other workers")
     watch.pass_seconds(1800, waiting, stuck, every=2)
@@ -181,25 +180,25 @@ def test_every_phase_is_watched(stuck: Place, what: str, why: str) -> None:
 def test_each_piece_of_work_starts_the_clock_anew(phase: str) -> None:
     watch = Watch(step_timeout=20.0)
     for moves in range(50):
-        watch.pass_seconds(19, WAITS, Place(17, phase, moves))
+        watch.pass_seconds(19, WAITS, WorkerStatus(17, phase, moves))
     assert (watch.warnings(), watch.losses()) == ([], [])
-    watch.pass_seconds(3, WAITS, Place(17, phase, 49))
+    watch.pass_seconds(3, WAITS, WorkerStatus(17, phase, 49))
     assert [loss.failure.worker for loss in watch.losses()] == [1]
 
 
 def test_whoever_moved_last_is_not_to_blame_because_another_waits_for_longer() -> None:
     """The others have evaluated their batches long ago, and wait."""
     watch = Watch()
-    done = Place(17, "evaluation", 5, "the other workers")
+    done = WorkerStatus(17, "evaluation", 5, "the other workers")
     for moves in range(100):
-        watch.pass_seconds(2, done, Place(17, "evaluation", moves))
-    watch.pass_seconds(1801, done, Place(17, "evaluation", 99))
+        watch.pass_seconds(2, done, WorkerStatus(17, "evaluation", moves))
+    watch.pass_seconds(1801, done, WorkerStatus(17, "evaluation", 99))
     assert [loss.failure.worker for loss in watch.losses()] == [1]
 
 
 def test_whoever_is_done_waits_for_the_one_whose_last_save_is_stuck() -> None:
     watch = Watch(step_timeout=3.0)
-    last = Place(17, "checkpoint")
+    last = WorkerStatus(17, "checkpoint")
     watch.take(Completed(1, "digest", pid=4711, generation=GenerationId(1, 1)))
     watch.pass_seconds(4, replace(last, waits_for="the disk"), last)
     assert [loss.failure.worker for loss in watch.losses()] == [0]
@@ -207,10 +206,10 @@ def test_whoever_is_done_waits_for_the_one_whose_last_save_is_stuck() -> None:
 
 def test_the_time_limit_grows_with_what_has_taken_longest_so_far() -> None:
     watch = Watch()
-    watch.pass_seconds(20, Place(1, "evaluation"), Place(1, "evaluation", waits_for="the other workers"))
-    watch.pass_seconds(2096, Place(2, "exchange"), Place(2, "compute"), every=2)
+    watch.pass_seconds(20, WorkerStatus(1, "evaluation"), WorkerStatus(1, "evaluation", waits_for="the other workers"))
+    watch.pass_seconds(2096, WorkerStatus(2, "exchange"), WorkerStatus(2, "compute"), every=2)
     assert watch.losses() == []
-    watch.pass_seconds(8, Place(2, "exchange"), Place(2, "compute"))
+    watch.pass_seconds(8, WorkerStatus(2, "exchange"), WorkerStatus(2, "compute"))
     assert [loss.failure.worker for loss in watch.losses()] == [1]
 
 
@@ -219,19 +218,19 @@ def test_the_time_limit_grows_with_what_has_taken_longest_so_far() -> None:
 def test_nobody_is_lost_while_somebody_comes_further_in_time(moves: list[tuple[int, int]]) -> None:
     """Whoever it is that moves, and whatever the others wait for."""
     watch = Watch(step_timeout=12.5)
-    places = [Place(1, "evaluation"), Place(1, "evaluation")]
+    statuses = [WorkerStatus(1, "evaluation"), WorkerStatus(1, "evaluation")]
     for worker, seconds in moves:
-        watch.pass_seconds(seconds, *places)
-        places[worker] = replace(places[worker], moves=places[worker].moves + 1)
-        watch.pass_seconds(1, *places)
+        watch.pass_seconds(seconds, *statuses)
+        statuses[worker] = replace(statuses[worker], moves=statuses[worker].moves + 1)
+        watch.pass_seconds(1, *statuses)
         assert watch.losses() == []
-    watch.pass_seconds(14, *places)
+    watch.pass_seconds(14, *statuses)
     assert len(watch.losses()) == 1
 
 
 def test_what_hangs_in_the_same_place_again_and_again_is_given_up() -> None:
     watch = Watch(step_timeout=3.0)
-    stuck = Place(17, "evaluation")
+    stuck = WorkerStatus(17, "evaluation")
     for _ in range(3):
         assert not isinstance(watch.state, Ended)
         watch.pass_seconds(4, stuck, stuck)
@@ -250,9 +249,9 @@ def test_a_hang_does_not_make_those_who_waited_for_it_raise_the_limit() -> None:
     watch = Watch()
     for _ in range(3):
         assert not isinstance(watch.state, Ended)
-        watch.pass_seconds(1804, WAITS, Place(17, "evaluation"), every=2)
+        watch.pass_seconds(1804, WAITS, WorkerStatus(17, "evaluation"), every=2)
         if isinstance(watch.state, Forming):
-            watch.pass_seconds(1, Place(16, "regroup"))
+            watch.pass_seconds(1, WorkerStatus(16, "regroup"))
             watch.replace_lost()
             watch.let_in()
     assert isinstance(watch.state, Ended)
@@ -260,24 +259,26 @@ def test_a_hang_does_not_make_those_who_waited_for_it_raise_the_limit() -> None:
     assert len(watch.warnings()) == 3
 
 
-@pytest.mark.parametrize("waits", [Place(17, "exchange"), Place(17, "evaluation", waits_for="the other workers")])
-def test_what_is_waited_for_others_raises_no_limit(waits: Place) -> None:
+@pytest.mark.parametrize(
+    "waits", [WorkerStatus(17, "exchange"), WorkerStatus(17, "evaluation", waits_for="the other workers")]
+)
+def test_what_is_waited_for_others_raises_no_limit(waits: WorkerStatus) -> None:
     watch = Watch()
-    busy = Place(17, "compute")
+    busy = WorkerStatus(17, "compute")
     for moves in range(60):
         watch.pass_seconds(1, waits, replace(busy, moves=moves))
-    watch.pass_seconds(1804, Place(18, "apply"), replace(busy, moves=59), every=2)
+    watch.pass_seconds(1804, WorkerStatus(18, "apply"), replace(busy, moves=59), every=2)
     assert len(watch.losses()) == 1
 
 
 def test_those_who_hang_in_one_generation_count_as_one() -> None:
     """A disk that all share stalls: everybody has hung once."""
     watch = Watch(step_timeout=3.0, workers=4)
-    stuck = Place(17, "data")
+    stuck = WorkerStatus(17, "data")
     for _ in range(30):
         watch.pass_seconds(1, stuck, stuck, stuck, stuck)
         assert not isinstance(watch.state, Ended)
-        for worker, pid in watch.state.crew.expelled:
+        for worker, pid in watch.state.members.expelled:
             watch.take(ExitReported(worker, pid, "a", None, 9, stuck))
     assert [loss.failure.worker for loss in watch.losses()] == [0, 1, 2, 3]
     assert isinstance(watch.state, Forming)
@@ -285,7 +286,7 @@ def test_those_who_hang_in_one_generation_count_as_one() -> None:
 
 def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
     watch = Watch(step_timeout=3.0)
-    watch.pass_seconds(4, WAITS, Place(17, "compute"))
+    watch.pass_seconds(4, WAITS, WorkerStatus(17, "compute"))
     (loss,) = watch.losses()
     assert (loss.failure.worker, loss.failure.step, loss.failure.phase, loss.detect) == (1, 17, "compute", 3.0)
     assert loss.failure.message == (
@@ -300,7 +301,7 @@ def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
 
 def test_of_two_that_hang_the_second_does_not_keep_the_next_generation_waiting() -> None:
     watch = Watch(step_timeout=3.0)
-    stuck = Place(17, "compute")
+    stuck = WorkerStatus(17, "compute")
     watch.pass_seconds(8, stuck, stuck)
     assert [loss.failure.worker for loss in watch.losses()] == [0]  # the other has its time to leave the generation
     watch.pass_seconds(1, stuck, stuck)
@@ -310,14 +311,14 @@ def test_of_two_that_hang_the_second_does_not_keep_the_next_generation_waiting()
 def test_a_step_that_goes_on_is_not_hung() -> None:
     watch = Watch(step_timeout=3.0)
     for step in range(1, 20):
-        watch.pass_seconds(2, Place(step, "exchange"), Place(step, "compute"))
+        watch.pass_seconds(2, WorkerStatus(step, "exchange"), WorkerStatus(step, "compute"))
     assert watch.losses() == []
 
 
 def test_a_pause_of_the_coordinator_itself_is_nobodys_step() -> None:
     watch = Watch(step_timeout=20.0)
-    watch.pass_seconds(2, WAITS, Place(17, "compute"))
+    watch.pass_seconds(2, WAITS, WorkerStatus(17, "compute"))
     watch.now += 1000.0
     watch.take(Tick())
-    watch.pass_seconds(10, WAITS, Place(17, "compute"))
+    watch.pass_seconds(10, WAITS, WorkerStatus(17, "compute"))
     assert watch.losses() == []

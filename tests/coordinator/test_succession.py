@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.played import (
-    TERMS,
+    SETTINGS,
     Timed,
     completed,
     declared,
@@ -32,19 +32,17 @@ from quorate.coordinator.actions import (
     Regroup,
     Welcome,
 )
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import Registered, StateReported, StopRequested, Tick
 from quorate.coordinator.membership import decide
-from quorate.coordinator.states import Forming, Recalling, State, Training
+from quorate.coordinator.states import Decision, Forming, Handover, JobSettings, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
-from quorate.coordinator.terms import Roster, Terms
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position
 from quorate.observe.event import Event
 
-NEXT: Terms = replace(TERMS, incarnation=4)
+NEXT: JobSettings = replace(SETTINGS, incarnation=4)
 EVERYBODY = frozenset((worker, pid_of(worker)) for worker in range(3))
 
 
@@ -78,8 +76,8 @@ def kinds(decision: Decision) -> list[type[Action]]:
     return [type(action) for action in decision.actions]
 
 
-def taking_over(roster: Roster | None = None) -> Recalling:
-    return succeed(NEXT, roster or Roster(EVERYBODY, frozenset()), now=100.0)
+def taking_over(handover: Handover | None = None) -> Recalling:
+    return succeed(NEXT, handover or Handover(EVERYBODY, frozenset()), now=100.0)
 
 
 def test_whoever_is_at_work_goes_on_as_if_nothing_had_happened() -> None:
@@ -178,7 +176,7 @@ def test_one_that_was_still_being_built_comes_back_as_one_that_is_new() -> None:
     # The supervisor cannot know whether it had registered with the coordinator before.
     pair = frozenset((worker, pid_of(worker)) for worker in range(2))
     state = last_of(
-        taking_over(Roster(pair, frozenset({2}))),
+        taking_over(Handover(pair, frozenset({2}))),
         *((100.1, at_work(worker, later(17, without=2))) for worker in range(2)),
     ).state
     assert isinstance(state, Training)
@@ -188,10 +186,10 @@ def test_one_that_was_still_being_built_comes_back_as_one_that_is_new() -> None:
 
 
 def test_a_newcomer_that_was_on_its_way_is_let_in_at_a_boundary() -> None:
-    roster = Roster(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset({2}))
+    handover = Handover(frozenset((worker, pid_of(worker)) for worker in range(2)), frozenset({2}))
     pair = later(17, without=2)
     decisions = play(
-        taking_over(roster), (100.1, registered(2, life=1)), (100.1, at_work(0, pair)), (100.1, at_work(1, pair))
+        taking_over(handover), (100.1, registered(2, life=1)), (100.1, at_work(0, pair)), (100.1, at_work(1, pair))
     )
     assert isinstance(decisions[-1].state, Training)
     assert Regroup(pair.id, at_boundary=True) in decisions[-1].actions
@@ -199,8 +197,8 @@ def test_a_newcomer_that_was_on_its_way_is_let_in_at_a_boundary() -> None:
 
 def test_before_the_first_generation_it_forms_it() -> None:
     at_the_start = Position()
-    roster = Roster(EVERYBODY, frozenset(), has_begun=False)
-    decision = last_of(taking_over(roster), *[(100.1, back(worker, at_the_start)) for worker in range(3)])
+    handover = Handover(EVERYBODY, frozenset(), has_begun=False)
+    decision = last_of(taking_over(handover), *[(100.1, back(worker, at_the_start)) for worker in range(3)])
     formed = declared(decision)
     assert (formed.id, workers_of(formed)) == (GenerationId(4, 1), [0, 1, 2])
 
@@ -225,7 +223,7 @@ def test_a_stop_is_heeded_once_everybody_is_back() -> None:
     state = last_of(taking_over(), (100.1, at_work(0)), (100.1, at_work(1)), (100.1, StopRequested("interrupted")))
     later_on = decide(state.state, at_work(2), 100.2).state
     assert isinstance(later_on, Training)
-    assert later_on.crew.stop == "interrupted"
+    assert later_on.members.stop == "interrupted"
 
 
 @pytest.mark.parametrize("failure", [None, Failure("UserCodeError", "no", worker=1, step=17, phase="compute")])
@@ -259,8 +257,8 @@ def test_a_pause_of_the_coordinator_itself_costs_nobody_the_time_to_come_back() 
 
 def test_places_that_are_no_more_are_not_awaited() -> None:
     two = replace(NEXT, workers=2)
-    state = succeed(two, Roster(frozenset(), frozenset({0, 1, 2})), now=100.0)
-    assert state.crew.awaited == {0, 1}
+    state = succeed(two, Handover(frozenset(), frozenset({0, 1, 2})), now=100.0)
+    assert state.members.awaited == {0, 1}
 
 
 def test_a_death_while_workers_come_back_explains_the_links_that_broke() -> None:
@@ -274,7 +272,7 @@ def test_a_death_while_workers_come_back_explains_the_links_that_broke() -> None
     ]
     state = play(taking_over(), *events)[-1].state
     assert isinstance(state, Training)
-    assert state.crew.links == ()
+    assert state.members.links == ()
 
 
 def test_one_that_was_let_go_and_presents_itself_all_the_same_is_no_loss() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.played import (
-    TERMS,
+    SETTINGS,
     Timed,
     beats_until,
     completed,
@@ -21,20 +21,18 @@ from coordinator.played import (
     workers_of,
 )
 from quorate.coordinator.actions import EndJob, Regroup, Warn
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import StopRequested, Tick
 from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide
-from quorate.coordinator.states import Ended, Forming, State, Training, WeakLink
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training, WeakLink
 from quorate.coordinator.weak_links import FORGIVEN_AFTER
 from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 
-TWO = replace(TERMS, workers=2)
-FOUR = replace(TERMS, workers=4)
+TWO = replace(SETTINGS, workers=2)
+FOUR = replace(SETTINGS, workers=4)
 
 
 def broken(peer: int) -> Failure:
@@ -68,7 +66,7 @@ def warnings_of(decision: Decision) -> list[str]:
 
 def links_of(decision: Decision) -> dict[tuple[int, int], int]:
     assert isinstance(decision.state, Training | Forming)
-    return {link.pair: link.times for link in decision.state.crew.links}
+    return {link.pair: link.times for link in decision.state.members.links}
 
 
 # --- which link it is
@@ -144,7 +142,7 @@ def test_who_is_lost_takes_its_links_along() -> None:
 
 
 def test_a_link_that_was_well_for_long_is_forgiven() -> None:
-    limit = FORGIVEN_AFTER * TERMS.timing.failure_timeout
+    limit = FORGIVEN_AFTER * SETTINGS.timing.failure_timeout
     state = after_failures(training(FOUR), (0, 1)).state
     assert isinstance(state, Training)
     assert links_of(fail(state, 0, 1, 1.0 + limit, 900)) == {(0, 1): 2}
@@ -210,7 +208,7 @@ def test_links_that_fail_one_after_the_other_never_end_the_job() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_where_all_are_neighbours_the_higher_numbered_is_left_out(workers: int) -> None:
-    decision = after_failures(training(replace(TERMS, workers=workers)), (0, 1), (0, 1))
+    decision = after_failures(training(replace(SETTINGS, workers=workers)), (0, 1), (0, 1))
     generation = declared(decision)
     assert workers_of(generation) == [worker for worker in range(workers) if worker != 1]
     assert sorted(lane for member in generation.members for lane in member.lanes) == list(range(8))
@@ -220,9 +218,9 @@ def test_where_all_are_neighbours_the_higher_numbered_is_left_out(workers: int) 
     ]
 
 
-def left_out(terms: Terms = TWO) -> Training:
+def left_out(settings: JobSettings = TWO) -> Training:
     """Worker 1 is out of the third generation, since 2.0."""
-    state = after_failures(training(terms), (0, 1), (0, 1)).state
+    state = after_failures(training(settings), (0, 1), (0, 1)).state
     assert isinstance(state, Training)
     assert 1 not in workers_of(state.generation)
     return state
@@ -290,7 +288,7 @@ def test_a_trial_that_holds_keeps_it_in() -> None:
 
 
 def test_it_is_let_in_at_once_when_the_other_end_is_replaced() -> None:
-    lost = last_of(left_out(replace(TERMS, workers=3)), (3.0, killed(0)), (3.0, reported(2, 20, 3)))
+    lost = last_of(left_out(replace(SETTINGS, workers=3)), (3.0, killed(0)), (3.0, reported(2, 20, 3)))
     generation = declared(lost)
     assert (workers_of(generation), generation.behind) == ([1, 2], (1,))
 
@@ -320,7 +318,7 @@ def test_the_death_of_one_that_is_left_out_disturbs_nobody() -> None:
     assert isinstance(dead.state, Training)
     assert dead.state.generation is state.generation
     assert kinds(dead.actions) == ["RecordLoss", "Refill"]
-    assert dead.state.crew.links == ()
+    assert dead.state.members.links == ()
 
 
 def test_nobody_is_let_in_again_while_the_job_stops() -> None:
@@ -332,14 +330,14 @@ def test_nobody_is_let_in_again_while_the_job_stops() -> None:
 
 
 def test_nobody_is_left_out_whom_min_workers_needs_and_the_end_says_so() -> None:
-    terms = replace(TWO, min_workers=2)
-    twice = after_failures(training(terms), (0, 1), (0, 1))
+    settings = replace(TWO, min_workers=2)
+    twice = after_failures(training(settings), (0, 1), (0, 1))
     assert workers_of(declared(twice)) == [0, 1]
     (warning,) = warnings_of(twice)
     assert warning.endswith("to leave one out would leave fewer than min_workers (2), so it is tried as it is.")
 
     # The first of them had advanced.
-    last = after_failures(training(terms), *[(0, 1)] * (2 + MOST_FUTILE))
+    last = after_failures(training(settings), *[(0, 1)] * (2 + MOST_FUTILE))
     assert isinstance(last.state, Ended)
     assert last.state.failure is not None
     assert last.state.failure.message == (
@@ -360,5 +358,5 @@ def test_a_stop_needs_no_min_workers() -> None:
 def test_links_that_fail_now_and_then_are_avoided_and_the_job_goes_on() -> None:
     decision = after_failures(training(replace(TWO, min_workers=2)), *[(0, 1)] * 20, advance=1)
     assert isinstance(decision.state, Training)
-    assert decision.state.crew.links == (WeakLink((0, 1), 20, 20.0),)
+    assert decision.state.members.links == (WeakLink((0, 1), 20, 20.0),)
     assert decide(decision.state, Tick(), 20.25).actions == ()

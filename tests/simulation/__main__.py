@@ -1,6 +1,7 @@
 """The simulator from the command line: ``python -m simulation --seeds 10000``, or ``--seed 7`` for one of them."""
 
 import argparse
+import logging
 import sys
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ _BY_NAME = {mutant.name: mutant for mutant in (SOUND, *MUTANTS)}
 def main() -> int:
     """Simulate; 1 if an invariant does not hold."""
     options = _options()
+    # Workers whose coordinator is away warn of it, in every other job.
+    logging.getLogger("quorate").setLevel(logging.ERROR)
     mutant = _BY_NAME[options.mutant]
     if options.seed is not None:
         verdict = Simulation(options.seed, mutant, _numbers(options.without), traces=True).run()

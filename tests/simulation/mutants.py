@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 
 from quorate.coordinator.actions import DeclareGeneration, Refill, Regroup
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -13,7 +12,7 @@ from quorate.coordinator.events import (
     StateReported,
 )
 from quorate.coordinator.membership import decide
-from quorate.coordinator.states import Ended, Recalling, State, Training
+from quorate.coordinator.states import Decision, Ended, Recalling, State, Training
 from quorate.core.errors import ReplicasDiffer
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.worker_status import DIVERGED
@@ -34,8 +33,8 @@ class Mutant:
 def decide_without_fencing(state: State, event: MembershipEvent, now: float) -> Decision:
     """Take what a worker says for a word of the generation that is at work, whichever it is of."""
     if isinstance(event, StateReported | Completed) and not isinstance(state, Ended):
-        crew = state.crew
-        event = replace(event, generation=GenerationId(crew.terms.incarnation, crew.generations))
+        members = state.members
+        event = replace(event, generation=GenerationId(members.settings.incarnation, members.generations))
     return decide(state, event, now)
 
 
@@ -46,15 +45,15 @@ def decide_by_the_first(state: State, event: MembershipEvent, now: float) -> Dec
     is_declared = any(isinstance(action, DeclareGeneration) for action in decision.actions)
     if not is_declared or not isinstance(after, Training) or after.generation.id.incarnation == 1:
         return decision
-    members = after.generation.members
-    by_worker = {member.worker: member for member in members}
-    first = next(by_worker[known.worker] for known in after.crew.enrolled if known.worker in by_worker)
-    wrong = Generation(after.generation.id, tuple(replace(member, cursor=first.cursor) for member in members))
+    positions = after.generation.members
+    by_worker = {member.worker: member for member in positions}
+    first = next(by_worker[known.worker] for known in after.members.enrolled if known.worker in by_worker)
+    wrong = Generation(after.generation.id, tuple(replace(member, cursor=first.cursor) for member in positions))
     actions = tuple(
         DeclareGeneration(wrong) if isinstance(action, DeclareGeneration) else action for action in decision.actions
     )
-    crew = replace(after.crew, cursor=first.cursor)
-    return replace(decision, state=replace(after, generation=wrong, crew=crew), actions=actions)
+    members = replace(after.members, cursor=first.cursor)
+    return replace(decision, state=replace(after, generation=wrong, members=members), actions=actions)
 
 
 def decide_to_let_go(state: State, event: MembershipEvent, now: float) -> Decision:
@@ -69,9 +68,9 @@ def decide_to_let_go(state: State, event: MembershipEvent, now: float) -> Decisi
 def decide_from_nothing(state: State, event: MembershipEvent, now: float) -> Decision:
     """Let whoever is here begin, also from nothing: whoever was to bring the checkpoint may not come any more."""
     if not isinstance(state, Ended):
-        anybody = frozenset(known.worker for known in state.crew.enrolled)
+        anybody = frozenset(known.worker for known in state.members.enrolled)
         event_of = {event.worker} if isinstance(event, Registered) else set()
-        state = replace(state, crew=replace(state.crew, founders=anybody | event_of))
+        state = replace(state, members=replace(state.members, founders=anybody | event_of))
     return decide(state, event, now)
 
 
@@ -89,14 +88,14 @@ def decide_before_the_copy(state: State, event: MembershipEvent, now: float) -> 
     is_declared = any(isinstance(action, DeclareGeneration) for action in decision.actions)
     if not is_declared or not isinstance(after, Training):
         return decision
-    enrolled = tuple(replace(known, has_trained=known.within is not None) for known in after.crew.enrolled)
-    return replace(decision, state=replace(after, crew=replace(after.crew, enrolled=enrolled)))
+    enrolled = tuple(replace(known, has_trained=known.within is not None) for known in after.members.enrolled)
+    return replace(decision, state=replace(after, members=replace(after.members, enrolled=enrolled)))
 
 
 def decide_as_at_the_beginning(state: State, event: MembershipEvent, now: float) -> Decision:
     """After another coordinator, take a job of which nobody is left that was in a generation for one that begins."""
     if isinstance(state, Recalling) and state.newest is None:
-        state = replace(state, crew=replace(state.crew, generations=0))
+        state = replace(state, members=replace(state.members, generations=0))
     return decide(state, event, now)
 
 
@@ -125,6 +124,7 @@ MUTANTS = (
     Mutant("a rebuild from the first worker to report", decide=decide_by_the_first),
     Mutant("an incarnation used again", counts_incarnations=False),
     Mutant("a late word of an earlier coordinator heeded", Habits(ignores_late_words=False)),
+    Mutant("a view of the membership without its check of incarnations", Habits(checks_incarnations=False)),
     Mutant("a worker deaf to the coordinator that it has come back to", Habits(goes_by_who_recalls=False)),
     Mutant("the only holder of the state let go", decide=decide_to_let_go),
     Mutant("a generation founded from nothing", decide=decide_from_nothing),

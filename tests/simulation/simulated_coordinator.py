@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordLoss, RecordResize
-from quorate.coordinator.decision import Decision
-from quorate.coordinator.directives import Directives, directive_of
 from quorate.coordinator.events import MembershipEvent, Tick
-from quorate.coordinator.states import Ended, State, Training
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.service import Directives, directive_of
+from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.core.errors import ReplicasDiffer
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_failure
@@ -73,7 +71,7 @@ class Office:
     """What a coordinator is given by whoever starts it. `chance` decides how much of its last decision is done."""
 
     clock: Clock
-    terms: Terms
+    settings: JobSettings
     decide: Decide
     event_log: EventLog
     onlooker: Onlooker
@@ -86,19 +84,19 @@ class SimulatedCoordinator(Process):
     def __init__(self, office: Office, state: State) -> None:
         super().__init__(office.clock, "coordinator")
         self.state = state
-        self.incarnation = office.terms.incarnation
+        self.incarnation = office.settings.incarnation
         self.is_outcome_known = False
         self._office = office
         self._directives = Directives()
         self._followers: list[Tell] = []
-        self._waiting: list[Answer] = []
+        self._waiting: list[Callable[[pb.CompleteReply | None], None]] = []
         if isinstance(state, Ended):
             self._declare_end(state)
         self.after(self._tick_every, self._tick)
 
     @property
     def _tick_every(self) -> float:
-        return self._office.terms.timing.failure_timeout / TICKS_PER_TIMEOUT
+        return self._office.settings.timing.failure_timeout / TICKS_PER_TIMEOUT
 
     @property
     def has_ended(self) -> bool:
@@ -110,10 +108,10 @@ class SimulatedCoordinator(Process):
         """What there is to do for the supervisor, until it is done."""
         if isinstance(self.state, Ended):
             return News(has_ended=True)
-        crew = self.state.crew
-        lost = {worker for worker, _ in crew.expelled}
-        vacant = () if crew.stop is not None else tuple(sorted(crew.awaited - lost))
-        return News(tuple(sorted(crew.expelled)), vacant, not crew.has_state, crew.wanted)
+        members = self.state.members
+        lost = {worker for worker, _ in members.expelled}
+        vacant = () if members.stop is not None else tuple(sorted(members.awaited - lost))
+        return News(tuple(sorted(members.expelled)), vacant, not members.has_state, members.wanted)
 
     def hear(self, event: MembershipEvent, answer: Answer | None = None) -> None:
         """A call arrives."""
@@ -142,8 +140,9 @@ class SimulatedCoordinator(Process):
             self._write_down(action)
         if written == len(actions):
             told = self._declare(decision)
+            tells_all = chance.random() < 0.3
             for tell in self._followers:
-                for directive in told[: chance.randint(0, len(told))]:
+                for directive in told if tells_all else told[: chance.randint(0, len(told))]:
                     tell(directive)
             if answer is not None and chance.random() < 0.5:
                 answer(actions)
@@ -170,8 +169,11 @@ class SimulatedCoordinator(Process):
         self._directives.add(end)
         return end
 
-    def complete(self, event: MembershipEvent, answer: Answer) -> None:
-        """A worker is done; it is answered when the job is over, or when there is another generation to come."""
+    def complete(self, event: MembershipEvent, answer: Callable[[pb.CompleteReply | None], None]) -> None:
+        """A worker is done; it is answered when the job is over, or when there is another generation to come.
+
+        With None where it is to ask again: its generation may go on, once everybody has come back.
+        """
         self._waiting.append(answer)
         self.hear(event)
 
@@ -189,10 +191,12 @@ class SimulatedCoordinator(Process):
     def _answer_those_who_wait(self) -> None:
         if isinstance(self.state, Training):
             return
+        reply = None if isinstance(self.state, Recalling) else pb.CompleteReply(regroup=True)
+        if isinstance(self.state, Ended):
+            reply = pb.CompleteReply(failure=encode_failure(self.state.failure))
         waiting, self._waiting = self._waiting, []
-        ends = [EndJob(self.state.failure)] if isinstance(self.state, Ended) else []
         for answer in waiting:
-            answer(ends)
+            answer(reply)
 
     def _tick(self) -> None:
         if self.has_ended and self.is_outcome_known:

@@ -1,79 +1,41 @@
-"""A simulated worker's end of its coordinator's service, as worker/membership.py has it.
+"""A simulated worker's end of its coordinator's service: the real membership, over a simulated link.
 
-Its main thread is a generator that yields what it waits for; heartbeats and directives come beside it, as they do in a
-real worker, where they have threads of their own. Its lease, its standing and its outbox are the real ones.
+What a sound worker does is the real code. What a mistaken one does differently is here, for the mutants.
 """
 
 import contextlib
-import itertools
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
-from quorate.coordinator.actions import Action, GrantLease, Recall, Refuse, Welcome
-from quorate.coordinator.events import Completed, FailureReported, HeartbeatReceived, MembershipEvent, Place, Registered
-from quorate.core.errors import GenerationOver, LeaseExpired, LinkError, ReplicasDiffer
+from quorate.coordinator.events import Completed
+from quorate.coordinator.service import event_of, reply_to
+from quorate.core.cursor import Cursor
+from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, Position
-from quorate.observe.event import Event
+from quorate.core.worker_status import Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.worker.lease import Lease
-from quorate.worker.membership_view import Dismissed, JobEnded, MembershipView
-from quorate.worker.outbox import Outbox
-from simulation.clock import Clock, Process
+from quorate.worker.coordinator_link import Request
+from quorate.worker.membership import Membership
+from quorate.worker.membership_view import JobEnded, MembershipView
+from simulation.clock import Process
 from simulation.network import Network
 from simulation.simulated_coordinator import SimulatedCoordinator
-from simulation.task import Holding
-
-Wait = tuple[float | None, bool]
-"""Seconds to wait at most, and whether a change of anything ends it before."""
-Turn = Generator[Wait, None, None]
+from simulation.threads import SimulatedRuntime
 
 RECONNECT = 0.02
 """Seconds after which a coordinator that is away is tried again."""
-_INSTANT = 1e-9
-
-
-class JobOver(Exception):
-    """The coordinator does not want this worker."""
-
-
-class _NotYet(Exception):
-    """What is waited for has not come."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a call was answered with, and by whom."""
-
-    actions: Sequence[Action]
-    incarnation: int
-
-    @property
-    def is_recall(self) -> bool:
-        """Whether it does not know who called."""
-        return any(isinstance(action, Recall) for action in self.actions)
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether it does not want who called."""
-        return any(isinstance(action, Refuse) for action in self.actions)
-
-
-class Credulous(MembershipView):
-    """Takes a late word of an earlier coordinator for one of the coordinator to which it has presented itself."""
-
-    def present(self, incarnation: int) -> Position:
-        """Without raising the lowest incarnation that it listens to."""
-        return super().present(-1)
 
 
 @dataclass(frozen=True)
 class Habits:
     """What a sound worker, and its supervisor, does. What is missing is a mistake that the invariants must show.
 
-    Of the last two, either is enough to keep shared memory whole.
+    Of `takes_fresh_memory` and `kills_the_expelled`, either is enough to keep shared memory whole.
     """
 
     checks_lease: bool = True
@@ -84,89 +46,106 @@ class Habits:
     takes_fresh_memory: bool = True
     kills_the_expelled: bool = True
     ignores_late_words: bool = True
+    checks_incarnations: bool = True
     goes_by_who_recalls: bool = True
 
 
-@dataclass
-class Surroundings:
-    """What is around every worker of a simulation, and who wants to know what becomes of it."""
+class SimulatedLink:
+    """A worker's calls, over the simulated network, to whoever is the coordinator at the time."""
 
-    network: Network
-    coordinator: SimulatedCoordinator
-    timing: Timing
-    on_exit: Callable[["SimulatedMember"], None]
-    on_phase: Callable[["SimulatedMember", str], None]
-    trace: Callable[[str], None]
-    habits: Habits = field(default_factory=Habits)
+    address = "coordinator"
 
-
-class SimulatedMember(Process):
-    """One process in one place: its main thread, its heartbeats, and what it has heard from the coordinator."""
-
-    def __init__(self, around: Surroundings, clock: Clock, slot: int, pid: int, holding: Holding) -> None:
-        super().__init__(clock, f"worker {slot}")
-        self.slot = slot
-        self.pid = pid
-        self.holding = holding
-        self.exit_code: int | None = None
-        self.phase = ""
-        self._around = around
-        self._habits = around.habits
-        self._network = around.network
-        self._timing = around.timing
-        self._lease = Lease(around.timing, clock.time)
-        self._outbox = Outbox()
-        self._began_at = holding.cursor
-        self._view = MembershipView() if around.habits.ignores_late_words else Credulous()
-        self._incarnation = 0
-        self._presented_to = 0
-        self._is_leaving = False
-        self._is_flipped = False
-        # Calls that have not been answered, and whom they were made to.
-        self._calls: list[tuple[SimulatedCoordinator, Callable[[Reply | None], None]]] = []
-        # The connection that directives come over.
-        self._stream = 0
-        self._told = 0
-        self._early: dict[int, pb.Directive] = {}
-        self._followed: SimulatedCoordinator | None = None
+    def __init__(
+        self,
+        worker: Process,
+        network: Network,
+        coordinator: Callable[[], SimulatedCoordinator],
+        runtime: SimulatedRuntime,
+    ) -> None:
+        self._worker = worker
+        self._network = network
+        self._coordinator = coordinator
+        self._runtime = runtime
+        # Calls that have not been answered, and whom they were made to; and what is followed.
+        self._calls: list[tuple[SimulatedCoordinator, Callable[[Any], None]]] = []
+        self._stream: _Stream | None = None
         self._lags_behind: SimulatedCoordinator | None = None
-        self._unread: list[Callable[[], None]] = []
-        self._hang_up: Callable[[], None] = lambda: None
-        # The main thread.
-        self._turn = 0
-        self._wakes = False
-        self._program = self._live()
-        self.do(self._advance)
 
-    @property
-    def address(self) -> str:
-        """Where the others find it."""
-        return f"host:{self.pid}"
+    def call(self, request: Request, timeout: float) -> Any:
+        """The reply, once there is a coordinator to give it; None if it does not come in time, or any more."""
+        event = event_of(request)
+        answered, replies = self._runtime.condition(), list[Any]()
 
-    def _live(self) -> Turn:
-        """What the main thread does."""
-        raise NotImplementedError
+        def finish(reply: Any) -> None:
+            self._calls = [call for call in self._calls if call[1] is not finish]
+            if not replies:  # it may have been given up, or this is the same answer once more
+                replies.append(reply)
+                answered.notify_all()
 
-    def _close_links(self) -> None:
-        """Let go of the others."""
-        raise NotImplementedError
+        def send() -> None:
+            coordinator = self._coordinator()
+            if replies:
+                return
+            if not coordinator.is_alive:
+                self._worker.after(RECONNECT, send)
+                return
+            self._calls.append((coordinator, finish))
 
-    def lease_remaining(self) -> float:
-        """Seconds for which it may act."""
-        return self._lease.remaining()
+            def answer(reply: Any) -> None:
+                self._network.send(coordinator, self._worker, lambda: finish(reply))
 
-    def flip(self) -> None:
-        """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
-        self._is_flipped = True
+            def serve() -> None:
+                if isinstance(event, Completed):
+                    coordinator.complete(event, answer)
+                else:
+                    incarnation = coordinator.incarnation
+                    coordinator.hear(event, lambda actions: answer(reply_to(request, actions, incarnation)))
 
-    def ask_to_leave(self) -> None:
-        """As SIGTERM does."""
-        self._is_leaving = True
+            self._network.send(self._worker, coordinator, serve)
+
+        send()
+        with answered:
+            answered.wait_for(lambda: bool(replies), timeout)
+        if not replies:
+            finish(None)
+        return replies[0]
+
+    def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
+        """What a coordinator declares, from the beginning; a message that is lost breaks the connection."""
+        while not (coordinator := self._coordinator()).is_alive:
+            self._runtime.sleep(RECONNECT)
+        stream = self._stream = _Stream(coordinator, self._runtime)
+        begun: list[bool] = []
+        break_off = partial(self._worker.do, stream.break_off)
+
+        def tell(directive: pb.Directive) -> None:
+            index = stream.sent
+            stream.sent += 1
+            self._network.send(coordinator, self._worker, lambda: self._hear(stream, index, directive), break_off)
+
+        def begin() -> None:
+            if not stream.is_broken and not begun and self._worker.is_alive:
+                begun.append(True)
+                coordinator.follow(tell)
+
+        self._network.send(self._worker, coordinator, begin, break_off)
+        try:
+            yield from stream.directives()
+        finally:
+            coordinator.forget(tell)
+
+    def _hear(self, stream: "_Stream", index: int, directive: pb.Directive) -> None:
+        if self._lags_behind is stream.coordinator:
+            stream.unread.append((index, directive))
+        else:
+            stream.hear(index, directive)
+
+    def close(self) -> None:
+        """Nobody closes a simulated link: processes exit, or die."""
 
     def lose_calls(self, coordinator: SimulatedCoordinator) -> None:
         """The connection to a coordinator is broken: what was asked over it is not answered."""
-        lost = [finish for called, finish in self._calls if called is coordinator]
-        for finish in lost:
+        for finish in [finish for called, finish in self._calls if called is coordinator]:
             finish(None)
 
     def lag_behind(self, coordinator: SimulatedCoordinator) -> None:
@@ -175,293 +154,151 @@ class SimulatedMember(Process):
 
     def lose_stream(self, coordinator: SimulatedCoordinator) -> None:
         """Read what a coordinator has said last; nothing more comes from it."""
-        unread, self._unread, self._lags_behind = self._unread, [], None
-        for hear in unread:
-            hear()
-        if self._followed is coordinator:
-            self._break_off(self._stream)
+        self._lags_behind = None
+        if self._stream is not None and self._stream.coordinator is coordinator:
+            for index, directive in self._stream.unread:
+                self._stream.hear(index, directive)
+            self._stream.break_off()
 
-    def die(self) -> None:
-        """Be killed: the kernel closes its sockets."""
-        if self.is_alive:
-            self._around.trace(f"worker {self.slot} (pid {self.pid}) dies in {self.phase}")
-            super().die()
-            self._depart()
 
-    def _exit(self, code: int) -> None:
-        self._around.trace(f"worker {self.slot} (pid {self.pid}) exits with code {code}")
-        self.exit_code = code
-        super().die()
-        self._depart()
+class _Stream:
+    """One connection that directives come over, in their order."""
 
-    def _depart(self) -> None:
-        self._hang_up()
-        self._close_links()
-        self._around.on_exit(self)
+    def __init__(self, coordinator: SimulatedCoordinator, runtime: SimulatedRuntime) -> None:
+        self.coordinator = coordinator
+        self.sent = 0
+        self.is_broken = False
+        # What has arrived and not been read by a worker that lags behind.
+        self.unread: list[tuple[int, pb.Directive]] = []
+        self._changed = runtime.condition()
+        self._heard = 0
+        self._early: dict[int, pb.Directive] = {}
+        self._ready: deque[pb.Directive] = deque()
 
-    # --- the main thread
+    def hear(self, index: int, directive: pb.Directive) -> None:
+        """One has come; it is read after those that were sent before it."""
+        if self.is_broken or index < self._heard:
+            return
+        self._early[index] = directive
+        while self._heard in self._early:
+            self._ready.append(self._early.pop(self._heard))
+            self._heard += 1
+        self._changed.notify_all()
 
-    def _advance(self) -> None:
-        """Let the main thread run until it waits again."""
-        self._turn += 1
-        try:
-            seconds, self._wakes = next(self._program)
-        except (StopIteration, Dismissed):
-            self._exit(0)
-        except (JobOver, JobEnded):
-            self._exit(3)
-        except LinkError as error:
-            self._give_up(error)
-        except ReplicasDiffer as error:
-            # Its word may be lost on the way; its exit code is told until it is heard.
-            report = FailureReported(self.slot, Failure.of(error), self.pid, self._view.generation_id)
-            self._ask(report, self._timing.failure_timeout)
-            self._exit(DIVERGED)
-        else:
-            if seconds is not None:
-                turn = self._turn
-                self.after(seconds, lambda: self._advance() if turn == self._turn else None)
+    def break_off(self) -> None:
+        """Nothing more comes."""
+        self.is_broken = True
+        self._changed.notify_all()
 
-    def _notify(self) -> None:
-        """Something has changed: whoever waits for it looks."""
-        if self._wakes:
-            self._wakes = False
-            self._advance()
-
-    def _give_up(self, error: LinkError) -> None:
-        self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
-        self._ask(FailureReported(self.slot, Failure.of(error)), self._timing.failure_timeout)
-        self._exit(1)
-
-    def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> Turn:
-        """Wait for a condition, or until the time is over."""
-        over = None if seconds is None else self.clock.now + seconds
-        while not condition():
-            remaining = None if over is None else over - self.clock.now
-            if remaining is not None and remaining <= _INSTANT:
-                return
-            yield remaining, True
-
-    def _enter(self, phase: str) -> None:
-        self.phase = phase
-        self._around.on_phase(self, phase)
-
-    # --- what it says
-
-    def _register(self) -> Turn:
-        self._enter("register")
-        self._view.join(self.slot, self.pid, self.address, self.holding.cursor)
-        sent = self.clock.now
-        reply = yield from self._call(self._registration(), self._timing.connect)
-        if reply is None:
-            raise LinkError("the coordinator does not answer")
-        if reply.is_refusal:
-            raise JobOver
-        self._take_up(reply, sent)
-        self._follow()
-        self._beat()
-
-    def _registration(self, position: Position | None = None) -> Registered:
-        return Registered(self.slot, self.pid, "a", self.address, cursor=self._began_at, position=position)
-
-    def _take_up(self, reply: Reply, sent: float) -> None:
-        for action in reply.actions:
-            if isinstance(action, Welcome):
-                self._lease.renew(sent, action.lease)
-                self._incarnation = max(self._incarnation, reply.incarnation)
-
-    def _present_again(self, recall: Reply, then: Callable[[], None]) -> None:
-        """Come back to a coordinator that was started again: it learns from its workers how far the job is.
-
-        Heartbeats and the main thread may both be asked to. What comes before the incarnation of who asks is over, and
-        not what comes before the next after the one that this worker has come back to meanwhile.
-        """
-        self._presented_to = max(self._presented_to, recall.incarnation)
-        incarnation = recall.incarnation if self._habits.goes_by_who_recalls else self._incarnation + 1
-        position = self._view.present(incarnation)
-        sent = self.clock.now
-        self._around.trace(f"worker {self.slot} presents itself at step {position.cursor.step}")
-
-        def heed(reply: Reply | None) -> None:
-            if reply is not None:
-                self._take_up(reply, sent)
-            then()
-
-        self._ask(self._registration(position), self._timing.connect, heed)
-
-    def _await_generation(self, after: Generation | None) -> Generator[Wait, None, Generation]:
-        self._enter("wait")
+    def directives(self) -> Iterator[pb.Directive]:
+        """What comes, until it breaks off."""
         while True:
-            with contextlib.suppress(_NotYet):
-                generation = self._view.await_generation(after, self._not_yet, 0.0)
-                # Whoever begins without a lease leaves at once, and for no reason that the others could do much about.
-                if self._lease.remaining() > 0 or not self._habits.checks_lease:
-                    return generation
-            self._check_coordinator_returns()
-            yield self._timing.heartbeat_every, True
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._ready) or self.is_broken)
+            if not self._ready:
+                return
+            yield self._ready.popleft()
 
-    @staticmethod
-    def _not_yet() -> None:
-        raise _NotYet
 
-    def _check_coordinator(self) -> None:
-        if self._lease.remaining() <= 0 and self._habits.checks_lease:
-            raise LeaseExpired("the coordinator has not answered for too long")
+class Promising(Protocol):
+    """A worker, as its membership sees it."""
 
-    def _check_coordinator_returns(self) -> None:
-        """Whoever waits does nothing that needs a lease, and gives the next coordinator time to begin."""
-        if self._lease.remaining() <= -self._timing.failure_timeout:
-            raise LeaseExpired("the coordinator has not come back")
+    promised: GenerationId | None
 
-    def _is_over(self) -> bool:
-        """Whether its latest generation, or the job, is over."""
+    def enter(self, phase: str) -> None:
+        """It begins with something else."""
+        ...
+
+    def break_promise(self, generation: Generation) -> None:
+        """Take a step of a generation that it has left."""
+        ...
+
+
+class SimulatedMembership(Membership):
+    """The real one, which also lets the simulation know of phases and promises; or one without some of its habits."""
+
+    def __init__(
+        self,
+        worker: Promising,
+        link: SimulatedLink,
+        timing: Timing,
+        status: Callable[[], WorkerStatus],
+        runtime: SimulatedRuntime,
+        habits: Habits,
+    ) -> None:
+        super().__init__(link, timing, status, runtime=runtime)
+        self._worker = worker
+        self._habits = habits
+        self._welcomed_by = 0
+        if not habits.ignores_late_words:
+            self._view = Credulous(runtime)
+        elif not habits.checks_incarnations:
+            self._view = WithoutIncarnations(runtime)
+
+    def await_generation(self, after: Generation | None = None) -> Generation:
+        """Wait for the next."""
+        self._worker.enter("wait")
+        if self._habits.checks_lease:
+            return super().await_generation(after)
+        return self._view.await_generation(after, self._check_coordinator_returns, self._timing.heartbeat_every)
+
+    def check_lease(self) -> None:
+        """Raise when this worker may act no longer."""
+        if self._habits.checks_lease:
+            super().check_lease()
+        else:
+            self._view.check()
+
+    def check_generation(self) -> None:
+        """Raise when its generation, or the job, is over."""
+        self._view.check()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its generation, or the job, is over."""
         try:
             self._view.check()
         except (GenerationOver, JobEnded):
             return True
         return False
 
-    def _publish(self, event: Event) -> None:
-        """Tell an event with the next heartbeat."""
-        self._outbox.put(event)
-
-    # --- calls
-
-    def _ask(
-        self, event: MembershipEvent, seconds: float, done: Callable[[Reply | None], None] = lambda _: None
+    def report_state(
+        self, generation: Generation, cursor: Cursor, symptom: Failure | None, *, is_saved: bool = False
     ) -> None:
-        """Make a call, once there is a coordinator to answer it; `done` has the answer, or None if there is none."""
-        over = self.clock.now + seconds
-        is_over: list[bool] = []
+        """Promise to have left a generation."""
+        self._worker.promised = generation.id
+        if not self._habits.keeps_promises:
+            self._runtime.spawn("early", partial(self._report_early, generation, cursor, symptom, is_saved))
+            self._worker.break_promise(generation)
+        super().report_state(generation, cursor, symptom, is_saved=is_saved)
 
-        def finish(reply: Reply | None) -> None:
-            if not is_over:  # it may have been given up, or this is the same answer once more
-                is_over.append(True)
-                self._calls = [call for call in self._calls if call[1] is not finish]
-                done(reply)
+    def _report_early(self, generation: Generation, cursor: Cursor, symptom: Failure | None, is_saved: bool) -> None:
+        with contextlib.suppress(JobError):
+            super().report_state(generation, cursor, symptom, is_saved=is_saved)
 
-        def send() -> None:
-            coordinator = self._around.coordinator
-            if is_over:
-                return
-            if not coordinator.is_alive:
-                self.after(RECONNECT, send)
-                return
-            self._calls.append((coordinator, finish))
-            serve = coordinator.complete if isinstance(event, Completed) else coordinator.hear
+    def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
+        answered = super()._enrol(request, within)
+        self._welcomed_by = max(self._welcomed_by, answered)
+        return answered
 
-            def reply(actions: Sequence[Action]) -> None:
-                answer = Reply(actions, coordinator.incarnation)
-                self._network.send(coordinator, self, lambda: finish(answer))
+    def _present_again(self, incarnation: int) -> None:
+        """Heartbeats and the main thread may both be asked to. What comes before the incarnation of who asks is over,
+        and not what comes before the next after the one that this worker has come back to meanwhile."""
+        super()._present_again(incarnation if self._habits.goes_by_who_recalls else self._welcomed_by + 1)
 
-            self._network.send(self, coordinator, lambda: serve(event, reply))
 
-        send()
-        self.after(over - self.clock.now, lambda: finish(None))
+class Credulous(MembershipView):
+    """Takes a late word of an earlier coordinator for one of the coordinator to which it has presented itself."""
 
-    def _call(self, event: MembershipEvent, seconds: float) -> Generator[Wait, None, Reply | None]:
-        """The answer to a call, or None: after so many seconds, or when it cannot come any more."""
-        replies: list[Reply | None] = []
+    def present(self, incarnation: int) -> Position:
+        """Without raising the lowest incarnation that it listens to."""
+        return super().present(-1)
 
-        def heed(reply: Reply | None) -> None:
-            replies.append(reply)
-            self._notify()
 
-        self._ask(event, seconds, heed)
-        yield from self._until(lambda: bool(replies) or self._view.ended)
-        return replies[0] if replies else None
+class WithoutIncarnations(MembershipView):
+    """Adopts a generation of whatever coordinator, as long as it is newer than its own."""
 
-    def _call_until_answered(self, event: MembershipEvent) -> Generator[Wait, None, Reply]:
-        while True:
-            reply = yield from self._call(event, self._timing.failure_timeout)
-            if reply is not None:
-                return reply
-            if self._view.ended:
-                raise JobOver
-            self._check_coordinator_returns()
-            yield self._timing.heartbeat_every, False
-
-    # --- the heartbeat thread
-
-    def _beat(self) -> None:
-        """Send a heartbeat, and the next one when it is answered, or has gone unanswered for too long."""
-        sent = self.clock.now
-        batch = self._outbox.next_batch()
-        place = Place(self.holding.cursor.step + 1, self.phase)
-        generation = self._view.generation_id
-        event = HeartbeatReceived(
-            self.slot, generation, batch.sequence, place, tuple(batch.lines), self.pid, self._is_leaving
-        )
-
-        def rest() -> None:
-            self.after(self._timing.heartbeat_every, self._beat)
-
-        def heed(reply: Reply | None) -> None:
-            if reply is not None and reply.is_recall:
-                self._present_again(reply, rest)
-                return
-            if reply is not None:
-                self._outbox.answered()
-                for action in reply.actions:
-                    if isinstance(action, GrantLease):
-                        self._lease.renew(sent, action.seconds)
-            rest()
-
-        self._ask(event, self._timing.lease / 2, heed)
-
-    # --- the follow thread
-
-    def _follow(self) -> None:
-        """Ask for all that was declared, from the beginning; a message that is lost breaks the connection."""
-        coordinator = self._followed = self._around.coordinator
-        self._stream += 1
-        self._told, self._early = 0, {}
-        stream, count, begun = self._stream, itertools.count(), list[bool]()
-        if not coordinator.is_alive:
-            self.after(RECONNECT, lambda: self._follow() if stream == self._stream else None)
-            return
-
-        def break_off() -> None:
-            self.do(lambda: self._break_off(stream))
-
-        def tell(directive: pb.Directive) -> None:
-            index = next(count)
-
-            def hear() -> None:
-                if self._lags_behind is coordinator:
-                    self._unread.append(lambda: self._hear(stream, index, directive))
-                else:
-                    self._hear(stream, index, directive)
-
-            self._network.send(coordinator, self, hear, break_off)
-
-        def begin() -> None:
-            if stream == self._stream and self.is_alive and not begun:
-                begun.append(True)
-                coordinator.follow(tell)
-
-        self._hang_up()
-        self._hang_up = lambda: coordinator.forget(tell)
-        self._network.send(self, coordinator, begin, break_off)
-
-    def _break_off(self, stream: int) -> None:
-        if stream == self._stream:
-            self._stream += 1
-            self._hang_up()
-            self.after(self._timing.heartbeat_every, self._follow)
-
-    def _hear(self, stream: int, index: int, directive: pb.Directive) -> None:
-        """A connection keeps the order of what is said."""
-        if stream != self._stream or index < self._told:
-            return
-        self._early[index] = directive
-        while self._told in self._early:
-            self._told += 1
-            heard = self._early.pop(self._told - 1)
-            if heard.HasField("end"):
-                self._lease.end()
-            # The next coordinator counts on whoever has come back to it: an earlier one lets nobody go any more.
-            if heard.HasField("dismiss") and self._followed and self._followed.incarnation < self._presented_to:
-                continue
-            self._view.heed(heard)
-        self._notify()
+    def _adopt(self, generation: Generation) -> None:
+        lowest, self._lowest_incarnation = self._lowest_incarnation, 0
+        super()._adopt(generation)
+        self._lowest_incarnation = lowest

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from quorate.coordinator.actions import Action, Refill
-from quorate.coordinator.events import ExitReported, MembershipEvent, Place, ResizeRequested, StopRequested
-from quorate.coordinator.terms import Roster
+from quorate.coordinator.events import ExitReported, MembershipEvent, ResizeRequested, StopRequested
+from quorate.coordinator.states import Handover
 from quorate.core.timing import Timing
+from quorate.core.worker_status import WorkerStatus
 from simulation.clock import Clock, Process
 from simulation.network import Network
 from simulation.simulated_coordinator import News, SimulatedCoordinator
@@ -95,7 +96,7 @@ class SimulatedSupervisor(Process):
 
     def _report(self, child: Child) -> None:
         signal = None if child.exit_code is not None else 9
-        event = ExitReported(child.slot, child.pid, "a", child.exit_code, signal, Place())
+        event = ExitReported(child.slot, child.pid, "a", child.exit_code, signal, WorkerStatus())
 
         def heed(actions: Sequence[Action]) -> None:
             self._present.pop((child.slot, child.pid), None)
@@ -107,11 +108,11 @@ class SimulatedSupervisor(Process):
 
     # --- the coordinator
 
-    def roster(self) -> Roster:
+    def handover(self) -> Handover:
         """Who is there, as the next coordinator is told."""
         starting = {process for process in self._present if self.clock.now < self._unconfirmed[process[1]]}
         awaited = self._expected | {slot for slot, _ in starting}
-        return Roster(frozenset(self._present) - starting, frozenset(awaited))
+        return Handover(frozenset(self._present) - starting, frozenset(awaited))
 
     def appoint(self, coordinator: SimulatedCoordinator) -> None:
         """Another coordinator has taken over: it has not heard of a stop yet."""

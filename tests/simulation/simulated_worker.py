@@ -1,22 +1,34 @@
-"""A worker of a simulation: it lives through generations as worker/process.py does, and trains as the loop does."""
+"""A worker of a simulation: the real session and membership; what is simulated is the training itself.
+
+It trains as the loop does, with frames to the other members in place of gradients, and a chain of digests in place of
+weights.
+"""
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quorate.coordinator.actions import EndJob
-from quorate.coordinator.events import Completed, StateReported
+from quorate.core.cursor import Cursor
 from quorate.core.digests import outvoted
-from quorate.core.errors import GenerationOver, LinkError, PeerLost, ReplicasDiffer
+from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.timing import Timing
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
 from quorate.observe.event import Event
-from simulation.clock import Clock
+from quorate.worker.membership import Registration
+from quorate.worker.membership_view import Dismissed, JobEnded
+from quorate.worker.outbox import Backlog
+from quorate.worker.session import WorkerSession
+from simulation.clock import Clock, Process
 from simulation.invariants import Referee
-from simulation.simulated_membership import JobOver, SimulatedMember, Surroundings, Turn, Wait
+from simulation.network import Network
+from simulation.simulated_coordinator import SimulatedCoordinator
+from simulation.simulated_membership import Habits, SimulatedLink, SimulatedMembership
 from simulation.simulated_memory import Segment, SimulatedMemory
 from simulation.task import BEGINNING, Contribution, Course, Holding, apply_evaluation, apply_step, contribute
+from simulation.threads import SimulatedRuntime
 
 BREAK = "break"
 SAVE_AND_BREAK = "save and break"
@@ -62,8 +74,36 @@ class Ground:
     paces: Paces = field(default_factory=Paces)
 
 
-class SimulatedWorker(SimulatedMember):
-    """One process in one place, from its start to its exit."""
+@dataclass
+class Surroundings:
+    """What is around every worker of a simulation, and who wants to know what becomes of it."""
+
+    network: Network
+    coordinator: SimulatedCoordinator
+    timing: Timing
+    on_exit: Callable[["SimulatedWorker"], None]
+    on_phase: Callable[["SimulatedWorker", str], None]
+    trace: Callable[[str], None]
+    habits: Habits = field(default_factory=Habits)
+
+
+@dataclass(frozen=True)
+class SimulatedConnection:
+    """A worker's links to the other members of a generation."""
+
+    worker: "SimulatedWorker"
+
+    def abort(self) -> None:
+        """Whoever waits for the others looks again."""
+        self.worker.notify()
+
+    def close(self) -> None:
+        """The others read the end of the file."""
+        self.worker.close_links()
+
+
+class SimulatedWorker(Process):
+    """One process in one place, from its start to its exit. It is what its session trains by."""
 
     def __init__(
         self,
@@ -75,10 +115,21 @@ class SimulatedWorker(SimulatedMember):
         holding: Holding | None,
         chance: random.Random,
     ) -> None:
+        super().__init__(clock, f"worker {slot}")
+        self.slot = slot
+        self.pid = pid
+        self.holding = holding or BEGINNING
+        self.exit_code: int | None = None
+        self.phase = ""
         self.is_dirty = False
         self.promised: GenerationId | None = None
+        self._around = around
+        self._habits = around.habits
+        self._network = around.network
+        self._timing = around.timing
         self._ground = ground
         self._chance = chance
+        self._is_flipped = False
         # What this generation has saved, and what this worker has written of it.
         self._saved: Holding | None = None
         self._written: Holding | None = None
@@ -87,79 +138,138 @@ class SimulatedWorker(SimulatedMember):
         self._broken: list[int] = []
         self._segment: Segment | None = None
         self._frames: dict[tuple[GenerationId, str, int], dict[int, Frame]] = {}
-        super().__init__(around, clock, slot, pid, holding or BEGINNING)
+        self._runtime = SimulatedRuntime(self)
+        self._changed = self._runtime.condition()
+        self._link = SimulatedLink(self, around.network, lambda: around.coordinator, self._runtime)
+        self._membership = SimulatedMembership(
+            self, self._link, around.timing, self._status, self._runtime, around.habits
+        )
+        self._backlog = Backlog(self._membership.publish, around.timing)
+        self._runtime.spawn("main", self._live)
 
-    def _live(self) -> Turn:
-        yield from self._sleep("build", self._ground.paces.build)
-        yield from self._register()
-        generation = None
-        while True:
-            generation = yield from self._await_generation(generation)
-            self._in, self._broken = generation, []
-            self._forget_frames_before(generation.id)
-            symptom, self._written = None, None
-            try:
-                if self.slot not in generation.behind:
-                    self._view.hold()
-                yield from self._meet(generation)
-                yield from self._align(generation)
-                self._view.hold()
-                ending = yield from self._train(generation)
-                if ending != BREAK and (yield from self._complete(generation, ending)):
-                    return
-            except LinkError as error:
-                if self._view.ended:
-                    raise JobOver from None
-                symptom = None if isinstance(error, GenerationOver) else Failure.of(error)
-                self._around.trace(f"worker {self.slot} leaves generation {generation.id}: {error}")
-            self._close_links()
-            yield from self._report_state(generation, symptom)
+    @property
+    def address(self) -> str:
+        """Where the others find it."""
+        return f"host:{self.pid}"
 
-    def _report_state(self, generation: Generation, symptom: Failure | None) -> Turn:
-        self._enter("regroup")
-        is_saved = self._written == self.holding
-        event = StateReported(self.slot, self.pid, generation.id, self.holding.cursor, symptom, is_saved)
-        self._view.leave(self.holding.cursor)
-        self.promised = generation.id
-        if not self._habits.keeps_promises:
-            yield from self._break_promise(generation, event)
-            return
-        reply = yield from self._call_until_answered(event)
-        while reply.is_recall:
-            returned: list[bool] = []
-            self._present_again(reply, lambda returned=returned: self._note(returned))  # type: ignore[misc]
-            yield from self._until(lambda returned=returned: bool(returned))  # type: ignore[misc]
-            self._check_coordinator_returns()
-            yield self._timing.heartbeat_every, False
-            reply = yield from self._call_until_answered(event)
-        if reply.is_refusal:
-            raise JobOver
+    def lease_remaining(self) -> float:
+        """Seconds for which it may act."""
+        return self._membership.lease_remaining()
 
-    def _note(self, what: list[bool]) -> None:
-        what.append(True)
-        self._notify()
+    # --- what befalls it
 
-    def _complete(self, generation: Generation, ending: str) -> Generator[Wait, None, bool]:
-        self._enter("complete")
-        result = {"ending": ending, "steps": self.holding.cursor.step}
-        event = Completed(self.slot, self.holding.digest, result, self.pid, generation.id)
-        reply = yield from self._call_until_answered(event)
-        if not reply.actions and not self._view.ended:
-            return False
-        if self._view.ended or any(isinstance(action, EndJob) and action.failure for action in reply.actions):
-            raise JobOver
-        return True
+    def flip(self) -> None:
+        """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
+        self._is_flipped = True
 
-    def _sleep(self, phase: str, seconds: float) -> Turn:
+    def ask_to_leave(self) -> None:
+        """As SIGTERM does."""
+        self._membership.ask_to_leave()
+
+    def lose_calls(self, coordinator: SimulatedCoordinator) -> None:
+        """The connection to a coordinator is broken."""
+        self._link.lose_calls(coordinator)
+
+    def lag_behind(self, coordinator: SimulatedCoordinator) -> None:
+        """Read what a coordinator has said only later."""
+        self._link.lag_behind(coordinator)
+
+    def lose_stream(self, coordinator: SimulatedCoordinator) -> None:
+        """Read what a coordinator has said last; nothing more comes from it."""
+        self._link.lose_stream(coordinator)
+
+    def die(self) -> None:
+        """Be killed: the kernel closes its sockets."""
+        if self.is_alive:
+            self._around.trace(f"worker {self.slot} (pid {self.pid}) dies in {self.phase}")
+            self._depart()
+
+    def end(self) -> None:
+        """The simulation is over: nothing of it stays behind."""
+        super().die()
+        self._runtime.end()
+
+    def _exit(self, code: int) -> None:
+        self._around.trace(f"worker {self.slot} (pid {self.pid}) exits with code {code}")
+        self.exit_code = code
+        self._depart()
+
+    def _depart(self) -> None:
+        self.close_links()
+        super().die()
+        self._runtime.end()
+        self._around.on_exit(self)
+
+    # --- its life
+
+    def _live(self) -> None:
+        """As worker/process.py has it."""
+        self._sleep("build", self._ground.paces.build)
+        try:
+            self._exit(self._run_session())
+        except ReplicasDiffer as error:
+            # Its word may be lost on the way; its exit code is told until it is heard.
+            self._membership.report_failure(Failure.of(error))
+            self._exit(DIVERGED)
+        except LinkError as error:
+            if not self._membership.ended:
+                self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
+                self._membership.report_failure(Failure.of(error))
+            self._exit(ENDED_WITH_THE_JOB if self._membership.ended else 1)
+
+    def _run_session(self) -> int:
+        self.enter("register")
+        try:
+            self._membership.register(Registration(self.slot, self.pid, "a", self.address, cursor=self.holding.cursor))
+            WorkerSession(self.slot, self, self._membership, self._backlog, self._write_status).complete()
+        except Dismissed:
+            return LEFT
+        except JobEnded:
+            self._membership.flush_last()
+            return ENDED_WITH_THE_JOB
+        return 0
+
+    def _status(self) -> WorkerStatus:
+        return WorkerStatus(self.holding.cursor.step + 1, self.phase)
+
+    def _write_status(self, step: int, phase: str, lane: int | None) -> None:
+        self.enter(phase)
+
+    def enter(self, phase: str) -> None:
+        """Begin with something else."""
+        self.phase = phase
+        self._around.on_phase(self, phase)
+
+    def notify(self) -> None:
+        """Something has changed: whoever waits for it looks."""
+        self._changed.notify_all()
+
+    def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(condition, seconds)
+
+    def _sleep(self, phase: str, seconds: float) -> None:
         """Be busy for about so long."""
-        self._enter(phase)
-        yield seconds * (0.5 + self._chance.random()), False
+        self.enter(phase)
+        self._runtime.sleep(seconds * (0.5 + self._chance.random()))
 
-    # --- a generation
+    # --- what its session calls
 
-    def _meet(self, generation: Generation) -> Turn:
+    @property
+    def cursor(self) -> Cursor:
+        """Where it stands."""
+        return self.holding.cursor
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it has written what it holds."""
+        return self._written == self.holding
+
+    def connect(self, generation: Generation) -> SimulatedConnection:
         """Find the others; who does not come in time is gone."""
-        self._enter("join")
+        self._in, self._broken, self._written = generation, [], None
+        self._forget_frames_before(generation.id)
+        self.enter("join")
         over = self.clock.now + self._timing.connect
         missing = self._linked()
         while missing:
@@ -167,67 +277,75 @@ class SimulatedWorker(SimulatedMember):
                 raise PeerLost(f"worker {missing[0]}", "it did not come")
             for peer in missing:
                 self._send(peer, Frame(generation.id, "hello", 0, self.slot, wish="answer"), is_connected=False)
-            yield from self._until(
-                lambda: self._is_over() or len(self._received(generation.id, "hello", 0)) == len(self._linked()),
+            self._until(
+                lambda: (
+                    self._membership.is_over or len(self._received(generation.id, "hello", 0)) == len(self._linked())
+                ),
                 self._timing.connect / 8,
             )
-            self._check_links()
+            self._membership.check_generation()
             missing = [peer for peer in self._linked() if peer not in self._received(generation.id, "hello", 0)]
         memory = self._ground.memory
         self._segment = memory.segment(generation.id) if memory and len(generation.members) > 1 else None
+        return SimulatedConnection(self)
 
-    def _align(self, generation: Generation) -> Turn:
+    def align(self, generation: Generation, connection: SimulatedConnection) -> None:
         """Have whoever is behind take up the state of the donor."""
         if not generation.behind:
             return
         donor = generation.members[generation.donor].worker
         if not self._habits.copies_from_the_furthest:
             donor = min(generation.members, key=lambda member: member.cursor).worker
-        self._enter("copy")
+        self.enter("copy")
         frame = Frame(generation.id, "copy", generation.cursor.step, self.slot, holding=self.holding)
-        frames = yield from self._exchange(frame)
+        frames = self._exchange(frame)
         if self.slot not in generation.behind:
             return
         self.is_dirty = True
-        yield from self._sleep("copy", self._ground.paces.copy)
+        self._sleep("copy", self._ground.paces.copy)
         self.holding = next(frame.holding for frame in frames if frame.worker == donor) or self.holding
         self.is_dirty = False
         self._around.trace(f"worker {self.slot} has copied step {self.holding.cursor.step} from worker {donor}")
         self._ground.referee.copied(self)
 
-    def _train(self, generation: Generation) -> Generator[Wait, None, str]:
-        """As the loop does; "complete", why it was asked to stop, or BREAK."""
+    def train(self, generation: Generation, connection: SimulatedConnection) -> str | None:
+        """As the loop does; "complete", why it was asked to stop, or None."""
         course = self._ground.course
         self._ground.referee.begins(self, generation)
         self._saved = None
-        yield from self._evaluate_if_due(generation)
+        self._evaluate_if_due(generation)
         if course.saves_at(self.holding.cursor):
-            yield from self._save(generation)
+            self._save(generation)
         while self.holding.cursor.step < course.steps:
-            wish = yield from self._step(generation)
+            wish = self._step(generation)
             if wish not in (None, BREAK, SAVE_AND_BREAK):
-                yield from self._save(generation)
+                self._save(generation)
                 return str(wish)
-            yield from self._evaluate_if_due(generation)
+            self._evaluate_if_due(generation)
             if course.saves_at(self.holding.cursor) or wish == SAVE_AND_BREAK:
-                yield from self._save(generation)
+                self._save(generation)
             if wish is not None:
-                return BREAK
-        yield from self._save(generation)
+                return None
+        self._save(generation)
         return COMPLETE
 
-    def _step(self, generation: Generation) -> Generator[Wait, None, str | None]:
+    def result(self, ending: str) -> tuple[str, dict[str, object]]:
+        """What it holds, and how it ended."""
+        self.enter("complete")
+        return self.holding.digest, {"ending": ending, "steps": self.holding.cursor.step}
+
+    def _step(self, generation: Generation) -> str | None:
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
         sound = self.holding
         if self._is_flipped and self._peers() and self._ground.referee.commits:
             self.holding = replace(sound, digest=f"{sound.digest}, but for a bit of worker {self.slot}")
         try:
-            parts = yield from self._compute(lanes)
-            self._check_lease()
-            self._enter("exchange")
+            parts = self._compute(lanes)
+            self._membership.check_lease()
+            self.enter("exchange")
             own = Frame(generation.id, "step", step, self.slot, parts, wish=self._wish(), digest=self.holding.digest)
-            frames = yield from self._exchange(own)
+            frames = self._exchange(own)
         except LinkError:
             # Nobody has seen the flip, and nobody may be left who could: that is not covered, so it comes another time.
             self.holding = sound
@@ -236,10 +354,11 @@ class SimulatedWorker(SimulatedMember):
         summed = self._sum(frames)
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
-            yield from self._exchange(Frame(generation.id, "summed", step, self.slot))
-        self._check_lease()
-        yield from self._apply(generation, frames, summed)
-        self._publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
+            self._exchange(Frame(generation.id, "summed", step, self.slot))
+        self._membership.check_lease()
+        self._apply(generation, frames, summed)
+        publish = self._backlog.publish if 0 in lanes else self._backlog.keep
+        publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
         return _strongest([frame.wish for frame in frames])
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
@@ -252,17 +371,17 @@ class SimulatedWorker(SimulatedMember):
 
     def _wish(self) -> str | None:
         """What it has been asked to do at the end of the step; all do it, or none."""
-        standing = self._view
-        if standing.stop or standing.save_requested:
-            return standing.stop or SAVE_AND_BREAK
-        return BREAK if standing.break_requested else None
+        membership = self._membership
+        if membership.stop_requested or membership.save_requested:
+            return membership.stop_requested or SAVE_AND_BREAK
+        return BREAK if membership.break_requested else None
 
-    def _compute(self, lanes: range) -> Generator[Wait, None, tuple[Contribution, ...]]:
+    def _compute(self, lanes: range) -> tuple[Contribution, ...]:
         """What these lanes contribute, as far as it is sent to the others."""
         parts = []
         for lane in lanes:
-            self._check_lease()
-            yield from self._sleep("compute", self._ground.paces.lane)
+            self._membership.check_lease()
+            self._sleep("compute", self._ground.paces.lane)
             part = contribute(self.holding, lane)
             if self._segment is None:
                 parts.append(part)
@@ -276,75 +395,63 @@ class SimulatedWorker(SimulatedMember):
             return list(self._segment.values())
         return [part for frame in frames for part in frame.parts]
 
-    def _apply(self, generation: Generation, frames: Sequence[Frame], parts: Sequence[Contribution]) -> Turn:
+    def _apply(self, generation: Generation, frames: Sequence[Frame], parts: Sequence[Contribution]) -> None:
         self._ground.referee.applies(self, generation, [frame.generation for frame in frames], parts)
         self.is_dirty = True
-        self._enter("apply")
+        self.enter("apply")
         seconds = self._ground.paces.apply * (0.5 + self._chance.random())
         if self._habits.finishes_applying:
-            yield seconds, False
+            self._runtime.sleep(seconds)
         else:
-            yield from self._apply_half(seconds)
+            self._apply_half(seconds)
         self.holding = apply_step(self.holding, parts)
         self.is_dirty = False
         self._ground.referee.completed(self)
 
-    def _evaluate_if_due(self, generation: Generation) -> Turn:
+    def _evaluate_if_due(self, generation: Generation) -> None:
         if self._ground.course.evaluates_at(self.holding.cursor):
-            self._enter("evaluation")
-            yield from self._exchange(Frame(generation.id, "evaluation", self.holding.cursor.step, self.slot))
+            self.enter("evaluation")
+            self._exchange(Frame(generation.id, "evaluation", self.holding.cursor.step, self.slot))
             self.holding = apply_evaluation(self.holding)
             self._ground.referee.completed(self)
 
-    def _save(self, generation: Generation) -> Turn:
+    def _save(self, generation: Generation) -> None:
         """All compare what they hold; the one that hosts lane 0 writes."""
         if self._saved == self.holding:
             return
-        self._enter("checkpoint")
-        yield from self._exchange(Frame(generation.id, "share", self.holding.cursor.step, self.slot))
+        self.enter("checkpoint")
+        self._exchange(Frame(generation.id, "share", self.holding.cursor.step, self.slot))
         self._saved = self.holding
         if generation.members[0].worker == self.slot:
-            yield from self._sleep("checkpoint", self._ground.paces.write)
-            self._check_lease()
+            self._sleep("checkpoint", self._ground.paces.write)
+            self._membership.check_lease()
             self._ground.referee.commits_checkpoint(self, generation)
             self._written = self.holding
 
     # --- mistakes, for those who have not the habits
 
-    def _break_promise(self, generation: Generation, event: StateReported) -> Turn:
-        """Report, and still take the step that was under way if its last frame comes."""
-        self._ask(event, self._timing.failure_timeout)
+    def break_promise(self, generation: Generation) -> None:
+        """Still take the step that was under way, if its last frame comes."""
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
         parts = tuple(contribute(self.holding, lane) for lane in lanes) if self._segment is None else ()
         frames = self._received(generation.id, "step", step)
 
         def is_latest() -> bool:
-            return self._view.generation_id == generation.id
+            return self._membership.generation_id == generation.id
 
-        yield from self._until(lambda: not is_latest() or len(frames) == len(self._peers()), 0.5)
+        self._until(lambda: not is_latest() or len(frames) == len(self._peers()), 0.5)
         if self._peers() and is_latest() and len(frames) == len(self._peers()):
             whole = [Frame(generation.id, "step", step, self.slot, parts), *frames.values()]
-            yield from self._apply(generation, whole, self._sum(whole))
-        yield from self._call_until_answered(event)
+            self._apply(generation, whole, self._sum(whole))
 
-    def _apply_half(self, seconds: float) -> Turn:
+    def _apply_half(self, seconds: float) -> None:
         """Leave in the middle of an update when the generation is over, and count the step as done."""
-        yield from self._until(self._is_over, seconds)
-        if self._is_over():
+        self._until(lambda: self._membership.is_over, seconds)
+        if self._membership.is_over:
             self.holding = Holding(self.holding.cursor.trained(), f"half of what follows {self.holding.digest}")
             self.is_dirty = False
-            self._check_links()
-
-    # --- leases
-
-    def _check_lease(self) -> None:
-        self._check_links()
-        self._check_coordinator()
-
-    def _check_links(self) -> None:
-        """Raise when a link is closed, by whoever has closed it."""
-        self._view.check()
+            self._membership.check_generation()
 
     # --- frames
 
@@ -365,10 +472,10 @@ class SimulatedWorker(SimulatedMember):
     def _received(self, generation: GenerationId, kind: str, step: int) -> dict[int, Frame]:
         return self._frames.setdefault((generation, kind, step), {})
 
-    def _exchange(self, own: Frame) -> Generator[Wait, None, list[Frame]]:
+    def _exchange(self, own: Frame) -> list[Frame]:
         """Have everybody's frame come to everybody; in lane order."""
         count = len(self._peers())
-        self._check_links()
+        self._membership.check_generation()
         frames = self._received(own.generation, own.kind, own.step)
         passed_on: set[int] = set()
         self._pass_on(own)
@@ -379,14 +486,14 @@ class SimulatedWorker(SimulatedMember):
                     self._pass_on(frame)
             if len(frames) == count:
                 break
-            yield from self._until(
-                lambda: len(frames) > len(passed_on) or self._is_over() or bool(self._broken),
-                max(self._lease.remaining(), self._timing.heartbeat_every),
+            self._until(
+                lambda: len(frames) > len(passed_on) or self._membership.is_over or bool(self._broken),
+                max(self._membership.lease_remaining(), self._timing.heartbeat_every),
             )
-            self._check_links()
+            self._membership.check_generation()
             if len(frames) < count and self._broken:
                 raise PeerLost(f"worker {self._broken[0]}", "the link is broken")
-            self._check_coordinator()
+            self._membership.check_lease()
         # A frame is gone when it has been read.
         self._frames.pop((own.generation, own.kind, own.step), None)
         return sorted([own, *frames.values()], key=lambda frame: frame.worker)
@@ -424,16 +531,16 @@ class SimulatedWorker(SimulatedMember):
         is_met = self._in is not None and self._in.id == generation and frame.worker in self._peers()
         if frame.kind == "hello" and frame.wish == "answer" and is_met:
             self._send(frame.worker, Frame(generation, "hello", 0, self.slot), is_connected=False)
-        self._notify()
+        self.notify()
 
     def _lose_link(self, generation: GenerationId, peer: int) -> None:
         if self._in is not None and self._in.id == generation and self.promised != generation:
             self._broken.append(peer)
-            self._notify()
+            self.notify()
 
-    def _close_links(self) -> None:
+    def close_links(self) -> None:
         """The others read the end of the file, if it reaches them."""
-        if self._in is None:
+        if self._in is None or not self.is_alive:
             return
         for peer in self._linked():
             target = self._ground.workers[peer]

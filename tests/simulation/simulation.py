@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordLoss
-from quorate.coordinator.decision import Decision
 from quorate.coordinator.membership import start
-from quorate.coordinator.states import Ended, State
+from quorate.coordinator.states import Decision, Ended, JobSettings, State
 from quorate.coordinator.succession import succeed
-from quorate.coordinator.terms import Terms
 from quorate.core.seeds import derive_seed
 from simulation.clock import Clock, HostClock, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
@@ -20,10 +18,9 @@ from simulation.network import Network, Weather
 from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
 from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator, events_in
 from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault
-from simulation.simulated_membership import SimulatedMember, Surroundings
 from simulation.simulated_memory import SimulatedMemory
 from simulation.simulated_supervisor import SimulatedSupervisor
-from simulation.simulated_worker import Ground, SimulatedWorker
+from simulation.simulated_worker import Ground, SimulatedWorker, Surroundings
 
 PATIENCE = 150.0
 """Seconds of calm after which a job that has not ended never will."""
@@ -90,9 +87,10 @@ class Simulation:
         self._network = Network(self._clock, self._random("network"))
         self._referee = Referee(course, self._clock)
         self._workers: dict[int, SimulatedWorker] = {}
+        self._started: list[SimulatedWorker] = []
         self._event_log = EventLog()
         office = self._office(self._scenario.workers, 1)
-        coordinator = SimulatedCoordinator(office, start(office.terms, office.clock.now))
+        coordinator = SimulatedCoordinator(office, start(office.settings, office.clock.now))
         self._around = Surroundings(
             network=self._network,
             coordinator=coordinator,
@@ -126,6 +124,9 @@ class Simulation:
         except InvariantBroken as error:
             broken = str(error)
             self._note(broken)
+        finally:
+            for worker in self._started:
+                worker.end()
         return Verdict(
             self._seed,
             self._without,
@@ -162,8 +163,8 @@ class Simulation:
         state = self._coordinator.state
         if isinstance(state, Ended):
             return
-        is_calm = self._clock.now > self._scenario.calm_from and state.crew.stop is None
-        places = range(state.crew.wanted + state.crew.terms.spares)
+        is_calm = self._clock.now > self._scenario.calm_from and state.members.stop is None
+        places = range(state.members.wanted + state.members.settings.spares)
         self._referee.sees_empty(self._supervisor.empty_places(places) if is_calm else [])
         self._clock.after(1.0, self._look_at_places)
 
@@ -179,10 +180,11 @@ class Simulation:
             self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
         )
         self._workers[slot] = worker
+        self._started.append(worker)
         self._referee.started(worker)
         return worker
 
-    def _on_exit(self, worker: SimulatedMember) -> None:
+    def _on_exit(self, worker: SimulatedWorker) -> None:
         self._deaths += 1
         self._supervisor.reap(worker)
 
@@ -192,7 +194,7 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         return Office(
             self._host_clock("launcher"),
-            Terms(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
+            JobSettings(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
             self._mutant.decide,
             self._event_log,
             self,
@@ -241,13 +243,15 @@ class Simulation:
 
     def _bury(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
         """A coordinator dies: its connections break, and after a while another takes its place."""
-        for worker in self._workers.values():
+        lags = [self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random() for _ in self._workers]
+        if self._chance.random() < 0.5:
+            lags = [max(lags)] * len(lags)  # as where its host is slow to close what it has said it over
+        for worker, lag in zip(self._workers.values(), lags, strict=True):
             self._clock.after(
                 0.001 * self._chance.random(), partial(worker.do, partial(worker.lose_calls, coordinator))
             )
             # What it has said last may still lie unread in a worker that calls the next one already.
             worker.lag_behind(coordinator)
-            lag = self._chance.choice((0.0, 0.001, 0.3, 0.6)) * self._chance.random()
             self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
         self._clock.after(seconds, partial(self._succeed, coordinator))
 
@@ -258,10 +262,10 @@ class Simulation:
         incarnation = before.incarnation + (1 if self._mutant.counts_incarnations else 0)
         office = self._office(self._supervisor.workers, incarnation)
         told = self._event_log
-        roster = replace(self._supervisor.roster(), has_begun=told.has_begun, is_condemned=told.is_condemned)
-        self._note(f"a coordinator takes over as incarnation {incarnation}: {roster}")
+        handover = replace(self._supervisor.handover(), has_begun=told.has_begun, is_condemned=told.is_condemned)
+        self._note(f"a coordinator takes over as incarnation {incarnation}: {handover}")
         end = self._event_log.end
-        state: State = Ended(end.failure, end.result) if end else succeed(office.terms, roster, office.clock.now)
+        state: State = Ended(end.failure, end.result) if end else succeed(office.settings, handover, office.clock.now)
         self._around.coordinator = SimulatedCoordinator(office, state)
         self._supervisor.appoint(self._coordinator)
 
@@ -271,7 +275,7 @@ class Simulation:
         """Every fault with its number."""
         return [one for one in enumerate(self._scenario.faults) if one[0] not in self._without]
 
-    def _due_at(self, event: str, worker: SimulatedMember | None = None) -> list[tuple[int, SimulatedFault]]:
+    def _due_at(self, event: str, worker: SimulatedWorker | None = None) -> list[tuple[int, SimulatedFault]]:
         """The faults that have waited for this to happen, and whose turn it is."""
         due = []
         for number, fault in self._waiting.get(event, ()):
@@ -283,13 +287,13 @@ class Simulation:
                     due.append((number, fault))
         return due
 
-    def _on_phase(self, worker: SimulatedMember, phase: str) -> None:
+    def _on_phase(self, worker: SimulatedWorker, phase: str) -> None:
         events = (phase, REBUILD) if phase == "build" and self._event_log.has_begun else (phase,)
         for event in events:
             for number, fault in self._due_at(event, worker):
                 self._befall_soon(number, fault, worker)
 
-    def _befall_soon(self, number: int, fault: SimulatedFault, worker: SimulatedMember | None = None) -> None:
+    def _befall_soon(self, number: int, fault: SimulatedFault, worker: SimulatedWorker | None = None) -> None:
         moment = self._chance.choice((0.0, 0.001, 0.01, 0.05)) * self._chance.random()
         self._clock.after(moment, partial(self._befall, number, fault, worker))
 
@@ -303,7 +307,7 @@ class Simulation:
         decided = {kind for kind in DECISIONS if now - self._decided.get(kind, -RECENT) < RECENT}
         self._pairs |= {(event, fault.kind) for event in phases | decided}
 
-    def _whom(self, fault: SimulatedFault, met: SimulatedMember | None) -> Sequence[SimulatedMember]:
+    def _whom(self, fault: SimulatedFault, met: SimulatedWorker | None) -> Sequence[SimulatedWorker]:
         """Whom a fault befalls; `met`: who has come to what it waited for."""
         if not fault.whom:
             return [met or self._workers[fault.worker]]
@@ -319,7 +323,7 @@ class Simulation:
             return [max(alive, key=lambda worker: worker.pid)]
         return [self._chance.choice(others)]
 
-    def _befall(self, number: int, fault: SimulatedFault, met: SimulatedMember | None = None) -> None:
+    def _befall(self, number: int, fault: SimulatedFault, met: SimulatedWorker | None = None) -> None:
         self._note_befallen(number, fault)
         match fault.kind:
             case "kill" | "stop" | "term" | "cut" | "link" | "flip":
@@ -339,7 +343,7 @@ class Simulation:
             case _:
                 self._supervisor.ask_to_stop("interrupted")
 
-    def _befall_worker(self, fault: SimulatedFault, worker: SimulatedMember) -> None:
+    def _befall_worker(self, fault: SimulatedFault, worker: SimulatedWorker) -> None:
         match fault.kind:
             case "kill":
                 worker.die()

@@ -23,12 +23,13 @@ from quorate.core.errors import DivergedError, FrameError, GenerationOver, Lease
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
+from quorate.core.worker_status import WorkerStatus
 from quorate.observe.event import Event
-from quorate.worker.lease import Lease
-from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.coordinator_link import GrpcLink
+from quorate.worker.heartbeats import Lease
+from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import JobEnded
 from quorate.worker.outbox import Outbox
-from quorate.worker.registration import Registration
 
 
 def registration(slot: int, **facts: str) -> Registration:
@@ -47,7 +48,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 def joined(served: Served, *, failure_timeout: float = 5.0, workers: int = 1) -> Iterator[list[Membership]]:
     """Members of a generation, closed at the end."""
     members = [
-        Membership(served.address, TOKEN, Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
+        Membership(GrpcLink(served.address, TOKEN), Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
         for _ in range(workers)
     ]
     try:
@@ -118,7 +119,8 @@ def test_unequal_digests_end_the_generation_for_everyone(tmp_path: Path) -> None
 def test_a_worker_with_other_facts_is_refused_and_the_others_hear_of_it(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         first, second = (
-            Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "joining")) for _ in range(2)
+            Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, "joining"))
+            for _ in range(2)
         )
         try:
             first.register(registration(0, canary="1"))
@@ -136,7 +138,8 @@ def test_a_worker_with_other_facts_is_refused_and_the_others_hear_of_it(tmp_path
 def test_a_taken_place_is_refused(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         first, second = (
-            Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "joining")) for _ in range(2)
+            Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, "joining"))
+            for _ in range(2)
         )
         try:
             first.register(registration(0))
@@ -199,35 +202,35 @@ def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path:
         wait_until(lambda: members[0].ended)
         for step in (1, 2):
             members[0].publish(Event("step", step))
-        members[0].tell_all()  # or a checkpoint of them could not be committed
+        members[0].flush()  # or a checkpoint of them could not be committed
         assert served.kinds() == ["generation", "failure", "step", "step"]
         members[0].publish(Event("step", 3))
-        members[0].tell_the_rest()
+        members[0].flush_last()
         assert served.kinds()[-3:] == ["step", "step", "step"]
 
 
 def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
-        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
         member.report_failure(Failure("UserCodeError", "no"))
         wait_until(lambda: member.ended)
     try:
         member.publish(Event("step", 1))
         with pytest.raises(JobEnded):
-            member.tell_all()
+            member.flush()
     finally:
         member.close()
 
 
 def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
-        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
     try:
         member.publish(Event("step", 1))
         begun = time.monotonic()
-        member.tell_the_rest()
+        member.flush_last()
         assert time.monotonic() - begun < 1.0
     finally:
         member.close()
@@ -260,7 +263,7 @@ def test_steps_that_every_worker_tells_are_written_once(tmp_path: Path) -> None:
 
 def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, failure_timeout=0.5) as served:
-        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(0, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(0.5), lambda: WorkerStatus(0, ""))
         begun = time.monotonic()
         member.register(registration(0))
         # A lease is 0.4 s: one that ends more than a second after the start was renewed.
@@ -277,7 +280,7 @@ def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: P
 
 def test_waiting_for_a_generation_ends_with_the_lease(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, failure_timeout=0.5) as served:
-        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(0, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(0.5), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
     try:
         with pytest.raises(LeaseExpired):
@@ -288,7 +291,7 @@ def test_waiting_for_a_generation_ends_with_the_lease(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
-        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(3, ""))
         member.register(registration(0))
         member.await_generation()
     try:
@@ -303,7 +306,7 @@ def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path:
 
 def test_a_generation_of_an_earlier_coordinator_is_not_adopted(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, incarnation=7) as served:
-        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(3, ""))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(3, ""))
         member.register(registration(0))
         member.await_generation()
     try:
@@ -343,9 +346,9 @@ def test_lease_counts_from_the_sending() -> None:
 
 def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
     outbox = Outbox()
-    outbox.put(Event("log", fields={"n": 1}, time=0.0))
+    outbox.publish(Event("log", fields={"n": 1}, time=0.0))
     batch = outbox.next_batch()
-    outbox.put(Event("log", fields={"n": 2}, time=0.0))
+    outbox.publish(Event("log", fields={"n": 2}, time=0.0))
     assert outbox.next_batch() == batch
     assert not outbox.is_empty()
     outbox.answered()
@@ -358,8 +361,8 @@ def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
 def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> None:
     outbox = Outbox()
     for _ in range(10):
-        outbox.put(Event("log", fields={"text": "x" * 200_000}))
-    outbox.put(Event("log", fields={"text": "x" * 10_000_000}))
+        outbox.publish(Event("log", fields={"text": "x" * 200_000}))
+    outbox.publish(Event("log", fields={"text": "x" * 10_000_000}))
     sizes = []
     while not outbox.is_empty():
         sizes.append(len(outbox.next_batch().lines))
@@ -369,7 +372,7 @@ def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> Non
 
 def test_a_wrong_token_is_turned_away(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
-        member = Membership(served.address, "wrong", Timing(5.0), lambda: WorkerStatus(0, ""))
+        member = Membership(GrpcLink(served.address, "wrong"), Timing(5.0), lambda: WorkerStatus(0, ""))
         try:
             with pytest.raises(FrameError, match="is another job's: it does not take this job's token"):
                 member.register(registration(0))
@@ -378,7 +381,7 @@ def test_a_wrong_token_is_turned_away(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_is_not_there_is_an_error_in_time() -> None:
-    member = Membership("127.0.0.1:1", TOKEN, Timing(0.1), lambda: WorkerStatus(0, ""))
+    member = Membership(GrpcLink("127.0.0.1:1", TOKEN), Timing(0.1), lambda: WorkerStatus(0, ""))
     try:
         with pytest.raises(LinkError, match=r"the coordinator at 127\.0\.0\.1:1 does not answer"):
             member.register(registration(0))
@@ -418,15 +421,16 @@ def test_importing_starts_no_thread_so_that_a_worker_may_be_forked_afterwards() 
 FORKING = """
 import os, sys
 from quorate.core.timing import Timing
-from quorate.worker.membership import Membership, WorkerStatus
-from quorate.worker.registration import Registration
+from quorate.worker.coordinator_link import GrpcLink
+from quorate.core.phases import WorkerStatus
+from quorate.worker.membership import Membership, Registration
 
 address, token = sys.argv[1:]
 children = []
 for slot in range(2):
     children.append(os.fork())
     if children[-1] == 0:
-        membership = Membership(address, token, Timing(5.0), lambda: WorkerStatus(0, ""))
+        membership = Membership(GrpcLink(address, token), Timing(5.0), lambda: WorkerStatus(0, ""))
         membership.register(Registration(slot, os.getpid(), "a", "127.0.0.1:1"))
         membership.await_generation()
         membership.complete("digest", {})
@@ -445,7 +449,7 @@ def test_workers_may_be_forked_from_a_process_that_imported_all_this(tmp_path: P
 
 
 def _work(address: str, failure_timeout: float, ready: Connection) -> None:
-    member = Membership(address, TOKEN, Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
+    member = Membership(GrpcLink(address, TOKEN), Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
     member.register(Registration(1, os.getpid(), "a", "127.0.0.1:5001", {}, {"w": "1"}))
     member.await_generation()
     ready.send("working")
@@ -474,7 +478,7 @@ def worker_process(served: Served, failure_timeout: float, member: Membership) -
 
 def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, failure_timeout=0.5) as served, supervising(served) as supervisor:
-        member = Membership(served.address, TOKEN, Timing(0.5), lambda: WorkerStatus(17, "exchange"))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(0.5), lambda: WorkerStatus(17, "exchange"))
         try:
             with worker_process(served, 0.5, member) as pid:
                 os.kill(pid, signal.SIGSTOP)
@@ -491,7 +495,7 @@ def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(t
 def test_a_worker_that_is_killed_at_step_17_is_told_by_its_exit_and_not_by_its_broken_link(tmp_path: Path) -> None:
     symptom = Failure("PeerLost", "worker 1 (127.0.0.1:5001) is gone: end of file")
     with serve(tmp_path, workers=2) as served, supervising(served) as supervisor:
-        member = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(17, "exchange"))
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(17, "exchange"))
         try:
             with worker_process(served, 5.0, member) as pid:
                 os.kill(pid, signal.SIGKILL)
@@ -578,7 +582,7 @@ def test_a_newcomer_is_announced_for_the_next_boundary_and_joins_there(tmp_path:
         alone = members[0].await_generation(after=first)
         assert not members[0].break_requested
 
-        newcomer = Membership(served.address, TOKEN, Timing(5.0), lambda: WorkerStatus(0, "join"))
+        newcomer = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, "join"))
         try:
             newcomer.register(replace(registration(1), pid=99, ring_address="127.0.0.1:6001"))
             wait_until(lambda: members[0].break_requested)

@@ -49,15 +49,15 @@ def current(view: MembershipView) -> Generation | None:
 
 
 def test_a_newer_generation_is_taken_over_and_an_older_one_is_not(view: MembershipView) -> None:
-    view.heed(formed(generation(2)))
-    view.heed(formed(generation(1)))
+    view.handle(formed(generation(2)))
+    view.handle(formed(generation(1)))
     assert current(view) == generation(2)
-    view.heed(formed(generation(1, incarnation=2)))
+    view.handle(formed(generation(1, incarnation=2)))
     assert current(view) == generation(1, incarnation=2)
 
 
 def test_a_generation_with_another_process_in_our_place_is_not_ours(view: MembershipView) -> None:
-    view.heed(formed(generation(1, address="127.0.0.1:9")))
+    view.handle(formed(generation(1, address="127.0.0.1:9")))
     assert current(view) is None
 
 
@@ -65,30 +65,30 @@ def test_whoever_waits_for_a_generation_gets_it(view: MembershipView) -> None:
     heard: list[Generation] = []
     waiting = threading.Thread(target=lambda: heard.append(view.await_generation(None, lambda: None, 5.0)))
     waiting.start()
-    view.heed(formed(generation(1)))
+    view.handle(formed(generation(1)))
     waiting.join(5)
     assert heard == [generation(1)]
 
 
 def test_a_generation_that_is_over_closes_its_links_once_it_has_some(view: MembershipView) -> None:
     closed: list[str] = []
-    view.heed(formed(generation(1)))
+    view.handle(formed(generation(1)))
     view.close_when_over(generation(1), lambda: closed.append("first"))
-    view.heed(regroup(generation(1), at_boundary=True))
+    view.handle(regroup(generation(1), at_boundary=True))
     assert (closed, view.break_requested) == ([], True)
     view.check()
-    view.heed(regroup(generation(1), at_boundary=False))
+    view.handle(regroup(generation(1), at_boundary=False))
     assert closed == ["first"]
     with pytest.raises(GenerationOver):
         view.check()
-    view.heed(formed(generation(2)))
+    view.handle(formed(generation(2)))
     view.check()
     assert not view.break_requested
 
 
 def test_the_end_of_the_job_is_told_to_whoever_asks(view: MembershipView) -> None:
     failure = Failure("UserCodeError", "no")
-    view.heed(pb.Directive(end=pb.EndDirective(failure=encode_failure(failure))))
+    view.handle(pb.Directive(end=pb.EndDirective(failure=encode_failure(failure))))
     with pytest.raises(JobEnded, match="no"):
         view.check()
     with pytest.raises(JobEnded, match="no"):
@@ -100,35 +100,35 @@ class TestPosition:
         assert view.present(2) == Position(None, Cursor(7), has_left=True, has_trained=False)
 
     def test_at_work(self, view: MembershipView) -> None:
-        view.heed(formed(generation(1)))
+        view.handle(formed(generation(1)))
         view.hold()
         assert view.present(2) == Position(generation(1), Cursor(), has_left=False, has_trained=True)
 
     def test_between_two_generations(self, view: MembershipView) -> None:
-        view.heed(formed(generation(1)))
+        view.handle(formed(generation(1)))
         view.leave(Cursor(9))
         assert view.present(2) == Position(generation(1), Cursor(9), has_left=True, has_trained=False)
 
     def test_what_was_told_holds_against_a_late_word_of_the_coordinator_before(self, view: MembershipView) -> None:
-        view.heed(formed(generation(1)))
+        view.handle(formed(generation(1)))
         view.leave(Cursor(9))
         told = view.present(2)
-        view.heed(formed(generation(2)))
+        view.handle(formed(generation(2)))
         assert view.present(2) == told
-        view.heed(formed(generation(1, incarnation=2)))
+        view.handle(formed(generation(1, incarnation=2)))
         assert view.present(2).generation == generation(1, incarnation=2)
 
     def test_coming_back_twice_to_the_same_one_does_not_make_it_deaf(self, view: MembershipView) -> None:
         view.present(2)
         view.present(2)
-        view.heed(formed(generation(1, incarnation=2)))
+        view.handle(formed(generation(1, incarnation=2)))
         assert view.present(2).generation == generation(1, incarnation=2)
 
     def test_whom_the_others_have_left_out_holds_what_they_leave_behind(self, view: MembershipView) -> None:
-        view.heed(formed(generation(1)))
+        view.handle(formed(generation(1)))
         view.hold()
         view.leave(Cursor(9))
-        view.heed(formed(generation(2, address="127.0.0.1:9")))
+        view.handle(formed(generation(2, address="127.0.0.1:9")))
         assert not view.present(2).has_trained
 
     @pytest.mark.parametrize(("incarnation", "goes"), [(1, False), (2, True)])
@@ -137,7 +137,7 @@ class TestPosition:
     ) -> None:
         view.present(2)
         dismissal = pb.DismissDirective(worker=0, pid=4711, incarnation=incarnation)
-        view.heed(pb.Directive(dismiss=dismissal))
+        view.handle(pb.Directive(dismiss=dismissal))
         expected: type[Exception] = Dismissed if goes else TimeoutError
 
         def give_up() -> None:
@@ -153,31 +153,31 @@ class TestPosition:
 
 
 def test_a_wish_for_a_checkpoint_is_fulfilled_once_however_often_it_is_told(view: MembershipView) -> None:
-    view.heed(formed(generation(1)))
+    view.handle(formed(generation(1)))
     assert not is_asked(view)
-    view.heed(wish(generation(1), "a"))
+    view.handle(wish(generation(1), "a"))
     assert is_asked(view)
     view.save_begun()
-    view.heed(wish(generation(1), "a"))
+    view.handle(wish(generation(1), "a"))
     assert not is_asked(view), "it was told again, since the connection broke"
-    view.heed(wish(generation(1), "b"))
+    view.handle(wish(generation(1), "b"))
     assert is_asked(view)
 
 
 def test_in_another_generation_a_checkpoint_is_wished_for_anew(view: MembershipView) -> None:
-    view.heed(formed(generation(1)))
-    view.heed(wish(generation(1), "a"))
-    view.heed(formed(generation(2)))
-    view.heed(wish(generation(1), "b"))
+    view.handle(formed(generation(1)))
+    view.handle(wish(generation(1), "a"))
+    view.handle(formed(generation(2)))
+    view.handle(wish(generation(1), "b"))
     assert not is_asked(view)
-    view.heed(wish(generation(2), "a"))
+    view.handle(wish(generation(2), "a"))
     assert is_asked(view)
 
 
 def test_only_who_hosts_the_first_lane_has_the_others_save() -> None:
     other = MembershipView()
     other.join(1, 4712, THERE, Cursor(7))
-    other.heed(formed(generation(1)))
-    other.heed(wish(generation(1), "a"))
+    other.handle(formed(generation(1)))
+    other.handle(wish(generation(1), "a"))
     assert current(other) == generation(1)
     assert not is_asked(other)

@@ -1,7 +1,7 @@
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE, Pace
 from quorate.training.activity import Activity
 from quorate.wire.proto.codec import decode_pace, encode_pace
-from quorate.worker.pace import PaceMeter
+from quorate.worker.heartbeats import PaceMeter
 
 
 def seconds(data: float, compute: float, apply: float) -> dict[str, float]:

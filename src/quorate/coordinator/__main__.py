@@ -21,11 +21,9 @@ from typing import Any
 from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
-from quorate.coordinator.server import CoordinatorServer
-from quorate.coordinator.service import CoordinatorService
-from quorate.coordinator.states import State
+from quorate.coordinator.service import CoordinatorServer, CoordinatorService
+from quorate.coordinator.states import Handover, JobSettings, State
 from quorate.coordinator.succession import ended_as_told, succeed
-from quorate.coordinator.terms import Roster, Terms
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
@@ -94,7 +92,7 @@ async def _serve(appointment: Appointment) -> None:
     run = RunFolder(Path(appointment.run))
     timing = Timing(appointment.failure_timeout)
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
-    terms = Terms(
+    settings = JobSettings(
         run.next_incarnation(above=_incarnation_elsewhere(run)),
         appointment.lanes,
         appointment.workers,
@@ -107,7 +105,7 @@ async def _serve(appointment: Appointment) -> None:
     earlier = EventTail(run.events_file)
     earlier.read_lines()  # what an earlier part of the run has told is not news
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
-        service = CoordinatorService(terms, event_log, _begin(terms, event_log, appointment.roster))
+        service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(server.address, appointment.token)
@@ -129,21 +127,21 @@ def _incarnation_elsewhere(run: RunFolder) -> int:
         return 0
 
 
-def _begin(terms: Terms, event_log: EventLog, roster: dict[str, Any] | None) -> State:
+def _begin(settings: JobSettings, event_log: EventLog, roster: dict[str, Any] | None) -> State:
     """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
     if roster is None:
-        return start(terms, time.monotonic())
+        return start(settings, time.monotonic())
     recalled = event_log.recall(roster["events_from"])
     if recalled.end is not None:
         return ended_as_told(recalled.end)
     if recalled.workers is not None:
-        terms = replace(terms, workers=recalled.workers)
+        settings = replace(settings, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
-    event_log.coordinator_replaced(terms.incarnation, len(present))
+    event_log.coordinator_replaced(settings.incarnation, len(present))
     # The launcher may not have read yet what the one before has written last.
     has_begun = roster["has_begun"] or recalled.has_begun
-    told = Roster(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)
-    return succeed(terms, told, time.monotonic())
+    told = Handover(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)
+    return succeed(settings, told, time.monotonic())
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:

@@ -7,20 +7,7 @@ from typing import Any
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
-from quorate.core.worker_status import Pace, Position
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far a worker was last known to be, and what it was doing.
-
-    `moves` is another number whenever it has come any further, and `waits_for` is who or what it waits for.
-    """
-
-    step: int | None = None
-    phase: str = ""
-    moves: int = 0
-    waits_for: str = ""
+from quorate.core.worker_status import Pace, Position, WorkerStatus
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,7 @@ class HeartbeatReceived:
     worker: int
     generation: GenerationId
     sequence: int
-    place: Place
+    status: WorkerStatus
     events: tuple[str, ...] = ()
     pid: int = 0
     # It has been asked to leave, by whoever owns its machine.
@@ -105,7 +92,7 @@ class ExitReported:
     host: str
     exit_code: int | None
     signal: int | None
-    place: Place
+    status: WorkerStatus
     reading: Reading | None = None
 
 

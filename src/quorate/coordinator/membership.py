@@ -9,8 +9,19 @@ avoided (weak_links.py). What user code raises ends the job.
 from dataclasses import replace
 from typing import assert_never
 
-from quorate.coordinator.actions import RecordEvents, Refuse
-from quorate.coordinator.decision import Decision
+from quorate.coordinator.actions import (
+    EndJob,
+    Expel,
+    RecordEvents,
+    RecordLoss,
+    RecordResize,
+    Refuse,
+    Regroup,
+    RelaySave,
+    RelayStop,
+    Warn,
+)
+from quorate.coordinator.autopsy import WORKER_LOST, autopsy_of_launcher, autopsy_of_no_return, autopsy_of_silence
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -25,21 +36,36 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
-from quorate.coordinator.hearing import complete, hear, promise
-from quorate.coordinator.joining import register
-from quorate.coordinator.losing import report, see_exit
-from quorate.coordinator.states import Active, Crew, Ended, Forming, State
-from quorate.coordinator.terms import Terms
-from quorate.coordinator.waiting import tick
-from quorate.coordinator.wishes import lose_launcher, resize, save, stop
+from quorate.coordinator.forming import end, form_if_ready
+from quorate.coordinator.losses import fill_place, lose, on_exit_reported, on_failure_reported
+from quorate.coordinator.places import call_together, expel, resized
+from quorate.coordinator.reports import on_completed, on_heartbeat, on_registered, on_state_reported
+from quorate.coordinator.stall import Stall, autopsy_of_hangs, count_hang, find_stall, limit_words, stall_limit
+from quorate.coordinator.states import (
+    Active,
+    Decision,
+    Ended,
+    Forming,
+    JobSettings,
+    Members,
+    Recalling,
+    State,
+    Training,
+    Unended,
+)
+from quorate.coordinator.succession import without_missing
+from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
 
+_SELDOM = 3600.0
+"""Seconds at most between two tellings of the same."""
 
-def start(terms: Terms, now: float) -> Forming:
+
+def start(settings: JobSettings, now: float) -> Forming:
     """The state of a coordinator that has just begun to serve."""
-    everybody = frozenset(range(terms.workers + terms.spares))
-    return Forming(Crew(terms, ticked=now, wanted=terms.workers, awaited=everybody), since=now)
+    everybody = frozenset(range(settings.workers + settings.spares))
+    return Forming(Members(settings, ticked=now, wanted=settings.workers, awaited=everybody), since=now)
 
 
 def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noqa: C901, PLR0912 (one case for each event)
@@ -48,46 +74,38 @@ def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noq
         return _after_the_end(state, event)
     match event:
         case Registered():
-            decision = register(state, event, now)
+            decision = on_registered(state, event, now)
         case HeartbeatReceived():
-            decision = hear(state, event, now)
+            decision = on_heartbeat(state, event, now)
         case StateReported():
-            decision = promise(state, event, now)
+            decision = on_state_reported(state, event, now)
         case FailureReported():
-            decision = report(state, event, now)
+            decision = on_failure_reported(state, event, now)
         case ExitReported():
-            decision = see_exit(state, event, now)
+            decision = on_exit_reported(state, event, now)
         case Completed():
-            decision = complete(state, event, now)
+            decision = on_completed(state, event, now)
         case StopRequested():
-            decision = stop(state, event, now)
+            decision = on_stop_requested(state, event, now)
         case ResizeRequested():
-            decision = resize(state, event, now)
+            decision = on_resize_requested(state, event, now)
         case SaveRequested():
-            decision = save(state, event)
+            decision = on_save_requested(state, event)
         case LauncherGone():
-            decision = lose_launcher(state)
+            decision = on_launcher_gone(state)
         case Tick():
-            decision = tick(state, now)
+            decision = on_tick(state, now)
         case _:
             assert_never(event)
-    return _remembering(_with_founders(decision), state)
-
-
-def _with_founders(decision: Decision) -> Decision:
-    """Where somebody holds the state again, what others have found before is out of date: it may save a newer one."""
     after = decision.state
-    if isinstance(after, Ended) or not after.crew.founders or not after.crew.has_state:
-        return decision
-    return replace(decision, state=replace(after, crew=replace(after.crew, founders=frozenset())))
-
-
-def _remembering(decision: Decision, before: Active) -> Decision:
-    """With what the workers have told so far, if this is the end: what comes later is written down once as well."""
-    if not isinstance(decision.state, Ended):
-        return decision
-    heard = {known.worker: known.sequence for known in before.crew.enrolled}
-    return replace(decision, state=replace(decision.state, heard=heard))
+    if isinstance(after, Ended):
+        # What workers tell later is written down once as well.
+        heard = {known.worker: known.sequence for known in state.members.enrolled}
+        return replace(decision, state=replace(after, heard=heard))
+    if after.members.founders and after.members.has_state:
+        # What others have found before is out of date: whoever holds the state again may save a newer one.
+        return replace(decision, state=replace(after, members=replace(after.members, founders=frozenset())))
+    return decision
 
 
 def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
@@ -96,13 +114,182 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
         return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
-        return _hear_last_events(state, event)
+        return _record_last_events(state, event)
     return Decision(state, (), "the job has ended")
 
 
-def _hear_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
+def _record_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
     heard = state.heard.get(event.worker)
     if heard is None or event.sequence <= heard:
         return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
     later = replace(state, heard={**state.heard, event.worker: event.sequence})
     return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
+
+
+# --- requests from outside
+
+
+def on_stop_requested(state: Active, event: StopRequested, now: float) -> Decision:
+    """The job shall stop at the next step boundary."""
+    if state.members.stop is not None:
+        return Decision(state, (), f"a stop is under way already ({state.members.stop})")
+    stopping = replace(state, members=replace(state.members, stop=event.reason))
+    return form_if_ready(stopping, (RelayStop(event.reason),), f"stop at the next step boundary: {event.reason}", now)
+
+
+def on_save_requested(state: Active, event: SaveRequested) -> Decision:
+    """A checkpoint shall be saved. Between two generations nobody can: whoever wants one asks again."""
+    if not isinstance(state, Training):
+        return Decision(state, (), "a checkpoint is wanted while no generation is at work: to be asked for again")
+    generation = state.generation.id
+    return Decision(
+        state, (RelaySave(generation, event.request),), f"a checkpoint is wanted of generation {generation}"
+    )
+
+
+def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> Decision:
+    """The job shall go on with another number of workers."""
+    members = state.members
+    workers = event.workers
+    why = _why_not_resized(members, workers)
+    if why:
+        message = f"the job cannot have {workers} workers: {why}"
+        return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
+    if workers == members.wanted:
+        return Decision(state, (), f"the job has {workers} workers already")
+    changed: Active = replace(state, members=resized(members, workers))
+    reason = f"the job goes on with {workers} workers instead of {members.wanted}"
+    actions = (RecordResize(members.wanted, workers), *call_together(changed))
+    return form_if_ready(changed, actions, reason, now)
+
+
+def _why_not_resized(members: Members, workers: int) -> str:
+    if not 1 <= workers <= members.settings.lanes:
+        return f"it has {members.settings.lanes} lanes, so 1 to {members.settings.lanes} are possible."
+    if workers < members.settings.min_workers:
+        return f"min_workers is {members.settings.min_workers}."
+    return f"it is stopping ({members.stop})." if members.stop is not None else ""
+
+
+def on_launcher_gone(state: Active) -> Decision:
+    """A launcher that has asked for a stop does not wait for workers that are still being built: nothing is lost."""
+    stop = state.members.stop
+    if stop is None or not isinstance(state, Forming) or state.members.has_state:
+        return end(autopsy_of_launcher())
+    result = {"ending": stop}
+    return Decision(Ended(None, result), (EndJob(None, "", result),), f"stopped before the first step: {stop}")
+
+
+# --- time has passed: silence, processes that do not end, stalls, trials of bad links
+
+
+def on_tick(state: Active, now: float) -> Decision:
+    """Time has passed."""
+    members = state.members
+    timeout = members.settings.timing.failure_timeout
+    if now - members.ticked > timeout / 2:
+        return _forgive_silence(state, now)
+    unended = {
+        process: members.unended.get(process, Unended(now, now + timeout)) for process in sorted(members.expelled)
+    }
+    state = replace(state, members=replace(members, ticked=now, unended=unended))
+    quietest = min(members.enrolled, key=lambda known: known.heard, default=None)
+    if quietest and now - quietest.heard >= timeout:
+        failure = autopsy_of_silence(quietest, now, members.settings)
+        return lose(state, quietest, failure, now - quietest.heard, now, is_reaped=False)
+    if isinstance(state, Recalling):
+        return _give_up_missing(state, now)
+    return _find_unended(state, now) or _watch_work(state, now)
+
+
+def _watch_work(state: Forming | Training, now: float) -> Decision:
+    if stall := find_stall(state, now):
+        return _act_on_stall(state, stall, now)
+    if isinstance(state, Training):
+        return _let_in_again(state, now)
+    # Whoever is on the way to its place takes what time it needs: its supervisor tells when it is gone.
+    return Decision(state, (), "nothing is overdue")
+
+
+def _forgive_silence(state: Active, now: float) -> Decision:
+    """Nobody is lost by a pause of the coordinator itself (a suspended machine, a stopped process group)."""
+    members = state.members
+    heard = tuple(replace(known, heard=now, moved=now) for known in members.enrolled)
+    suspicion = members.suspicion and replace(members.suspicion, since=now)
+    reason = f"the coordinator was held up for {now - members.ticked:.1f} s; silence counts from now"
+    forgiven: Active = replace(
+        state, members=replace(members, ticked=now, enrolled=heard, suspicion=suspicion, unended={})
+    )
+    if not isinstance(forgiven, Training):
+        forgiven = replace(forgiven, since=forgiven.since + now - members.ticked)
+    return Decision(forgiven, (), reason)
+
+
+def _find_unended(state: Forming | Training, now: float) -> Decision | None:
+    """A process was killed and does not end: it is told, and where a generation waits for long the job is given up.
+
+    The kernel ends nobody who waits for a disk that does not answer, and until then its place cannot be filled.
+    """
+    members, settings = state.members, state.members.settings
+    limit = max(stall_limit(members), 2 * settings.timing.failure_timeout)
+    for (worker, pid), killed in members.unended.items():
+        seconds = now - killed.since
+        message = (
+            f"worker {worker} (pid {pid}) was killed {seconds:.0f} s ago and does not end, so nobody can take its"
+            " place. Probably it waits in the kernel, for a disk or a network file system that does not answer."
+        )
+        if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
+            why = (
+                f"{message} The next generation has waited for longer than step_timeout"
+                f" ({limit_words(settings.step_timeout, limit)}), so the job is given up; `quorate resume` goes on from"
+                " the newest checkpoint once the cause is mended."
+            )
+            return end(Failure(WORKER_LOST, why, worker=worker))
+        if now >= killed.tell_at:
+            later = replace(killed, tell_at=now + min(2 * seconds, _SELDOM))
+            told = replace(state, members=replace(members, unended={**members.unended, (worker, pid): later}))
+            return Decision(told, (Warn(message, members.cursor.step),), message)
+    return None
+
+
+def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
+    members = state.members
+    step_timeout = members.settings.step_timeout
+    if stall.is_over:
+        failure = stall.failure(step_timeout)
+        members = count_hang(members, stall)
+        if hopeless := autopsy_of_hangs(members, failure):
+            return end(hopeless, RecordLoss(failure, stall.seconds))
+        return lose(replace(state, members=members), stall.culprit, failure, stall.seconds, now, is_reaped=False)
+    if members.reported_stall == stall.since:
+        return Decision(state, (), f"step {stall.step} still takes its time")
+    message = stall.warning(step_timeout)
+    told = replace(state, members=replace(members, reported_stall=stall.since))
+    return Decision(told, (Warn(message, stall.step),), message)
+
+
+def _give_up_missing(state: Recalling, now: float) -> Decision:
+    """Those who have not come back are lost, one after the other; until then nobody is who was not reaped."""
+    if not state.missing or now - state.since < state.members.settings.timing.failure_timeout:
+        return Decision(state, (), "nothing is overdue")
+    worker, pid = process = min(state.missing)
+    failure = autopsy_of_no_return(worker, pid, state.members.settings)
+    gone = without_missing(state, process)
+    left = replace(gone, members=expel(gone.members, {process}))
+    actions = (RecordLoss(failure, now - state.since), Expel(worker, pid))
+    return fill_place(left, worker, failure, actions, now, is_vacant=False)
+
+
+def _let_in_again(state: Training, now: float) -> Decision:
+    """Who was left out for a bad link is let in again at a step boundary: to train with it is to try it."""
+    members = state.members
+    back = who_may_return(members, now) if members.stop is None and not state.is_called else {}
+    if not back:
+        return Decision(state, (), "nothing is overdue")
+    told = ", ".join(
+        f"worker {worker} (its link between workers {link.pair[0]} and {link.pair[1]} has rested"
+        f" {now - link.failed:.1f} s)"
+        for worker, link in back.items()
+    )
+    action = Regroup(state.generation.id, at_boundary=True)
+    return Decision(replace(state, is_called=True), (action,), f"let in again at the next step boundary: {told}")

@@ -5,17 +5,21 @@ Everything runs on one asyncio loop and no method awaits between reading the sta
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from quorate.coordinator.actions import (
     Action,
     DeclareGeneration,
+    Dismiss,
     EndJob,
     Expel,
     GrantLease,
@@ -27,12 +31,12 @@ from quorate.coordinator.actions import (
     RecordRollback,
     Refill,
     Refuse,
+    Regroup,
+    RelaySave,
     RelayStop,
     Warn,
     Welcome,
 )
-from quorate.coordinator.decision import Decision
-from quorate.coordinator.directives import Directives, directive_of
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import (
     Completed,
@@ -41,7 +45,6 @@ from quorate.coordinator.events import (
     HeartbeatReceived,
     LauncherGone,
     MembershipEvent,
-    Place,
     Reading,
     Registered,
     ResizeRequested,
@@ -51,11 +54,14 @@ from quorate.coordinator.events import (
     Tick,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.states import Ended, Recalling, State, Training
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
+from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
+from quorate.core.generation import GenerationId
+from quorate.core.worker_status import WorkerStatus
 from quorate.observe.tail import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.codec import (
     decode_cursor,
     decode_failure,
@@ -63,16 +69,20 @@ from quorate.wire.proto.codec import (
     decode_pace,
     decode_position,
     encode_failure,
+    encode_generation,
+    encode_id,
 )
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
+from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from quorate.wire.sockets import join_address
 
 log = logging.getLogger(__name__)
-
 _TICKS_PER_TIMEOUT = 20
 _EVENTS_EVERY = 0.05
 """Seconds between two looks at the event log, for whoever follows it."""
 _EVENTS_AT_ONCE = 8 * 2**20
 """Bytes of it that go into one message."""
+# What each kind makes obsolete.
+_OBSOLETE = {"formed": ("formed", "regroup", "save"), "save": ("save",)}
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -80,15 +90,15 @@ class CoordinatorService(CoordinatorServicer):
 
     def __init__(
         self,
-        terms: Terms,
+        settings: JobSettings,
         event_log: EventLog,
         state: State | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms = terms
+        self._settings = settings
         self._event_log = event_log
         self._clock = clock
-        self._state = start(terms, clock()) if state is None else state
+        self._state = start(settings, clock()) if state is None else state
         self._directives = Directives()
         self._news = asyncio.Event()
         # Places to be filled by order of a decision, until whoever does so has registered; and when.
@@ -100,34 +110,16 @@ class CoordinatorService(CoordinatorServicer):
 
     # --- the calls, in the order of the .proto file
 
-    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:  # noqa: N802, ARG002
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> Any:  # noqa: N802, ARG002
         """Give a worker its place, or say why not."""
-        decision = self.apply(_registered(request))
-        reply = pb.RegisterReply(worker=request.slot, incarnation=self._terms.incarnation)
-        for action in decision.actions:
-            if isinstance(action, Welcome):
-                reply.lease = action.lease
-                self._refills.pop(request.slot, None)
-            elif isinstance(action, Refuse):
-                reply.refusal = encode_failure(action.failure)
+        reply = self._answer(request)
+        if not reply.refusal:
+            self._refills.pop(request.slot, None)
         return reply
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:  # noqa: N802, ARG002
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> Any:  # noqa: N802, ARG002
         """Renew a worker's lease."""
-        decision = self.apply(
-            HeartbeatReceived(
-                worker=request.worker,
-                generation=decode_id(request.generation),
-                sequence=request.sequence,
-                place=Place(request.step, request.phase, request.moves, request.waits_for),
-                events=tuple(request.events),
-                pid=request.pid,
-                is_leaving=request.leaving,
-                pace=decode_pace(request.pace) if request.HasField("pace") else None,
-            )
-        )
-        granted = next((action.seconds for action in decision.actions if isinstance(action, GrantLease)), 0.0)
-        return pb.HeartbeatReply(lease=granted, unknown=_is_recalled(decision), incarnation=self._terms.incarnation)
+        return self._answer(request)
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""
@@ -142,43 +134,24 @@ class CoordinatorService(CoordinatorServicer):
                     return
             await news.wait()
 
-    async def ReportState(self, request: pb.StateReport, context: Any) -> pb.StateReply:  # noqa: N802, ARG002
+    async def ReportState(self, request: pb.StateReport, context: Any) -> Any:  # noqa: N802, ARG002
         """Hear where a worker stands that has left its generation."""
-        decision = self.apply(
-            StateReported(
-                worker=request.worker,
-                pid=request.pid,
-                generation=decode_id(request.generation),
-                cursor=decode_cursor(request.cursor),
-                symptom=decode_failure(request.symptom),
-                is_saved=request.saved,
-            )
-        )
-        refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
-        return pb.StateReply(
-            refusal=encode_failure(refusal), unknown=_is_recalled(decision), incarnation=self._terms.incarnation
-        )
+        return self._answer(request)
 
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
         """Hear why a worker stops."""
         try:
-            failure = decode_failure(request.failure)
+            self.apply(event_of(request))
         except (ValueError, TypeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the report is no failure: {error}")
-        if failure is not None:
-            worker = request.worker if request.HasField("worker") else None
-            generation = decode_id(request.generation) if request.HasField("generation") else None
-            self.apply(FailureReported(worker, failure, request.pid, generation))
         return pb.Ack()
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteReply:  # noqa: N802
         """Hear that a worker is done; answer when the job is."""
         try:
-            result = json.loads(request.result or "{}")
+            self.apply(event_of(request))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the result is not JSON: {error}")
-        generation = decode_id(request.generation) if request.HasField("generation") else None
-        self.apply(Completed(request.worker, request.weights_digest, result, request.pid, generation))
         while not self.ended.is_set():
             news = self._news
             if isinstance(self._state, Recalling):
@@ -187,7 +160,12 @@ class CoordinatorService(CoordinatorServicer):
             if not isinstance(self._state, Training):
                 return pb.CompleteReply(regroup=True)
             await news.wait()
-        return pb.CompleteReply(failure=encode_failure(self._outcome().failure))
+        assert isinstance(self._state, Ended)
+        return pb.CompleteReply(failure=encode_failure(self._state.failure))
+
+    def _answer(self, request: Any) -> Any:
+        decision = self.apply(event_of(request))
+        return reply_to(request, decision.actions, self._settings.incarnation)
 
     async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.Ack:  # noqa: N802, ARG002
         """Hear that a process is gone."""
@@ -199,7 +177,7 @@ class CoordinatorService(CoordinatorServicer):
                 host=request.host,
                 exit_code=None if by_signal else request.exit_code,
                 signal=request.signal if by_signal else None,
-                place=Place(request.step if request.HasField("step") else None, request.phase),
+                status=WorkerStatus(request.step if request.HasField("step") else None, request.phase),
                 reading=_reading(request),
             )
         )
@@ -223,10 +201,10 @@ class CoordinatorService(CoordinatorServicer):
         if isinstance(self._state, Ended):
             return pb.SaveReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
         self.apply(SaveRequested(request.request))
-        crew = self._state.crew
+        members = self._state.members
         # Whoever tells where it is names the step that it is in.
-        reached = [(known.place.step or 0) - 1 for known in crew.enrolled]
-        return pb.SaveReply(step=max([crew.cursor.step, *reached]))
+        reached = [(known.status.step or 0) - 1 for known in members.enrolled]
+        return pb.SaveReply(step=max([members.cursor.step, *reached]))
 
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
         """Tell how the job ended; or what there is to do; or, after the given time, that there is nothing to tell."""
@@ -236,20 +214,15 @@ class CoordinatorService(CoordinatorServicer):
                 while not self._has_news(processes, request.workers):
                     await self._news.wait()
         if isinstance(self._state, Ended):
-            return self._told_outcome()
-        crew = self._state.crew
+            self.outcome_fetched.set()
+            result = json.dumps(dict(self._state.result))
+            return pb.OutcomeReply(ended=True, failure=encode_failure(self._state.failure), result=result)
+        members = self._state.members
         return pb.OutcomeReply(
             ended=False,
             expelled=self._expelled(),
             vacant=self._vacant(processes),
-            workers=crew.wanted,
-        )
-
-    def _told_outcome(self) -> pb.OutcomeReply:
-        outcome = self._outcome()
-        self.outcome_fetched.set()
-        return pb.OutcomeReply(
-            ended=True, failure=encode_failure(outcome.failure), result=json.dumps(dict(outcome.result))
+            workers=members.wanted,
         )
 
     async def Events(self, request: pb.EventsRequest, context: Any) -> AsyncIterator[pb.EventsReply]:  # noqa: N802, ARG002
@@ -279,7 +252,7 @@ class CoordinatorService(CoordinatorServicer):
     async def keep_time(self) -> None:
         """Tell the state that time passes, until the job ends."""
         while not self.ended.is_set():
-            await asyncio.sleep(self._terms.timing.failure_timeout / _TICKS_PER_TIMEOUT)
+            await asyncio.sleep(self._settings.timing.failure_timeout / _TICKS_PER_TIMEOUT)
             self.apply(Tick())
 
     def launcher_gone(self) -> None:
@@ -289,7 +262,7 @@ class CoordinatorService(CoordinatorServicer):
     def _carry_out(self, action: Action) -> None:
         """What is for one caller alone, its call answers."""
         self._write_down(action)
-        directive = directive_of(action, self._terms.incarnation)
+        directive = directive_of(action, self._settings.incarnation)
         if directive is not None:
             self._declare(directive)
         elif isinstance(action, EndJob):
@@ -337,14 +310,14 @@ class CoordinatorService(CoordinatorServicer):
 
     def _expelled(self) -> list[pb.Process]:
         """Told until they have been reaped."""
-        lost = () if isinstance(self._state, Ended) else sorted(self._state.crew.expelled)
+        lost = () if isinstance(self._state, Ended) else sorted(self._state.members.expelled)
         return [pb.Process(slot=worker, pid=pid) for worker, pid in lost]
 
     def _has_news(self, processes: frozenset[tuple[int, int]], workers: int) -> bool:
         """Whether there is something that the supervisor does not know."""
         if isinstance(self._state, Ended):
             return True
-        is_resized = workers not in (0, self._state.crew.wanted)
+        is_resized = workers not in (0, self._state.members.wanted)
         return is_resized or bool(self._expelled()) or bool(self._vacant(processes))
 
     def _vacant(self, processes: frozenset[tuple[int, int]]) -> list[pb.Vacancy]:
@@ -352,25 +325,17 @@ class CoordinatorService(CoordinatorServicer):
 
         By processes, not by places: what the supervisor knew when it asked may be reaped by now.
         """
-        if isinstance(self._state, Ended) or self._state.crew.stop is not None:
+        if isinstance(self._state, Ended) or self._state.members.stop is not None:
             return []
-        crew, now = self._state.crew, self._clock()
-        taken = {worker for worker, _ in (processes - crew.reaped) | crew.expelled}
+        members, now = self._state.members, self._clock()
+        taken = {worker for worker, _ in (processes - members.reaped) | members.expelled}
         # By the order, not by the state now: who may begin where nobody holds the state was decided with it.
-        usual = now, Refill(0, 0.0, restore=not crew.has_state)
-        orders = {worker: self._refills.get(worker, usual) for worker in sorted(crew.awaited - taken)}
+        usual = now, Refill(0, 0.0, restore=not members.has_state)
+        orders = {worker: self._refills.get(worker, usual) for worker in sorted(members.awaited - taken)}
         return [
             pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore)
             for worker, (due, order) in orders.items()
         ]
-
-    def _outcome(self) -> Ended:
-        assert isinstance(self._state, Ended)
-        return self._state
-
-
-def _is_recalled(decision: Decision) -> bool:
-    return any(isinstance(action, Recall) for action in decision.actions)
 
 
 def _reading(request: pb.ExitReport) -> Reading | None:
@@ -379,15 +344,172 @@ def _reading(request: pb.ExitReport) -> Reading | None:
     return Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
 
 
-def _registered(request: pb.RegisterRequest) -> Registered:
-    return Registered(
-        worker=request.slot,
-        pid=request.pid,
-        host=request.host,
-        address=request.ring_address,
-        local_address=request.local_address,
-        facts=dict(request.facts),
-        tensors={tensor.name: tensor.digest for tensor in request.tensors},
-        cursor=decode_cursor(request.cursor),
-        position=decode_position(request.position) if request.HasField("position") else None,
-    )
+# --- what workers ask and are answered
+
+
+def event_of(request: Any) -> MembershipEvent:
+    """What a worker's request tells. Raises ValueError or TypeError where it makes no sense."""
+    match request:
+        case pb.RegisterRequest():
+            return Registered(
+                worker=request.slot,
+                pid=request.pid,
+                host=request.host,
+                address=request.ring_address,
+                local_address=request.local_address,
+                facts=dict(request.facts),
+                tensors={tensor.name: tensor.digest for tensor in request.tensors},
+                cursor=decode_cursor(request.cursor),
+                position=decode_position(request.position) if request.HasField("position") else None,
+            )
+        case pb.HeartbeatRequest():
+            return HeartbeatReceived(
+                worker=request.worker,
+                generation=decode_id(request.generation),
+                sequence=request.sequence,
+                status=WorkerStatus(request.step, request.phase, request.moves, request.waits_for),
+                events=tuple(request.events),
+                pid=request.pid,
+                is_leaving=request.leaving,
+                pace=decode_pace(request.pace) if request.HasField("pace") else None,
+            )
+        case pb.StateReport():
+            return StateReported(
+                worker=request.worker,
+                pid=request.pid,
+                generation=decode_id(request.generation),
+                cursor=decode_cursor(request.cursor),
+                symptom=decode_failure(request.symptom),
+                is_saved=request.saved,
+            )
+        case pb.FailureReport():
+            failure = decode_failure(request.failure)
+            if failure is None:
+                raise ValueError("it is empty")
+            worker = request.worker if request.HasField("worker") else None
+            return FailureReported(worker, failure, request.pid, _generation_of(request))
+        case pb.CompleteRequest():
+            result = json.loads(request.result or "{}")
+            return Completed(request.worker, request.weights_digest, result, request.pid, _generation_of(request))
+    raise TypeError(f"{type(request).__name__} is no request of a worker's")
+
+
+def reply_to(request: Any, actions: Sequence[Action], incarnation: int) -> Any:
+    """What a worker is answered that asked for this, and for which that was decided."""
+    refusal = encode_failure(next((action.failure for action in actions if isinstance(action, Refuse)), None))
+    is_recalled = any(isinstance(action, Recall) for action in actions)
+    match request:
+        case pb.RegisterRequest():
+            lease = next((action.lease for action in actions if isinstance(action, Welcome)), 0.0)
+            return pb.RegisterReply(worker=request.slot, incarnation=incarnation, lease=lease, refusal=refusal)
+        case pb.HeartbeatRequest():
+            granted = next((action.seconds for action in actions if isinstance(action, GrantLease)), 0.0)
+            return pb.HeartbeatReply(lease=granted, unknown=is_recalled, incarnation=incarnation)
+        case pb.StateReport():
+            return pb.StateReply(refusal=refusal, unknown=is_recalled, incarnation=incarnation)
+    return pb.Ack()
+
+
+def _generation_of(request: Any) -> GenerationId | None:
+    return decode_id(request.generation) if request.HasField("generation") else None
+
+
+# --- directives to the workers
+
+
+def directive_of(action: Action, incarnation: int) -> pb.Directive | None:
+    """What a coordinator tells the workers for an action, if anything."""
+    match action:
+        case DeclareGeneration(generation):
+            return pb.Directive(formed=encode_generation(generation))
+        case RelayStop(reason):
+            return pb.Directive(stop=pb.StopDirective(reason=reason))
+        case RelaySave(generation, request):
+            return pb.Directive(save=pb.SaveDirective(generation=encode_id(generation), request=request))
+        case Regroup(generation, at_boundary, saves):
+            regroup = pb.RegroupDirective(generation=encode_id(generation), at_boundary=at_boundary, saves=saves)
+            return pb.Directive(regroup=regroup)
+        case Dismiss(worker, pid):
+            return pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=incarnation))
+    return None
+
+
+class Directives:
+    """Numbered in their order, for those who come later or come back.
+
+    A generation makes those before it obsolete, and what was said of them: a job may have very many. So does a wish for
+    a checkpoint the wishes before it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, pb.Directive]] = []
+        self._count = 0
+
+    def add(self, directive: pb.Directive) -> None:
+        """One more."""
+        obsolete = _OBSOLETE.get(directive.WhichOneof("what") or "", ())
+        self._kept = [one for one in self._kept if one[1].WhichOneof("what") not in obsolete]
+        self._count += 1
+        self._kept.append((self._count, directive))
+
+    def after(self, number: int) -> list[tuple[int, pb.Directive]]:
+        """Those that matter still, after the one of that number."""
+        return [one for one in self._kept if one[0] > number]
+
+
+# --- where it listens, and who may call it
+
+
+class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Turns away every call that does not carry the job's token, whatever its method."""
+
+    def __init__(self, token: str) -> None:
+        if not token:
+            raise ValueError("a coordinator needs a token: an empty one would let everybody in")
+        self._token = token
+        self._turn_away = grpc.unary_unary_rpc_method_handler(_turn_away)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """Go on with the call if it may."""
+        return await continuation(call) if carries_token(call.invocation_metadata, self._token) else self._turn_away
+
+
+async def _turn_away(_request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
+
+
+class CoordinatorServer:
+    """A served coordinator. `address` is where it listens."""
+
+    def __init__(self, service: CoordinatorService, token: str, host: str, port: int) -> None:
+        # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
+        options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
+        add_CoordinatorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        try:
+            bound = self._server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise RequestError(explain_refusal(host, port, str(error))) from None
+        self.address = join_address(host, bound)
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Answer nothing new, let calls under way end for at most `grace` seconds, and give the port back."""
+        await self._server.stop(grace)
+
+
+def explain_refusal(host: str, port: int, detail: str) -> str:
+    """Why a port cannot be had, and what to do. gRPC only says that it cannot, so the operating system is asked."""
+    place, remedy = join_address(host, port), "choose another with `port`, or 0 for any free one"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(target)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} on {host} is in use; {remedy}"
+        return f"cannot listen on {place}: {error.strerror or error}; {remedy}"
+    return f"cannot listen on {place}: {detail}"

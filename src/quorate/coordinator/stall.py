@@ -9,10 +9,10 @@ Every phase is watched. Before a worker registers it is in no generation: its se
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled
-from quorate.coordinator.events import Place
-from quorate.coordinator.states import Active, Crew, Enrolled, Forming, Hangs, Training
-from quorate.core.failure import Failure
+from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled, what_happened
+from quorate.coordinator.events import ExitReported, Reading
+from quorate.coordinator.states import Active, Enrolled, Forming, Hangs, Members, Training, Victim
+from quorate.core.failure import POISON_BATCH, Failure, name_samples
 from quorate.core.worker_status import (
     APPLY,
     CHECKPOINT,
@@ -22,10 +22,12 @@ from quorate.core.worker_status import (
     DISK,
     EVALUATION,
     EXCHANGE,
+    GAVE_UP,
     JOIN,
     OTHERS,
     REGROUP,
     WAITING,
+    WorkerStatus,
 )
 
 PATIENCE = 30.0
@@ -36,7 +38,6 @@ LONGEST_STALL = 30 * 60.0
 TIMES_LONGEST = 100
 MOST_HANGS = 3
 """In so many generations in a row workers may hang in the same phase of the same step."""
-
 _MEETINGS = (EXCHANGE, JOIN)
 _USER_CODE = {DATA: "reading its data", COMPUTE: "computing its lanes", EVALUATION: "evaluating a batch"}
 _DOING = {
@@ -54,6 +55,9 @@ _WHAT = {
     REGROUP: "the end of a generation at step {}",
     WAITING: "the beginning of a generation at step {}",
 }
+FATAL = 3
+"""So many workers may die in the same lane of the same step."""
+_WHEN = {DATA: "while its samples were read", COMPUTE: "while its loss was computed"}
 
 
 @dataclass(frozen=True)
@@ -79,31 +83,33 @@ class Stall:
     def failure(self, step_timeout: float | None) -> Failure:
         """Why the culprit counts as lost."""
         message = f"{self.message} That is longer than step_timeout ({limit_words(step_timeout, self.limit)})."
-        place = self.culprit.place
-        return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=place.step, phase=place.phase)
+        status = self.culprit.status
+        return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=status.step, phase=status.phase)
 
     def warning(self, step_timeout: float | None) -> str:
         """What to tell the user while it is waited for."""
         return f"{self.message} It is waited for until step_timeout ({limit_words(step_timeout, self.limit)})."
 
 
-def at_place(crew: Crew, known: Enrolled, place: Place, now: float, *, is_over: bool = False) -> Crew:
+def with_status(
+    members: Members, known: Enrolled, status: WorkerStatus, now: float, *, is_over: bool = False
+) -> Members:
     """A worker tells where it is: if that is any further, it moves now, and what it was in took it until now.
 
     Not where its generation is over: what it was in was broken off, perhaps after a wait for one that hung. To count
     that would raise the limit a hundredfold, and the next hang would never be noticed.
     """
-    before = known.place
-    if place == before:
-        return crew.having(known)
-    moved = crew.having(replace(known, place=place, moved=now))
-    is_broken_off = is_over or place.phase == REGROUP
+    before = known.status
+    if status == before:
+        return members.having(known)
+    moved = members.having(replace(known, status=status, moved=now))
+    is_broken_off = is_over or status.phase == REGROUP
     if known.is_ready or not before.phase or is_broken_off or before.waits_for == OTHERS:
         return moved
-    if now - crew.ticked > crew.terms.timing.failure_timeout / 2:
+    if now - members.ticked > members.settings.timing.failure_timeout / 2:
         return moved  # the coordinator itself was held up, and a machine that slept says nothing of the phase
-    took = now - max(known.moved, crew.formed)
-    return replace(moved, took={**crew.took, before.phase: max(took, crew.took.get(before.phase, 0.0))})
+    took = now - max(known.moved, members.formed)
+    return replace(moved, took={**members.took, before.phase: max(took, members.took.get(before.phase, 0.0))})
 
 
 def find_stall(state: Active, now: float) -> Stall | None:
@@ -111,28 +117,28 @@ def find_stall(state: Active, now: float) -> Stall | None:
 
     A generation that is over waits for those who have not left it; they have one `failure_timeout` to do so.
     """
-    crew = state.crew
-    members = [known for known in crew.enrolled if not known.is_ready]
-    if not members or (isinstance(state, Forming) and now - state.since < crew.terms.timing.failure_timeout):
+    members = state.members
+    at_work = [known for known in members.enrolled if not known.is_ready]
+    if not at_work or (isinstance(state, Forming) and now - state.since < members.settings.timing.failure_timeout):
         return None
-    since = max(crew.formed, *(known.moved for known in members))
-    limit = stall_limit(crew)
+    since = max(members.formed, *(known.moved for known in at_work))
+    limit = stall_limit(members)
     seconds = now - since
-    if seconds < min(limit, patience(crew.took, members)):
+    if seconds < min(limit, patience(members.took, at_work)):
         return None
     done = {completed.worker for completed in state.completed} if isinstance(state, Training) else set()
-    holding_up = [known for known in members if known.worker not in done and not _waits_for_others(known.place)]
+    holding_up = [known for known in at_work if known.worker not in done and not _waits_for_others(known.status)]
     # Where all wait for each other, any of them may be the trouble: going on without one makes new links.
-    culprit = min(holding_up, key=lambda known: known.moved) if holding_up else members[-1]
-    step = culprit.place.step or 0
-    return Stall(step, since, seconds, limit, culprit, not holding_up, _sentence(culprit, seconds, members, holding_up))
+    culprit = min(holding_up, key=lambda known: known.moved) if holding_up else at_work[-1]
+    step = culprit.status.step or 0
+    return Stall(step, since, seconds, limit, culprit, not holding_up, _sentence(culprit, seconds, at_work, holding_up))
 
 
-def stall_limit(crew: Crew) -> float:
+def stall_limit(members: Members) -> float:
     """Seconds without progress that are too many. What a phase of waiting has taken says nothing of anybody's work."""
-    if crew.terms.step_timeout is not None:
-        return crew.terms.step_timeout
-    longest = max((took for phase, took in crew.took.items() if phase not in _MEETINGS), default=0.0)
+    if members.settings.step_timeout is not None:
+        return members.settings.step_timeout
+    longest = max((took for phase, took in members.took.items() if phase not in _MEETINGS), default=0.0)
     return max(LONGEST_STALL, TIMES_LONGEST * longest)
 
 
@@ -141,55 +147,112 @@ def limit_words(step_timeout: float | None, limit: float) -> str:
     return str(step_timeout) if step_timeout is not None else f"not set, so {limit:.0f} s without any progress"
 
 
-def patience(took: Mapping[str, float], members: Sequence[Enrolled]) -> float:
+def patience(took: Mapping[str, float], at_work: Sequence[Enrolled]) -> float:
     """Seconds without progress before it is told, by what the phases that these are in have taken so far."""
-    return max(PATIENCE, TIMES_USUAL * max(took.get(known.place.phase, 0.0) for known in members))
+    return max(PATIENCE, TIMES_USUAL * max(took.get(known.status.phase, 0.0) for known in at_work))
 
 
-def count_hang(crew: Crew, stall: Stall) -> Crew:
+def count_hang(members: Members, stall: Stall) -> Members:
     """Remember who hangs where, as long as it is in the same phase of the same step. Links that are stuck are no such
     place: another generation has others. Those who hang in one generation count as one: what they share is stuck."""
-    before, generation = crew.hangs, crew.generations
+    before, generation = members.hangs, members.generations
     if stall.waits_too or (before is not None and before.generation == generation):
-        return crew
-    step, phase = stall.step, stall.culprit.place.phase
+        return members
+    step, phase = stall.step, stall.culprit.status.phase
     alike = before.times if before is not None and (before.step, before.phase) == (step, phase) else 0
-    return replace(crew, hangs=Hangs(step, phase, alike + 1, generation))
+    return replace(members, hangs=Hangs(step, phase, alike + 1, generation))
 
 
-def autopsy_of_hangs(crew: Crew, failure: Failure) -> Failure | None:
+def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
     """Why to give up: so many have hung in the same place that the next will as well."""
-    if crew.hangs is None or crew.hangs.times < MOST_HANGS:
+    if members.hangs is None or members.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} It is the last of {crew.hangs.times} workers in a row that hung there, so the job is given"
-        " up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} It is the last of {members.hangs.times} workers in a row that hung there, so the job is"
+        " given up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
 
 
-def _waits_for_others(place: Place) -> bool:
-    return place.phase in _MEETINGS or place.waits_for == OTHERS
+def _waits_for_others(status: WorkerStatus) -> bool:
+    return status.phase in _MEETINGS or status.waits_for == OTHERS
 
 
-def _sentence(culprit: Enrolled, seconds: float, members: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
-    what = _WHAT.get(culprit.place.phase, "step {}").format(culprit.place.step or 0)
-    doing = ", ".join(f"{name_enrolled(known)} is in {_phase(known.place)}" for known in members)
+def _sentence(culprit: Enrolled, seconds: float, at_work: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
+    what = _WHAT.get(culprit.status.phase, "step {}").format(culprit.status.step or 0)
+    doing = ", ".join(f"{name_enrolled(known)} is in {_phase(known.status)}" for known in at_work)
     return f"{what} has not come any further for {seconds:.1f} s: {doing}; {_why(holding_up)}."
 
 
-def _phase(place: Place) -> str:
-    return f"{place.phase} and waits for {place.waits_for}" if place.waits_for else place.phase
+def _phase(status: WorkerStatus) -> str:
+    return f"{status.phase} and waits for {status.waits_for}" if status.waits_for else status.phase
 
 
 def _why(holding_up: Sequence[Enrolled]) -> str:
     if not holding_up:
         return "all wait for each other, so the links between them are stuck"
     who = ", ".join(f"worker {known.worker}" for known in holding_up)
-    if waited := sorted({known.place.waits_for for known in holding_up} - {""}):
+    if waited := sorted({known.status.waits_for for known in holding_up} - {""}):
         hint = ", which does not answer" if waited == [DISK] else ""
         return f"{who} waits for {' and '.join(waited)}{hint}"
-    phases = {known.place.phase for known in holding_up}
+    phases = {known.status.phase for known in holding_up}
     doing = sorted(_USER_CODE.get(phase) or _DOING.get(phase, phase) for phase in phases)
     code = "the task's own code" if phases <= _USER_CODE.keys() else "its code"
     return f"{who} is held up in {code} ({' and '.join(doing)})"
+
+
+# --- a step that kills every worker that takes it: whoever is next would die of it as well
+
+
+def with_victim(
+    victims: tuple[Victim, ...], event: ExitReported, known: Enrolled, last_words: str = ""
+) -> tuple[Victim, ...]:
+    """Those who died in a row in the task's own code at one step, after another death.
+
+    Lanes are told apart later: at a step that kills in every lane, workers die in several of them by turns.
+    """
+    step, phase, reading = event.status.step, event.status.phase, event.reading
+    # Who stops for a symptom has not died of what it read; whose loader has died, has.
+    is_symptom = bool(last_words) and event.exit_code != GAVE_UP
+    if step is None or reading is None or phase not in _WHEN or is_symptom:
+        return ()
+    why = f" ({last_words.partition('. ')[0].rstrip('.')})" if last_words else ""
+    how = f"{name_enrolled(known)} {what_happened(event)[0]}{why}"
+    victim = Victim(event.worker, step, phase, reading, how)
+    return (*(before for before in victims if before.step == step), victim)
+
+
+def find_poison(victims: Sequence[Victim]) -> Failure | None:
+    """Why to give up: enough have died in the lane that the last one died in."""
+    if not victims:
+        return None
+    last = victims[-1]
+    alike = [victim for victim in victims if victim.reading.lane == last.reading.lane]
+    return _failure(alike) if len(alike) >= FATAL else None
+
+
+def _failure(alike: Sequence[Victim]) -> Failure:
+    last = alike[-1]
+    reading = last.reading
+    deaths = "; ".join(f"{victim.how} {_WHEN[victim.phase]}" for victim in alike)
+    message = (
+        f"step {last.step} (epoch {reading.epoch}) kills every worker that takes its lane {reading.lane}: {deaths}. "
+        f"The lane has {_samples(reading)}. Look at these samples and at what the task does with them; mend it or "
+        "leave them out. `on_poison: skip` is no remedy: it is for a loss that is not finite."
+    )
+    return Failure(
+        POISON_BATCH,
+        message,
+        worker=last.worker,
+        lane=reading.lane,
+        step=last.step,
+        phase=last.phase,
+        samples=reading.samples,
+    )
+
+
+def _samples(reading: Reading) -> str:
+    if not reading.count:
+        return "samples that were not told"
+    listed = ", of which failure.samples in result.json lists the first" if reading.count > len(reading.samples) else ""
+    return f"{name_samples(reading.samples, reading.count)}{listed}"

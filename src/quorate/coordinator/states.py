@@ -1,4 +1,4 @@
-"""What a coordinator knows.
+"""What a coordinator knows, and what it decides.
 
 ::
 
@@ -12,26 +12,57 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quorate.coordinator.events import Completed, Place, Reading, Registered
-from quorate.coordinator.ring_order import Pair
-from quorate.coordinator.terms import Terms
+from quorate.coordinator.actions import Action
+from quorate.coordinator.events import Completed, Reading, Registered
 from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.core.worker_status import Pace
+from quorate.core.timing import Timing
+from quorate.core.worker_status import Pace, WorkerStatus
+
+Pair = tuple[int, int]
+"""Two workers, the lower number first."""
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """What a job's coordinator is told when it starts."""
+
+    incarnation: int
+    lanes: int
+    workers: int
+    timing: Timing
+    min_workers: int = 1
+    step_timeout: float | None = None
+    spares: int = 0
+    # How lanes are shared: "even", or "speed".
+    balance: str = "even"
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Who is there when a coordinator takes the place of another: processes, and places for which one is on its way.
+
+    `has_begun`: there has been a generation. `is_condemned`: its replicas differed, and none has begun since.
+    """
+
+    present: frozenset[tuple[int, int]]
+    awaited: frozenset[int]
+    has_begun: bool = True
+    is_condemned: bool = False
 
 
 @dataclass(frozen=True)
 class Measured:
     """How long a worker's own work takes it, smoothed over all its steps so far.
 
-    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_told`: that has been reported.
+    For `slow_steps`, which took it `slow_s`, it has been far behind the others; `is_reported`: the user knows.
     """
 
     pace: Pace
     slow_steps: int = 0
     slow_s: float = 0.0
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +89,7 @@ class Enrolled:
     heard: float
     cursor: Cursor
     sequence: int = 0
-    place: Place = field(default_factory=Place)
+    status: WorkerStatus = field(default_factory=WorkerStatus)
     within: GenerationId | None = None
     has_trained: bool = False
     is_leaving: bool = False
@@ -70,6 +101,11 @@ class Enrolled:
     def worker(self) -> int:
         """Its id."""
         return self.registration.worker
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Its id, and the process that has it."""
+        return self.worker, self.registration.pid
 
     @property
     def is_ready(self) -> bool:
@@ -125,10 +161,10 @@ class Unended:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Members:
     """What is known of the workers, whatever the state."""
 
-    terms: Terms
+    settings: JobSettings
     ticked: float
     # How many take part; the rest are spares.
     wanted: int
@@ -175,7 +211,7 @@ class Crew:
     # By phase, the longest that anybody has been in it without coming any further.
     took: Mapping[str, float] = field(default_factory=dict)
     # Since when nothing moved that was last reported to stand still.
-    told_stall: float | None = None
+    reported_stall: float | None = None
     hangs: Hangs | None = None
     # Why a process stops, told by itself: it is lost when it is gone.
     last_words: Mapping[tuple[int, int], str] = field(default_factory=dict)
@@ -196,7 +232,7 @@ class Crew:
             None,
         )
 
-    def having(self, changed: Enrolled) -> "Crew":
+    def having(self, changed: Enrolled) -> "Members":
         """With this in place of what was known of the same worker."""
         enrolled = tuple(changed if known.worker == changed.worker else known for known in self.enrolled)
         return replace(self, enrolled=enrolled)
@@ -219,7 +255,7 @@ class Crew:
 class Forming:
     """Waiting until everybody who is to take part stands ready."""
 
-    crew: Crew
+    members: Members
     since: float
 
 
@@ -231,7 +267,7 @@ class Training:
     share the lanes anew.
     """
 
-    crew: Crew
+    members: Members
     generation: Generation
     completed: tuple[Completed, ...] = ()
     is_called: bool = False
@@ -244,7 +280,7 @@ class Recalling:
     `newest` is the highest generation that anybody was in.
     """
 
-    crew: Crew
+    members: Members
     since: float
     missing: frozenset[tuple[int, int]]
     newest: Generation | None = None
@@ -264,3 +300,12 @@ Active = Recalling | Forming | Training
 
 
 State = Active | Ended
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The state that follows, what to do about it, and why in words."""
+
+    state: State
+    actions: tuple[Action, ...]
+    reason: str

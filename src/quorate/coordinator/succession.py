@@ -11,29 +11,38 @@ from dataclasses import replace
 from quorate.coordinator.actions import Action, Regroup
 from quorate.coordinator.events import Registered
 from quorate.coordinator.places import call_together, places
-from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Training
-from quorate.coordinator.terms import Roster, Terms
+from quorate.coordinator.states import (
+    Active,
+    Ended,
+    Enrolled,
+    Forming,
+    Handover,
+    JobSettings,
+    Members,
+    Recalling,
+    Training,
+)
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.observe.event import Event
 
 
-def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
+def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
     """The state of a coordinator that has just taken over."""
-    generations = 1 if roster.has_begun else 0
+    generations = 1 if handover.has_begun else 0
     # The one before may have left a place empty for a number of workers that nobody else has heard of.
-    everything = frozenset(range(terms.workers + terms.spares))
-    empty = everything - {worker for worker, _ in roster.present}
-    crew = Crew(
-        terms,
+    everything = frozenset(range(settings.workers + settings.spares))
+    empty = everything - {worker for worker, _ in handover.present}
+    members = Members(
+        settings,
         ticked=now,
-        wanted=terms.workers,
-        awaited=(roster.awaited & everything) | empty,
+        wanted=settings.workers,
+        awaited=(handover.awaited & everything) | empty,
         generations=generations,
         is_successor=True,
-        is_condemned=roster.is_condemned,
+        is_condemned=handover.is_condemned,
     )
-    return Recalling(crew, now, roster.present)
+    return Recalling(members, now, handover.present)
 
 
 def ended_as_told(event: Event) -> Ended:
@@ -56,28 +65,28 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
         cursor=position.cursor,
         within=None if position.has_left or generation is None else generation.id,
         has_trained=position.has_trained,
-        is_leaving=event.worker not in places(state.crew),
+        is_leaving=event.worker not in places(state.members),
     )
-    crew = replace(
-        state.crew,
-        enrolled=(*state.crew.enrolled, returned),
-        reference=state.crew.reference or event,
-        awaited=state.crew.awaited - {event.worker},
-        founders=state.crew.founders - {event.worker},
+    members = replace(
+        state.members,
+        enrolled=(*state.members.enrolled, returned),
+        reference=state.members.reference or event,
+        awaited=state.members.awaited - {event.worker},
+        founders=state.members.founders - {event.worker},
     )
     if not isinstance(state, Recalling):
-        return replace(state, crew=crew)
+        return replace(state, members=members)
     newest = state.newest
     if generation is not None and (newest is None or generation.id > newest.id):
         # Who stands before the cursor of a generation has not gone on from it.
-        newest, crew = generation, replace(crew, cursor=max(crew.cursor, generation.cursor))
-    return replace(state, crew=crew, newest=newest, missing=state.missing - {(event.worker, event.pid)})
+        newest, members = generation, replace(members, cursor=max(members.cursor, generation.cursor))
+    return replace(state, members=members, newest=newest, missing=state.missing - {(event.worker, event.pid)})
 
 
 def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
     """One that will not come back, which explains every link to it that broke; it may have saved a checkpoint last."""
-    crew = replace(state.crew, is_explained=True, suspicion=None, founders=frozenset())
-    return replace(state, crew=crew, missing=state.missing - {process})
+    members = replace(state.members, is_explained=True, suspicion=None, founders=frozenset())
+    return replace(state, members=members, missing=state.missing - {process})
 
 
 def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
@@ -86,14 +95,14 @@ def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
         return state, ()
     newest = state.newest
     if newest is None:
-        return Forming(state.crew, since=now), ()
+        return Forming(state.members, since=now), ()
     ring = tuple(member.worker for member in newest.members)
-    crew = replace(state.crew, generations=newest.id.number, cursor=newest.cursor, ring=ring)
-    entered = {known.within for known in crew.enrolled if known.within is not None}
-    if not _is_at_work(newest, crew):
-        return Forming(crew, since=now), _end_all(entered)
+    members = replace(state.members, generations=newest.id.number, cursor=newest.cursor, ring=ring)
+    entered = {known.within for known in members.enrolled if known.within is not None}
+    if not _is_at_work(newest, members):
+        return Forming(members, since=now), _end_all(entered)
     actions = _end_all(entered - {newest.id})
-    at_work = Training(crew, newest)
+    at_work = Training(members, newest)
     return at_work, (*actions, *call_together(at_work))
 
 
@@ -101,9 +110,9 @@ def _end_all(generations: Collection[GenerationId]) -> tuple[Action, ...]:
     return tuple(Regroup(generation, at_boundary=False) for generation in sorted(generations))
 
 
-def _is_at_work(generation: Generation, crew: Crew) -> bool:
+def _is_at_work(generation: Generation, members: Members) -> bool:
     """Whether all its members are in it, as they were."""
-    known = {one.worker: one for one in crew.enrolled}
+    known = {one.worker: one for one in members.enrolled}
     return all(
         member.worker in known
         and known[member.worker].within == generation.id
@@ -114,8 +123,8 @@ def _is_at_work(generation: Generation, crew: Crew) -> bool:
 
 def is_expected(state: Active, worker: int, pid: int) -> bool:
     """Whether a process that is not known was known, or may have been, to the coordinator before this one."""
-    if not state.crew.is_successor or state.crew.find(worker) is not None:
+    if not state.members.is_successor or state.members.find(worker) is not None:
         return False
     is_missing = isinstance(state, Recalling) and (worker, pid) in state.missing
-    is_gone = state.crew.is_gone(worker, pid)
-    return is_missing or (worker in state.crew.awaited and not is_gone)
+    is_gone = state.members.is_gone(worker, pid)
+    return is_missing or (worker in state.members.awaited and not is_gone)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.places import taking_part
-from quorate.coordinator.ring_order import Pair, are_neighbours, pair_of, ring_order
-from quorate.coordinator.states import Crew, Enrolled, Suspicion, WeakLink
+from quorate.coordinator.states import Enrolled, Members, Pair, Suspicion, WeakLink
 from quorate.core.failure import Failure
 from quorate.core.timing import Timing
 
@@ -20,7 +19,6 @@ BAD_FROM = 2
 """So many failures make a link a bad one."""
 FORGIVEN_AFTER = 60
 """So many times `failure_timeout` without a failure, and a link counts as new."""
-
 _MOST_DOUBLINGS = 10
 
 
@@ -42,18 +40,15 @@ def shunned_for(link: WeakLink, timing: Timing) -> float:
     return timing.failure_timeout * 2.0 ** min(link.times - 1, _MOST_DOUBLINGS)
 
 
-# --- which link it is
-
-
-def blame_link(crew: Crew) -> tuple[Crew, WeakLink | None]:
+def blame_link(members: Members) -> tuple[Members, WeakLink | None]:
     """Count the one link whose failure has ended the last generation, if everybody has turned out to be alive."""
-    suspicion = crew.suspicion
-    pair = _failed_pair(crew.ring, suspicion.symptoms) if suspicion and not crew.is_explained else None
+    suspicion = members.suspicion
+    pair = _failed_pair(members.ring, suspicion.symptoms) if suspicion and not members.is_explained else None
     if suspicion is None or pair is None:
-        return crew, None
-    link = _once_more(crew, pair, suspicion)
-    others = tuple(other for other in crew.links if other.pair != pair)
-    return replace(crew, links=(*others, link)), link
+        return members, None
+    link = _once_more(members, pair, suspicion)
+    others = tuple(other for other in members.links if other.pair != pair)
+    return replace(members, links=(*others, link)), link
 
 
 def _failed_pair(ring: tuple[int, ...], symptoms: Iterable[Failure]) -> Pair | None:
@@ -70,10 +65,10 @@ def _failed_pair(ring: tuple[int, ...], symptoms: Iterable[Failure]) -> Pair | N
     return next((pair_of(one, other) for one, other in (*mutual, *named) if one != other), None)
 
 
-def _once_more(crew: Crew, pair: Pair, suspicion: Suspicion) -> WeakLink:
-    timing = crew.terms.timing
-    apart_helps = are_neighbours(pair, crew.ring)
-    known = next((link for link in crew.links if link.pair == pair), None)
+def _once_more(members: Members, pair: Pair, suspicion: Suspicion) -> WeakLink:
+    timing = members.settings.timing
+    apart_helps = are_neighbours(pair, members.ring)
+    known = next((link for link in members.links if link.pair == pair), None)
     if known is not None:
         well_for = suspicion.since - known.failed
         if well_for <= max(2 * shunned_for(known, timing), FORGIVEN_AFTER * timing.failure_timeout):
@@ -81,30 +76,29 @@ def _once_more(crew: Crew, pair: Pair, suspicion: Suspicion) -> WeakLink:
     return WeakLink(pair, 1, suspicion.since, apart_helps)
 
 
-# --- who stands where
-
-
-def line_up(crew: Crew, now: float) -> LineUp:
+def line_up(members: Members, now: float) -> LineUp:
     """Everyone that is to take part, by their ids; kept apart where a bad link would join them, or left out if need be.
 
     As many as min_workers are never left out: then the link is tried as it is.
     """
-    present = {known.worker: known for known in taking_part(crew)}
-    bad = [link for link in crew.links if is_bad(link)]
+    present = {known.worker: known for known in taking_part(members)}
+    if not members.links:
+        return LineUp(tuple(present), {})
+    bad = [link for link in members.links if is_bad(link)]
     whole = _ring_without(bad, present)
     if whole is not None:
         return LineUp(whole, {})
-    shunned = [link for link in bad if now < link.failed + shunned_for(link, crew.terms.timing)]
-    fewest = max(1, crew.terms.min_workers if crew.stop is None else 1)
+    shunned = [link for link in bad if now < link.failed + shunned_for(link, members.settings.timing)]
+    fewest = max(1, members.settings.min_workers if members.stop is None else 1)
     left_out: dict[int, WeakLink] = {}
     while _ring_without(shunned, present) is None and len(present) > fewest:
-        worker, link = _whom_to_leave_out(crew, list(present.values()), _within(shunned, present))
+        worker, link = _whom_to_leave_out(members, list(present.values()), _within(shunned, present))
         left_out[worker] = link
         del present[worker]
     # Whom a later choice has made harmless need not stay out.
     for worker in sorted(left_out):
         if _ring_without(shunned, {*present, worker}) is not None:
-            known = crew.find(worker)
+            known = members.find(worker)
             assert known is not None, "only those who are enrolled are left out"
             present[worker] = known
             del left_out[worker]
@@ -127,7 +121,9 @@ def _ring_without(links: Iterable[WeakLink], workers: Collection[int]) -> tuple[
     return ring_order(workers, [link.pair for link in within])
 
 
-def _whom_to_leave_out(crew: Crew, present: Sequence[Enrolled], links: Sequence[WeakLink]) -> tuple[int, WeakLink]:
+def _whom_to_leave_out(
+    members: Members, present: Sequence[Enrolled], links: Sequence[WeakLink]
+) -> tuple[int, WeakLink]:
     """Whoever is left out already, or has most of the bad links; else the one with the higher number.
 
     Never the only one that is furthest: the others would have to do again what it has done.
@@ -136,59 +132,96 @@ def _whom_to_leave_out(crew: Crew, present: Sequence[Enrolled], links: Sequence[
     furthest = max((known.has_trained, known.cursor) for known in present)
     ahead = [known.worker for known in present if (known.has_trained, known.cursor) == furthest]
     candidates = [worker for worker in counts if ahead != [worker]]
-    worker = max(candidates, key=lambda worker: (worker not in crew.ring, counts[worker], worker))
+    worker = max(candidates, key=lambda worker: (worker not in members.ring, counts[worker], worker))
     return worker, next(link for link in links if worker in link.pair)
 
 
-def who_may_return(crew: Crew, now: float) -> dict[int, WeakLink]:
+def who_may_return(members: Members, now: float) -> dict[int, WeakLink]:
     """Who is left out of the last generation and could take part in the next, beside all the others."""
-    if not crew.links:
+    if not members.links:
         return {}
-    next_one = line_up(crew, now)
-    return _trials(crew, next_one) if set(crew.ring) <= set(next_one.ring) else {}
+    next_one = line_up(members, now)
+    return _trials(members, next_one) if set(members.ring) <= set(next_one.ring) else {}
 
 
-def _trials(crew: Crew, next_one: LineUp) -> dict[int, WeakLink]:
+def _trials(members: Members, next_one: LineUp) -> dict[int, WeakLink]:
     """By worker, the bad link that it was left out for."""
     return {
         worker: link
-        for link in crew.links
+        for link in members.links
         for worker in link.pair
-        if is_bad(link) and worker in next_one.ring and worker not in crew.ring
+        if is_bad(link) and worker in next_one.ring and worker not in members.ring
     }
 
 
-# --- what is said of it
-
-
-def explain_line_up(crew: Crew, blamed: WeakLink | None, chosen: LineUp) -> list[str]:
+def explain_line_up(members: Members, blamed: WeakLink | None, chosen: LineUp) -> list[str]:
     """What is done about bad links, each in a sentence that names both workers."""
-    timing = crew.terms.timing
+    timing = members.settings.timing
     told: list[str] = []
     if blamed is not None and is_bad(blamed) and not set(blamed.pair) & chosen.left_out.keys():
         if blamed.apart_helps and not are_neighbours(blamed.pair, chosen.ring):
             order = ", ".join(map(str, chosen.ring))
-            told.append(
-                f"{_story(crew, blamed)}: hosting is re-ordered so that they are not neighbours (the ring is {order})."
-            )
+            story = _story(members, blamed)
+            told.append(f"{story}: hosting is re-ordered so that they are not neighbours (the ring is {order}).")
         else:
-            told.append(f"{_story(crew, blamed)}: {explain_stuck(crew)}, so it is tried as it is.")
+            told.append(f"{_story(members, blamed)}: {explain_stuck(members)}, so it is tried as it is.")
     for worker, link in chosen.left_out.items():
-        if worker in crew.ring:
+        if worker in members.ring:
             why = "they cannot but be neighbours" if link.apart_helps else "it fails also where they are not neighbours"
             told.append(
-                f"{_story(crew, link)}: {why}, so worker {worker} is left out for {shunned_for(link, timing):.1f} s."
+                f"{_story(members, link)}: {why}, so worker {worker} is left out for {shunned_for(link, timing):.1f} s."
             )
-    for worker, link in _trials(crew, chosen).items():
-        told.append(f"{_story(crew, link)}: worker {worker} was left out for that, and is let in again as a trial.")
+    for worker, link in _trials(members, chosen).items():
+        told.append(f"{_story(members, link)}: worker {worker} was left out for that, and is let in again as a trial.")
     return told
 
 
-def explain_stuck(crew: Crew) -> str:
+def explain_stuck(members: Members) -> str:
     """Why nobody is left out although that would help."""
-    return f"to leave one out would leave fewer than min_workers ({crew.terms.min_workers})"
+    return f"to leave one out would leave fewer than min_workers ({members.settings.min_workers})"
 
 
-def _story(crew: Crew, link: WeakLink) -> str:
-    one, other = (name_enrolled(known) for worker in link.pair if (known := crew.find(worker)) is not None)
+def _story(members: Members, link: WeakLink) -> str:
+    one, other = (name_enrolled(known) for worker in link.pair if (known := members.find(worker)) is not None)
     return f"the link between {one} and {other} has failed {link.times} times although both are alive"
+
+
+# --- who stands beside whom
+
+
+def pair_of(one: int, other: int) -> Pair:
+    """Two workers, whichever is named first."""
+    return (one, other) if one < other else (other, one)
+
+
+def are_neighbours(pair: Pair, ring: tuple[int, ...]) -> bool:
+    """Whether two workers stand next to each other."""
+    return pair in {pair_of(one, ring[index - 1]) for index, one in enumerate(ring)}
+
+
+def ring_order(workers: Iterable[int], bad_links: Collection[Pair]) -> tuple[int, ...] | None:
+    """The workers in an order in which no bad link joins two neighbours, by their numbers where nothing is against it.
+
+    None if there is no such order: two or three workers are all neighbours of each other, however they stand.
+    """
+    waiting = sorted(workers)
+    if len(waiting) <= 1:
+        return tuple(waiting)
+    bad = {pair_of(*link) for link in bad_links}
+    good = {one: {other for other in waiting if other != one and pair_of(one, other) not in bad} for one in waiting}
+    # Seen at once, where trying would take long: somebody has too few to stand between.
+    if any(len(others) < min(2, len(waiting) - 1) for others in good.values()):
+        return None
+    return _extend((waiting[0],), frozenset(waiting[1:]), good)
+
+
+def _extend(begun: tuple[int, ...], waiting: frozenset[int], good: dict[int, set[int]]) -> tuple[int, ...] | None:
+    """The ring that begins like this and goes on with all who wait, if there is one."""
+    if not waiting:
+        return begun if begun[0] in good[begun[-1]] else None
+    # Whoever has the fewest to stand beside comes first: at the end it would fit nowhere.
+    for one in sorted(waiting & good[begun[-1]], key=lambda one: (len(good[one] & waiting), one)):
+        whole = _extend((*begun, one), waiting - {one}, good)
+        if whole is not None:
+            return whole
+    return None

@@ -7,6 +7,19 @@ from quorate.core.generation import Generation
 
 
 @dataclass(frozen=True)
+class WorkerStatus:
+    """How far a worker is, as far as is known, and what it is doing.
+
+    `moves` is another number whenever it has come any further; `waits_for`: who or what it waits for in its phase.
+    """
+
+    step: int | None = None
+    phase: str = ""
+    moves: int = 0
+    waits_for: str = ""
+
+
+@dataclass(frozen=True)
 class Position:
     """Its latest generation, if it has been in one. If it `has_left` that, it stands at `cursor` until the next.
 

@@ -4,53 +4,71 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import grpc
 
 from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Pace
+from quorate.core.worker_status import Pace, Position, WorkerStatus
 from quorate.observe.event import Event
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_failure, encode_cursor, encode_failure, encode_id, encode_pace
-from quorate.worker.calls import Calls
-from quorate.worker.heartbeats import Heartbeats
-from quorate.worker.lease import Clock, Lease
+from quorate.wire.proto.codec import (
+    decode_failure,
+    encode_cursor,
+    encode_failure,
+    encode_id,
+    encode_pace,
+    encode_position,
+)
+from quorate.worker.coordinator_link import CoordinatorLink, Request
+from quorate.worker.heartbeats import Heartbeats, Lease
 from quorate.worker.membership_view import JobEnded, MembershipView
 from quorate.worker.outbox import Batch
-from quorate.worker.registration import Registration
 
 log = logging.getLogger(__name__)
-
 _REPORT_LIMIT = 2.0
 _REST_LIMIT = 0.5
 
 
 @dataclass(frozen=True)
-class WorkerStatus:
-    """How far a worker is and what it is doing.
+class Registration:
+    """Who a worker is, and what it starts from. `slot` is the worker id that it wishes for."""
 
-    `moves` is another number whenever it has come any further; `waits_for`: who or what it waits for in its phase.
-    """
+    slot: int
+    pid: int
+    host: str
+    ring_address: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    cursor: Cursor = field(default_factory=Cursor)
+    local_address: str = ""
 
-    step: int
-    phase: str
-    moves: int = 0
-    waits_for: str = ""
+    def request(self, position: Position | None = None) -> pb.RegisterRequest:
+        """To ask for its place; with a position, to come back to it."""
+        request = pb.RegisterRequest(
+            slot=self.slot,
+            pid=self.pid,
+            host=self.host,
+            ring_address=self.ring_address,
+            local_address=self.local_address,
+            facts=dict(self.facts),
+            tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in self.tensors.items()],
+            cursor=encode_cursor(self.cursor),
+        )
+        if position is not None:
+            request.position.CopyFrom(encode_position(position))
+        return request
 
 
 class Membership:
     """A worker's membership of its job.
 
-    Opens a gRPC channel, which starts threads, so it is made in the worker itself, after the fork. Two more threads
-    work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
+    Two threads work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
 
     The worker forks again later, for its loaders. That is safe because they never touch gRPC, whose threads they do
     not have, and because GRPC_ENABLE_FORK_SUPPORT=false keeps gRPC from stopping its threads around every fork.
@@ -58,27 +76,26 @@ class Membership:
 
     def __init__(
         self,
-        address: str,
-        token: str,
+        link: CoordinatorLink,
         timing: Timing,
         status: Callable[[], WorkerStatus],
         pace: Callable[[], Pace | None] = lambda: None,
-        clock: Clock = time.monotonic,
+        runtime: Runtime = SYSTEM,
     ) -> None:
+        self._link = link
         self._timing = timing
         self._status = status
         self._pace = pace
-        self._clock = clock
-        self._calls = Calls(address, token, timing)
-        self._lease = Lease(timing, clock)
-        self._view = MembershipView()
+        self._runtime = runtime
+        self._closing = Latch(runtime)
+        self._lease = Lease(timing, runtime.now)
+        self._view = MembershipView(runtime)
         self._heartbeats = Heartbeats(
-            self._calls, self._lease, timing, self._next_heartbeat, self._present_again, clock
+            link, self._lease, timing, self._next_heartbeat, self._present_again, self._closing, runtime
         )
         self._registration: Registration | None = None
         self._is_leaving = False
-        self._threads: list[threading.Thread] = []
-        self._follow_call: Any = None
+        self._threads: list[Thread] = []
 
     # --- joining
 
@@ -87,18 +104,17 @@ class Membership:
         self._view.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
         self._enrol(registration.request(), self._timing.connect)
         self._registration = registration
-        self._start_thread("heartbeat", self._heartbeats.keep_beating)
-        self._start_thread("follow", self._keep_following)
+        for name, work in (("heartbeat", self._heartbeats.keep_beating), ("follow", self._keep_following)):
+            self._threads.append(self._runtime.spawn(f"membership-{name}", work))
         return registration.slot
 
     def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
         """Register, however often that has to be asked for in so many seconds; the incarnation that has answered."""
-        sent = self._clock()
-        register = self._calls.stub.Register
-        reply = self._calls.ask_until_answered(register, request, lambda: self._clock() < sent + within)
+        sent = self._runtime.now()
+        reply = self._ask_until_answered(request, lambda: self._runtime.now() < sent + within)
         if reply is None:
             raise LinkError(
-                f"the coordinator at {self._calls.address} does not answer: nothing came within {within:.1f} s"
+                f"the coordinator at {self._link.address} does not answer: nothing came within {within:.1f} s"
             )
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
@@ -126,7 +142,7 @@ class Membership:
         generation = self._view.await_generation(after, self._check_coordinator_returns, pause)
         while self._lease.remaining() <= 0 and not self.ended:
             self._check_coordinator_returns()
-            self._calls.closing.wait(pause / 10)
+            self._closing.wait(pause / 10)
         return generation
 
     def report_state(
@@ -146,12 +162,12 @@ class Membership:
             symptom=encode_failure(symptom),
             saved=is_saved,
         )
-        reply = self._ask_until_answered(self._calls.stub.ReportState, report)
+        reply = self._ask_until_answered(report, self._may_still_be_answered)
         while reply is not None and reply.unknown:
             self._present_again(reply.incarnation)
             self._check_coordinator_returns()
-            self._calls.closing.wait(self._timing.heartbeat_every)
-            reply = self._ask_until_answered(self._calls.stub.ReportState, report)
+            self._closing.wait(self._timing.heartbeat_every)
+            reply = self._ask_until_answered(report, self._may_still_be_answered)
         refusal = decode_failure(reply.refusal) if reply else self._view.failure
         if reply is None or refusal is not None:
             raise JobEnded(refusal)
@@ -166,7 +182,7 @@ class Membership:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
         self._view.check()
         if self._lease.remaining() <= 0:
-            raise LeaseExpired(self._lease.explain(self._calls.address))
+            raise LeaseExpired(self._lease.explain(self._link.address))
 
     @property
     def generation_id(self) -> GenerationId:
@@ -229,9 +245,9 @@ class Membership:
     def report_failure(self, failure: Failure) -> None:
         """Tell why this worker stops, after the events before it. Never raises: the supervisor sees the exit anyway."""
         limit = min(self._timing.failure_timeout, _REPORT_LIMIT)
-        end = self._clock() + limit
+        end = self._runtime.now() + limit
         try:
-            self._flush(lambda: end - self._clock())
+            self._flush(lambda: end - self._runtime.now())
             if not self.ended:
                 registration, generation = self._registration, self._view.generation_id
                 report = pb.FailureReport(
@@ -240,11 +256,12 @@ class Membership:
                     pid=registration.pid if registration else os.getpid(),
                     generation=encode_id(generation) if generation else None,
                 )
-                self._calls.call(self._calls.stub.ReportFailure, report, limit)
+                if self._link.call(report, limit) is None:
+                    raise LinkError("it does not answer")
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._calls.address, error)
+            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._link.address, error)
 
-    def tell_all(self) -> None:
+    def flush(self) -> None:
         """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough, and
         JobEnded where the job has ended and what was queued could not be told any more."""
         has_arrived = self._flush(self.lease_remaining)
@@ -255,16 +272,16 @@ class Membership:
             if not has_arrived and not self._flush(self._briefly()):
                 raise
 
-    def tell_before_promise(self) -> None:
-        """Send what is queued, for as long as a coordinator may come back that could hear a promise, too."""
+    def flush_before_report(self) -> None:
+        """Send what is queued, for as long as a coordinator may come back that could hear a state report, too."""
         self._flush(lambda: -1.0 if self.ended else self._lease.remaining() + self._timing.failure_timeout)
 
-    def tell_the_rest(self) -> None:
+    def flush_last(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
         try:
             self._flush(self._briefly())
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s the last events: %r", self._calls.address, error)
+            log.warning("cannot tell the coordinator at %s the last events: %r", self._link.address, error)
 
     def complete(self, digest: str, result: Mapping[str, Any]) -> bool:
         """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded.
@@ -281,7 +298,7 @@ class Membership:
             weights_digest=digest,
             result=json.dumps(dict(result)),
         )
-        reply = self._ask_until_answered(self._calls.stub.Complete, request)
+        reply = self._ask_until_answered(request, self._may_still_be_answered)
         if reply is not None and reply.regroup:
             return False
         failure = decode_failure(reply.failure) if reply else self._view.failure
@@ -291,10 +308,8 @@ class Membership:
 
     def close(self) -> None:
         """Leave: sends nothing more, and ends the threads."""
-        self._calls.closing.set()
-        if self._follow_call is not None:
-            self._follow_call.cancel()
-        self._calls.close()
+        self._closing.set()
+        self._link.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -309,11 +324,16 @@ class Membership:
         return self._registration is None or self._heartbeats.flush(deadline)
 
     def _briefly(self) -> Callable[[], float]:
-        end = self._clock() + _REST_LIMIT
-        return lambda: end - self._clock()
+        end = self._runtime.now() + _REST_LIMIT
+        return lambda: end - self._runtime.now()
 
-    def _ask_until_answered(self, method: Any, request: Any) -> Any:
-        return self._calls.ask_until_answered(method, request, self._may_still_be_answered)
+    def _ask_until_answered(self, request: Request, go_on: Callable[[], bool]) -> Any:
+        """The reply, however often it has to be asked for; None once `go_on` says no."""
+        while True:
+            reply = self._link.call(request, self._timing.failure_timeout)
+            if reply is not None or not go_on():
+                return reply
+            self._closing.wait(self._timing.heartbeat_every)
 
     def _may_still_be_answered(self) -> bool:
         if self.ended:
@@ -327,7 +347,7 @@ class Membership:
         Whoever waits does nothing that needs a lease, and gives it the time in which it may be started again.
         """
         if self._lease.remaining() <= -self._timing.failure_timeout:
-            raise LeaseExpired(self._lease.explain(self._calls.address))
+            raise LeaseExpired(self._lease.explain(self._link.address))
 
     def _next_heartbeat(self, batch: Batch) -> pb.HeartbeatRequest:
         registration = self._registered()
@@ -349,32 +369,18 @@ class Membership:
     # --- following
 
     def _keep_following(self) -> None:
-        while not self._calls.closing.is_set() and not self.ended:
+        request = pb.FollowRequest(worker=self._registered().slot)
+        while not self._closing.is_set and not self.ended:
             try:
-                self._follow()
-            except (grpc.RpcError, ValueError) as error:
-                log.debug("the coordinator's directives broke off: %r", error)
-                self._calls.closing.wait(self._timing.heartbeat_every)
+                for directive in self._link.follow(request):
+                    if directive.HasField("end"):
+                        self._lease.end()
+                    self._view.handle(directive)
             except Exception:
                 # Whoever hears nothing any more, and sends heartbeats all the same, would be waited for for ever.
                 log.exception("a directive of the coordinator could not be followed")
-                self._calls.closing.wait(self._timing.heartbeat_every)
-
-    def _follow(self) -> None:
-        request = pb.FollowRequest(worker=self._registered().slot)
-        self._follow_call = self._calls.listen(self._calls.stub.Follow, request)
-        if self._calls.closing.is_set():  # `close` came before there was a call that it could cancel
-            self._follow_call.cancel()
-        for directive in self._follow_call:
-            if directive.HasField("end"):
-                self._lease.end()
-            self._view.heed(directive)
-
-    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
-        # Daemons: a worker that fails before it can close its membership must still be able to exit.
-        thread = threading.Thread(target=work, name=f"membership-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+            if not self.ended:
+                self._closing.wait(self._timing.heartbeat_every)
 
 
 def _refused(failure: Failure) -> JobError:

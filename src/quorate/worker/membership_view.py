@@ -1,12 +1,12 @@
 """Where a worker stands in its job: what its coordinator has declared, and what the worker has promised since."""
 
-import threading
 from collections.abc import Callable
 
 from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id
@@ -30,8 +30,8 @@ class Dismissed(JobError):  # noqa: N818 (a happening, not a mistake)
 class MembershipView:
     """Heard by one thread, acted on by another."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, runtime: Runtime = SYSTEM) -> None:
+        self._changed = runtime.condition()
         self._member: tuple[int, str] | None = None
         self._pid = 0
         self._generation: Generation | None = None
@@ -107,10 +107,13 @@ class MembershipView:
                 if self._is_dismissed:
                     raise Dismissed("this worker was asked to leave, and may")
                 check()
-                self._changed.wait(pause)  # a lease moves while we wait, so it is asked again
+                self._changed.wait_for(lambda: self._has_news(after), pause)  # a lease moves meanwhile: asked again
             if self.ended or self._generation is None:
                 raise JobEnded(self.failure)
             return self._generation
+
+    def _has_news(self, after: Generation | None) -> bool:
+        return self.ended or self._is_dismissed or (self._generation is not None and self._generation is not after)
 
     def check(self) -> None:
         """Raise GenerationOver or JobEnded when this worker may act no longer."""
@@ -129,7 +132,7 @@ class MembershipView:
 
     # --- what the coordinator declares
 
-    def heed(self, directive: pb.Directive) -> None:
+    def handle(self, directive: pb.Directive) -> None:
         """Take note of it."""
         with self._changed:
             match directive.WhichOneof("what"):

@@ -1,17 +1,20 @@
-"""Events on their way to the coordinator."""
+"""Events on their way to the coordinator, with a worker's heartbeats."""
 
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from quorate.core.timing import Timing
 from quorate.observe.event import Event
 
 log = logging.getLogger(__name__)
-
 # A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
 _BATCH_BYTES = 512 * 2**10
 _EVENT_LIMIT = 4 * 2**20
+MOST_KEPT = 10_000
+Publish = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Batch:
 
 
 class Outbox:
-    """A queue of events. `put` never waits; batches are taken by one thread at a time."""
+    """A queue of events. `publish` never waits; batches are taken by one thread at a time."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque()
@@ -34,7 +37,7 @@ class Outbox:
         # Whoever asks while a batch is taken must not find neither lines nor batch.
         self._taking = threading.Lock()
 
-    def put(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Queue an event."""
         line = event.to_json()
         if len(line) > _EVENT_LIMIT:
@@ -69,3 +72,35 @@ class Outbox:
         """Whether everything has arrived."""
         with self._taking:
             return not self._lines and (self._answered or not self._batch.lines)
+
+
+class Backlog:
+    """What a worker's loop publishes: by the host of lane 0 at once, by everybody else if the one who hosts it dies.
+
+    Events that were still on their way are lost with a worker, but every worker passes through the same steps, so
+    another can tell them as well; the coordinator writes each down once. Whoever is quiet about an event keeps it for
+    as long as it may be unknown.
+    """
+
+    def __init__(self, publish: Publish, timing: Timing) -> None:
+        self._publish = publish
+        # Nobody completes a step who has not been answered for a lease, so nothing untold is older than that.
+        self._window = timing.lease + 2 * timing.heartbeat_every
+        self._kept: deque[Event] = deque(maxlen=MOST_KEPT)
+
+    def publish(self, event: Event) -> None:
+        """Publish an event, after those that were kept: this worker hosts lane 0 now."""
+        self.publish_kept()
+        self._publish(event)
+
+    def publish_kept(self) -> None:
+        """Publish what was kept, in its order: those who copy the state of a worker that is ahead cannot."""
+        while self._kept:
+            self._publish(self._kept.popleft())
+
+    def keep(self, event: Event) -> None:
+        """Be quiet about an event that another tells."""
+        self._kept.append(event)
+        # By the newest, not by the clock: while a loss is being noticed nothing happens that could be told.
+        while event.time - self._kept[0].time > self._window:
+            self._kept.popleft()

@@ -27,7 +27,7 @@ from quorate.core.failure import Failure
 from quorate.core.memory import is_shortage
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.event import Event
 from quorate.reduce.connect import Listeners
@@ -43,13 +43,13 @@ from quorate.training.source import task_source
 from quorate.training.task import Task, configure
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
-from quorate.worker.backlog import Backlog
-from quorate.worker.membership import Membership, WorkerStatus
+from quorate.worker.coordinator_link import GrpcLink
+from quorate.worker.heartbeats import PaceMeter
+from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.pace import PaceMeter
-from quorate.worker.registration import Registration
+from quorate.worker.outbox import Backlog
 from quorate.worker.same_data import check_same_data, data_facts
-from quorate.worker.session import WorkerSession
+from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,13 @@ class Worker:
         self._timing = Timing(self._spec.failure_timeout)
         self._saver: Checkpointer | None = None
         self._pace = PaceMeter()
-        self._membership = Membership(
-            assignment.coordinator, assignment.token, self._timing, self._status, self._pace.take
-        )
+        link = GrpcLink(assignment.coordinator, assignment.token)
+        self._membership = Membership(link, self._timing, self._status, self._pace.take)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
-        self._tell = self._page.write if self._hook is None else self._tell_hook
+        self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
-        self._activity = Activity(self._tell, self._page.write_samples, self._pace.add_step, stretch)
+        self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, stretch)
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -134,7 +133,7 @@ class Worker:
 
     def _leave(self, reason: QuorateError) -> int:
         log.info("the job has ended: %s", reason)
-        self._membership.tell_the_rest()
+        self._membership.flush_last()
         return ENDED_WITH_THE_JOB
 
     def _give_up(self, reason: WorkerUnfit) -> int:
@@ -200,24 +199,24 @@ class Worker:
         listeners = Listeners.bind(self._assignment.network.address, shares_memory=self._spec.links == "auto")
         try:
             worker = self._membership.register(self._registration(ground, progress, listeners))
-            self._tell(progress.cursor.step, WAITING, None)
-            self._pass_through(ground, worker, progress, listeners)
+            self._write_status(progress.cursor.step, WAITING, None)
+            self._run_session(ground, worker, progress, listeners)
         finally:
             listeners.close()
 
-    def _pass_through(self, ground: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
+    def _run_session(self, ground: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
         self._saver = saver = saver_of(
             ground,
             self._assignment.mode,
             publish=self._membership.publish,
             check_lease=self._membership.check_lease,
             check_commit=self._membership.check_commit,
-            flush_events=self._membership.tell_all,
+            flush_events=self._membership.flush,
             activity=self._activity,
             generation=lambda: self._membership.generation_id,
             restored=None if self._assignment.checkpoint is None else progress.cursor,
         )
-        WorkerSession(
+        trainer = LoopTrainer(
             ground,
             worker,
             progress,
@@ -226,15 +225,16 @@ class Worker:
             self._backlog,
             self._hook,
             self._activity,
-            self._tell,
+            self._write_status,
             self._assignment,
             self._timing,
             saver,
-        ).complete()
+        )
+        WorkerSession(worker, trainer, self._membership, self._backlog, self._write_status).complete()
 
     def _build(self) -> tuple[SessionParts, Progress]:
         spec = self._spec
-        self._tell(0, BUILDING, None)
+        self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
         CPU.pin(spec.threads, spec.deterministic)
         task = self._configure()
@@ -265,7 +265,7 @@ class Worker:
     def _restore(self, ground: SessionParts) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
-        self._tell(0, RESTORING, None)
+        self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)

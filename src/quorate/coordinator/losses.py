@@ -1,0 +1,332 @@
+"""Workers that are lost: failures that are reported, processes that have ended, and who takes their place."""
+
+from dataclasses import replace
+
+from quorate.coordinator.actions import Action, Expel, RecordLoss, Refill, Warn
+from quorate.coordinator.autopsy import (
+    autopsy_of_divergence,
+    autopsy_of_divergences,
+    autopsy_of_exit,
+    autopsy_of_futility,
+)
+from quorate.coordinator.events import ExitReported, FailureReported
+from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
+from quorate.coordinator.places import expel, places
+from quorate.coordinator.stall import find_poison, with_victim
+from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
+from quorate.coordinator.succession import without_missing
+from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
+from quorate.core.failure import Failure
+from quorate.core.worker_status import APPLY, DIVERGED, GAVE_UP, LEFT
+
+MOST_DIVERGED = 3
+"""So many times in a row may replicas differ without the job getting any further in between."""
+_MOST_DOUBLINGS = 10
+LONGEST_BACK_OFF = 60.0
+"""Seconds at most before a place is filled again whose processes give up one after the other."""
+REPORTED_GIVEN_UP = 3
+"""After so many in a row the user is told what would help."""
+
+
+def on_failure_reported(state: Active, event: FailureReported, now: float) -> Decision:
+    """Somebody tells why it stops.
+
+    User code that raises ends the job. A broken link is a symptom, and what only this worker lacks another may have.
+    A process that was given up may wake once more and fail on what is gone by now: the job goes on without it.
+    """
+    if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
+        return Decision(state, (), f"worker {event.worker} (pid {event.pid}) counts as lost; its report is ignored")
+    if event.failure.kind == ReplicasDiffer.__name__:
+        return _on_divergence(state, event, now)
+    known = state.members.find(event.worker)
+    failure = event.failure
+    if failure.worker is None:
+        failure = failure.at(worker=event.worker)
+    if known and failure.step is None:
+        failure = failure.at(step=known.status.step, phase=failure.phase or known.status.phase)
+    if known and failure.phase == APPLY and failure.is_repeatable and _others_apply_it(state, known):
+        return _accuse(state, known, failure, now)
+    if failure.kind not in _kinds_of_a_loss():
+        return end(failure)
+    worker = failure.worker
+    reason = f"worker {worker} gives up; it is lost when it exits: {failure.message}"
+    if worker is None:
+        return Decision(state, (), reason)
+    last_words = {**state.members.last_words, (worker, event.pid): failure.message}
+    return Decision(replace(state, members=replace(state.members, last_words=last_words)), (), reason)
+
+
+def _others_apply_it(state: Active, known: Enrolled) -> bool:
+    """Whether others apply the same step to the same state, and nobody has failed in it yet."""
+    if isinstance(state, Recalling) or known.is_ready or state.members.accused is not None:
+        return False
+    return any(other.worker != known.worker and other.has_trained for other in state.members.enrolled)
+
+
+def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Decision:
+    """A worker could not apply a step. That ends the job if it is the same for the others, which they tell; where they
+    could, it is the replica that is wrong."""
+    last_words = {**state.members.last_words, known.process: failure.message}
+    accusing: Active = replace(state, members=replace(state.members, accused=failure, last_words=last_words))
+    if proof := proof_against(accusing.members):
+        return condemn(accusing, proof, now)
+    return Decision(accusing, (), f"whether it is its replica is seen by the others: {failure.message}")
+
+
+def _on_divergence(state: Active, event: FailureReported, now: float) -> Decision:
+    """All members tell the same; the first word is enough, and what comes later is of a generation that is no more."""
+    known = state.members.find(event.worker, event.pid)
+    if known is None or known.within != event.generation:
+        return Decision(state, (), f"worker {event.worker} tells of replicas that have been given up: ignored")
+    return condemn(state, event.failure, now)
+
+
+def _kinds_of_a_loss() -> set[str]:
+    """Every kind of error between two processes (one of them is the trouble, and neither knows which), and every one
+    that is of this worker's process or machine."""
+    kinds: list[type[JobError]] = [LinkError, WorkerUnfit]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    return {kind.__name__ for kind in kinds}
+
+
+def on_exit_reported(state: Active, event: ExitReported, now: float) -> Decision:
+    """The supervisor has reaped a process."""
+    told = dict(state.members.last_words)
+    # Who never registered may not have told its pid.
+    last_words = [told.pop((event.worker, pid), "") for pid in (event.pid, 0)]
+    members = replace(state.members, last_words=told)
+    if event.exit_code == GAVE_UP and not members.is_gone(event.worker, event.pid):
+        members = _count_giving_up(members, event)
+    return _after_exit(replace(state, members=members), event, next(filter(None, last_words), ""), now)
+
+
+def _count_giving_up(members: Members, event: ExitReported) -> Members:
+    """A process could not go on, and has told why: the first in a row, if it has completed a step."""
+    known = members.find(event.worker, event.pid)
+    step = max(known.status.step or 0, event.status.step or 0) if known and not known.is_ready else 0
+    # The step that a place tells is under way: the one after the generation's cursor is its first.
+    in_a_row = 0 if step > members.cursor.step + 1 else members.given_up.get(event.worker, 0)
+    return replace(members, given_up={**members.given_up, event.worker: in_a_row + 1})
+
+
+def _after_exit(state: Active, event: ExitReported, last_words: str, now: float) -> Decision:
+    members, process = state.members, (event.worker, event.pid)
+    known = members.find(event.worker, event.pid)
+    is_missing = isinstance(state, Recalling) and process in state.missing
+    # The coordinator before may have let it go.
+    is_from_before = event.exit_code == LEFT and members.is_successor and (known is not None or is_missing)
+    if event.exit_code == DIVERGED and (known is not None or is_missing or process in members.dismissed):
+        # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
+        failure = Failure(ReplicasDiffer.__name__, f"worker {event.worker} has found that the replicas differ.")
+        return condemn(state, failure, now, ended=process)
+    if process in members.dismissed or is_from_before:
+        return _see_off(state, event, now)
+    failure = autopsy_of_exit(event, known, last_words, had_joined=is_missing)
+    if known is not None:
+        died = replace(state, members=replace(members, victims=with_victim(members.victims, event, known, last_words)))
+        detect = now - members.suspicion.since if members.suspicion else 0.0
+        return lose(died, known, failure, detect, now, is_reaped=True)
+    if process in members.reaped | members.expelled:
+        return _reap(state, event, now)
+    if not is_missing and event.worker not in members.awaited:
+        reaped: Active = replace(state, members=replace(members, reaped=members.reaped | {process}))
+        return Decision(
+            reaped, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member"
+        )
+    reaped = replace(state, members=expel(members, {process}, reaped={process}))
+    if isinstance(reaped, Recalling) and is_missing:
+        reaped = without_missing(reaped, process)
+    return fill_place(reaped, event.worker, failure, (RecordLoss(failure, 0.0),), now, is_vacant=True)
+
+
+def _reap(state: Active, event: ExitReported, now: float) -> Decision:
+    """One whose loss has been told is gone for sure: now its place is free."""
+    members, process = state.members, (event.worker, event.pid)
+    reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
+    if process in members.reaped and event.worker not in members.awaited:
+        return Decision(state, (), reason)
+    # Where the answer was lost it is told again; the answer is given again, and nobody is counted twice.
+    reaped = replace(state, members=expel(members, {process}, reaped={process}))
+    return vacate(reaped, event.worker, (), reason, now)
+
+
+def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
+    """One that was let go is gone, which is no failure; its place is for another, if there still is one."""
+    process = (event.worker, event.pid)
+    known = state.members.find(*process)
+    reason = f"worker {event.worker} (pid {event.pid}) has left"
+    left: Active = replace(state, members=expel(state.members, {process}, reaped={process}))
+    actions: tuple[Action, ...] = ()
+    if isinstance(left, Recalling):
+        left = without_missing(left, process)
+    elif known is not None and isinstance(left, Training) and known.within == left.generation.id:
+        left, actions = regroup(left, now)
+    return vacate(left, event.worker, actions, reason, now)
+
+
+# --- what a loss costs
+
+
+def deaths_allowed(members: Members) -> int:
+    """How many workers may be lost, without a step in between, before the job is given up.
+
+    Few before the first generation: what keeps them from starting once will do so again.
+    """
+    return 2 * members.wanted + 3 if members.generations else 3
+
+
+def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: float, *, is_reaped: bool) -> Decision:
+    """A registered worker is gone, or counts as gone: the others go on without it, and another takes its place.
+
+    Its place is filled when its process has been reaped: until then it may still write somewhere.
+    """
+    before = state.members
+    members = replace(
+        expel(before, {known.process}, reaped={known.process} if is_reaped else ()),
+        futile=0,
+        # Who is expelled has not died of what it was doing.
+        victims=before.victims if is_reaped else (),
+        suspicion=None,
+        is_explained=isinstance(state, Forming) or not known.is_ready,
+        # It may have saved a checkpoint after others have looked for one.
+        founders=before.founders if known.is_ready and not known.has_trained else frozenset(),
+    )
+    actions: tuple[Action, ...] = (RecordLoss(failure, detect),)
+    if not is_reaped:
+        actions = (*actions, Expel(*known.process))
+    left: Active = replace(state, members=members)
+    if isinstance(state, Training) and known.within == state.generation.id:
+        left, regrouping = regroup(left, now)
+        actions = (*actions, *regrouping)
+    return fill_place(left, known.worker, failure, actions, now, is_vacant=is_reaped)
+
+
+def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] | None = None) -> Decision:
+    """The replicas of a generation differ. Wrong gradients have been in everybody's sum, so nobody holds the state of
+    the job any more: all are replaced, and go on from the newest checkpoint, which all members had agreed on.
+
+    `ended` is the process whose end has told of it.
+    """
+    # All but those who have just what they came with; be it that somebody was left out since it trained.
+    doomed = {
+        known.process: known
+        for known in state.members.enrolled
+        if known.has_trained or not known.is_ready or known.cursor != known.registration.cursor
+    }
+    processes = frozenset(doomed) | (state.missing if isinstance(state, Recalling) else frozenset())
+    reaped = frozenset() if ended is None else frozenset({ended})
+    members = replace(
+        expel(state.members, processes, reaped),
+        diverged=state.members.diverged + 1,
+        is_condemned=True,
+        # What others have found before may be older than what these have saved.
+        founders=frozenset(),
+        accused=None,
+        futile=0,
+        victims=(),
+        suspicion=None,
+        is_explained=True,
+    )
+    gone = {worker for worker, _ in processes}
+    blamed = gone.intersection(failure.culprits) or gone
+    losses = [
+        RecordLoss(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0)
+        for process in sorted(processes)
+        if process[0] in blamed
+    ]
+    if members.diverged > MOST_DIVERGED and members.stop is None:
+        return end(autopsy_of_divergences(failure, members.diverged), *losses)
+    if isinstance(state, Recalling):
+        state = replace(state, missing=frozenset())
+    left, regrouping = regroup(replace(state, members=members), now)
+    actions = (*losses, *regrouping, *(Expel(*process) for process in sorted(processes - reaped)))
+    reason = f"{failure.message} All go back to the newest checkpoint."
+    if ended is not None:
+        return vacate(left, ended[0], actions, reason, now)
+    return form_if_ready(left, actions, reason, now)
+
+
+def proof_against(members: Members) -> Failure | None:
+    """That the replica of a worker which could not apply a step differs: another, with the same to apply, could."""
+    accused = members.accused
+    if accused is None or accused.step is None:
+        return None
+    others = (known for known in members.enrolled if known.worker != accused.worker and known.is_ready)
+    other = next((known for known in others if known.has_trained and known.cursor.step >= accused.step), None)
+    if other is None:
+        return None
+    return Failure(
+        ReplicasDiffer.__name__,
+        f"Worker {accused.worker} could not apply step {accused.step}, and worker {other.worker} could: their replicas "
+        f"differ. {accused.message}",
+        culprits=() if accused.worker is None else (accused.worker,),
+    )
+
+
+def fill_place(
+    state: Active, worker: int, failure: Failure, actions: tuple[Action, ...], now: float, *, is_vacant: bool
+) -> Decision:
+    """Have another process take a place, unless the job is stopping, or too many have died for nothing."""
+    members = state.members
+    if isinstance(state, Training):
+        members = replace(members, stillborn=members.stillborn + 1)
+    else:
+        members = replace(members, deaths=members.deaths + 1)
+    if members.stop is None and (poison := find_poison(members.victims)):
+        return end(poison, *actions)
+    if members.deaths > deaths_allowed(members) and members.stop is None:
+        return end(autopsy_of_futility(failure, members.deaths, len(members.enrolled), members.settings), *actions)
+    left = replace(state, members=members)
+    if not is_vacant:
+        return form_if_ready(left, actions, failure.message, now)
+    if members.stop is None:
+        actions = (*actions, *_explain_giving_up(members, worker, failure.message))
+    return vacate(left, worker, actions, failure.message, now)
+
+
+def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
+    """The process that had a place is gone for sure: another is started.
+
+    Not where there is no such place any more, nor where the job is stopping.
+    """
+    members = state.members
+    if worker not in places(members):
+        left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
+        return form_if_ready(left, actions, reason, now)
+    if members.stop is None:
+        founders = members.founders if members.has_state else members.founders | {worker}
+        left = replace(state, members=replace(members, founders=founders))
+        return form_if_ready(left, (*actions, refill(members, worker)), reason, now)
+    left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
+    if isinstance(left, Forming) and holds_nothing(left.members):
+        return stopped(members.stop, actions, reason)
+    return form_if_ready(left, actions, reason, now)
+
+
+def refill(members: Members, worker: int) -> Refill:
+    """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
+    timing = members.settings.timing
+    excess = min(members.deaths + members.stillborn - members.wanted, _MOST_DOUBLINGS)
+    after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
+    return Refill(worker, max(after, _back_off(members, worker)), restore=not members.has_state)
+
+
+def _back_off(members: Members, worker: int) -> float:
+    """What one process in a place lacks the next may lack too, and each that comes costs the others a generation."""
+    times = min(members.given_up.get(worker, 0), _MOST_DOUBLINGS)
+    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 2))
+
+
+def _explain_giving_up(members: Members, worker: int, why: str) -> tuple[Action, ...]:
+    if members.given_up.get(worker) != REPORTED_GIVEN_UP:
+        return ()
+    resize = (
+        f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
+    )
+    message = (
+        f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed"
+        f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(members, worker):.0f} s, the ones"
+        f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
+    )
+    return (Warn(message, members.cursor.step),)

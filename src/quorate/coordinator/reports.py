@@ -1,0 +1,298 @@
+"""What workers report: that they are here, alive, out of their generation, or done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quorate.coordinator.actions import (
+    Action,
+    EndJob,
+    Expel,
+    GrantLease,
+    Inform,
+    Recall,
+    RecordEvents,
+    Refuse,
+    Regroup,
+    Warn,
+    Welcome,
+)
+from quorate.coordinator.autopsy import name_enrolled
+from quorate.coordinator.events import Completed, HeartbeatReceived, Registered, StateReported
+from quorate.coordinator.forming import end, form_if_ready, regroup
+from quorate.coordinator.losses import condemn, proof_against
+from quorate.coordinator.places import call_together, expel, mark_leaving, places
+from quorate.coordinator.speed import find_better_sharing, judge
+from quorate.coordinator.stall import with_status
+from quorate.coordinator.states import Active, Decision, Ended, Enrolled, Recalling, Suspicion, Training
+from quorate.coordinator.succession import is_expected, take_back, without_missing
+from quorate.core.digests import first_difference, outvoted
+from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError
+from quorate.core.failure import Failure
+
+CANARY = "canary"
+_DATA = ("dataset", "dataset layout")
+_LIBRARY = "library "
+_NOT_GIVEN = "(not given)"
+
+
+def on_registered(state: Active, event: Registered, now: float) -> Decision:
+    """A process asks for a place, or comes back to it."""
+    members = state.members
+    why = _why_refused(state, event)
+    if why:
+        return _refuse(state, event, why)
+    known = members.find(event.worker)
+    welcome = Welcome(event.worker, members.settings.timing.lease)
+    if known:
+        again = replace(state, members=members.having(replace(known, heard=now)))
+        return Decision(again, (welcome,), f"worker {event.worker} has asked again")
+    if event.position is not None:
+        return _return(state, event, now)
+    difference = join_difference(event, members.reference) if members.reference else None
+    if difference:
+        return end(difference, Refuse(event.worker, difference))
+    members = replace(
+        members,
+        enrolled=(*members.enrolled, Enrolled(event, heard=now, cursor=event.cursor, moved=now)),
+        reference=members.reference or event,
+        awaited=members.awaited - {event.worker},
+    )
+    joined: Active = replace(state, members=members)
+    if isinstance(joined, Recalling):
+        joined = replace(joined, missing=joined.missing - {(event.worker, event.pid)})
+    # It is let in at a step boundary, where the others need not do anything again.
+    actions = (welcome, *call_together(joined))
+    count = f"{len(members.enrolled)} of {len(places(members))}"
+    return form_if_ready(joined, actions, f"worker {event.worker} has registered, {count}", now)
+
+
+def _why_refused(state: Active, event: Registered) -> str:
+    """Why a process cannot have the place that it asks for; empty if it can."""
+    members = state.members
+    # One whose place is no more may hold the state: it comes back, and leaves as it should.
+    is_ours = members.find(event.worker, event.pid) is not None or is_expected(state, event.worker, event.pid)
+    if event.worker not in places(members) and not is_ours:
+        return f"there is no place {event.worker}: the job has 0 to {len(places(members)) - 1} (workers)."
+    if members.is_gone(event.worker, event.pid):
+        return "it counts as lost, and its place is for another."
+    known = members.find(event.worker)
+    if known and known.registration.process != event.process:
+        return f"the place is taken: {name_enrolled(known)} has registered for it."
+    return ""
+
+
+def _return(state: Active, event: Registered, now: float) -> Decision:
+    """A worker of the coordinator before this one comes back."""
+    if not is_expected(state, event.worker, event.pid):
+        return _refuse(state, event, "nobody waits for it: it was given up, and its place is for another.")
+    position = event.position
+    if state.members.is_condemned and position and position.generation:
+        return _turn_away(state, event, now)
+    welcome = Welcome(event.worker, state.members.settings.timing.lease)
+    back = take_back(state, event, now)
+    actions: tuple[Action, ...] = (welcome, *call_together(back))
+    if not isinstance(back, Recalling) and position and position.generation and not position.has_left:
+        # The others have gone on without it.
+        actions = (*actions, Regroup(position.generation.id, at_boundary=False))
+    return form_if_ready(back, actions, f"worker {event.worker} has come back", now)
+
+
+def _turn_away(state: Active, event: Registered, now: float) -> Decision:
+    """One that has trained in a generation whose replicas differed: the coordinator before could not have it killed."""
+    process = (event.worker, event.pid)
+    gone: Active = replace(state, members=expel(state.members, {process}))
+    if isinstance(gone, Recalling):
+        gone = without_missing(gone, process)
+    refusal = _refuse(gone, event, "the replicas of its generation differed.")
+    return form_if_ready(gone, (*refusal.actions, Expel(*process)), refusal.reason, now)
+
+
+def _refuse(state: Active, event: Registered, why: str) -> Decision:
+    message = f"worker {event.worker} (pid {event.pid} on host {event.host}) is refused: {why}"
+    return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
+
+
+def on_heartbeat(state: Active, event: HeartbeatReceived, now: float) -> Decision:
+    """A member is alive; its lease is renewed, and what it tells is written down once."""
+    known = state.members.find(event.worker, event.pid)
+    if is_expected(state, event.worker, event.pid):
+        return _recall(state, event.worker)
+    if known is None:
+        reason = f"worker {event.worker} (pid {event.pid}) sends heartbeats but is no member: no lease"
+        return Decision(state, (), reason)
+    heard = replace(known, heard=now)
+    actions: tuple[Action, ...] = (GrantLease(event.worker, state.members.settings.timing.lease),)
+    # A heartbeat that is sent again because its answer was lost has told its events already.
+    if event.sequence > known.sequence:
+        heard = replace(heard, sequence=event.sequence)
+        actions = (*actions, RecordEvents(event.events)) if event.events else actions
+    members = state.members.having(heard)
+    if event.sequence > known.sequence:
+        members = with_status(members, heard, event.status, now, is_over=not isinstance(state, Training))
+        heard = members.find(event.worker, event.pid) or heard
+    alive: Active = replace(state, members=members)
+    reason = f"worker {event.worker} is alive"
+    if isinstance(alive, Training) and heard.within == alive.generation.id and event.sequence > known.sequence:
+        alive, told, why = _judge_pace(alive, heard, event, now)
+        actions, reason = (*actions, *told), "; ".join((reason, *why))
+    if event.is_leaving and not known.is_leaving:
+        return _let_go(alive, known, actions, now)
+    return Decision(alive, actions, reason)
+
+
+def _judge_pace(
+    state: Training, known: Enrolled, event: HeartbeatReceived, now: float
+) -> tuple[Training, tuple[Action, ...], list[str]]:
+    """Somebody may be much slower than the others, and lanes may be better off elsewhere; why, in sentences."""
+    if event.pace is None:
+        return state, (), []
+    step = event.status.step or 0
+    hosted = state.generation.members[state.generation.position(known.worker)].lanes
+    judged, trouble = judge(state.members, known, hosted, event.pace)
+    state = replace(state, members=state.members.having(judged))
+    actions: tuple[Action, ...] = (Warn(trouble, step),) if trouble else ()
+    if better := find_better_sharing(state, step, now):
+        actions = (*actions, Inform(better, step), Regroup(state.generation.id, at_boundary=True))
+        state = replace(state, is_called=True)
+    return state, actions, [sentence for sentence in (trouble, better) if sentence]
+
+
+def _let_go(state: Active, known: Enrolled, actions: tuple[Action, ...], now: float) -> Decision:
+    """A worker has to leave: it completes its step, and the others go on without it."""
+    leaving: Active = replace(state, members=mark_leaving(state.members, {known.worker}))
+    reason = f"{name_enrolled(known)} has been asked to leave"
+    return form_if_ready(
+        leaving, (*actions, Warn(f"{reason}.", known.status.step or 0), *call_together(leaving)), reason, now
+    )
+
+
+def on_state_reported(state: Active, event: StateReported, now: float) -> Decision:
+    """A worker has left its generation. If that is the one at work, it is over for everybody."""
+    known = state.members.find(event.worker, event.pid)
+    if is_expected(state, event.worker, event.pid):
+        return _recall(state, event.worker)
+    if known is None:
+        message = f"worker {event.worker} (pid {event.pid}) counts as lost: another may have taken its place."
+        return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
+    if event.generation != known.within:
+        return Decision(state, (), f"worker {event.worker} tells where it stood in generation {event.generation}")
+    has_trained = known.has_trained or event.cursor >= state.members.cursor
+    promised = replace(
+        known, within=None, cursor=event.cursor, has_trained=has_trained, is_saved=event.is_saved, heard=now
+    )
+    members = state.members.having(promised)
+    if event.cursor > members.cursor and event.worker in members.given_up:
+        # It has completed a step, so that its place lacks nothing.
+        members = replace(
+            members, given_up={worker: n for worker, n in members.given_up.items() if worker != event.worker}
+        )
+    if event.symptom is not None and not members.is_explained:
+        before = members.suspicion or Suspicion((), now)
+        symptoms = (*before.symptoms, event.symptom.at(worker=event.worker))
+        members = replace(members, suspicion=replace(before, symptoms=symptoms))
+    why = f" ({event.symptom.message})" if event.symptom else ""
+    reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
+    left: Active = replace(state, members=members)
+    if proof := proof_against(members):
+        return condemn(left, proof, now)
+    if isinstance(left, Training) and event.generation != left.generation.id:
+        return Decision(left, call_together(left), reason)
+    return form_if_ready(*regroup(left, now), reason, now)
+
+
+def _recall(state: Active, worker: int) -> Decision:
+    return Decision(state, (Recall(worker),), f"worker {worker} is to tell a new coordinator where it stands")
+
+
+def on_completed(state: Active, event: Completed, now: float) -> Decision:
+    """A member is done; the job is, when all are, with equal digests."""
+    if not isinstance(state, Training):
+        return Decision(state, (), f"worker {event.worker} is done, but its generation is over: ignored")
+    if event.generation not in (None, state.generation.id):
+        # A stop may have led the job further since then, and the digest would be another.
+        return Decision(state, (), f"worker {event.worker} was done in generation {event.generation}: ignored")
+    known = state.members.find(event.worker, event.pid)
+    if known is None or event.worker not in {member.worker for member in state.generation.members}:
+        return Decision(state, (), f"worker {event.worker} is done but is no member: ignored")
+    completed = (*(done for done in state.completed if done.worker != event.worker), event)
+    count = f"{len(completed)} of {len(state.generation.members)}"
+    if len(completed) < len(state.generation.members):
+        return Decision(replace(state, completed=completed), (), f"worker {event.worker} is done, {count}")
+    in_order = sorted(completed, key=lambda done: state.generation.position(done.worker))
+    difference = completion_difference(in_order)
+    if difference:
+        return condemn(state, difference, now)
+    first = in_order[0]
+    reason = f"all workers are done with equal weights {first.digest}, {count}"
+    return Decision(Ended(None, first.result), (EndJob(None, first.digest, first.result),), reason)
+
+
+# --- what must be equal in all workers: facts and state when they join, weights when they are done
+
+
+def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
+    """Why a newcomer cannot compute the same bits as the first worker, if so."""
+    message = _fact_difference(newcomer, first) or _tensor_difference(newcomer, first)
+    if message is None:
+        return None
+    # Before the first step nothing is lost yet: the task, or the request, is wrong.
+    exit_code = RequestError.exit_code if first.cursor.step == 0 else DivergedError.exit_code
+    return Failure(DivergedError.__name__, message, worker=newcomer.worker, exit_code=exit_code)
+
+
+def completion_difference(completed: Sequence[Completed]) -> Failure | None:
+    """Which workers ended with other weights than most, if any did."""
+    found = outvoted({done.worker: done.digest for done in completed})
+    if found is None:
+        return None
+    digests = ", ".join(f"worker {done.worker} has {done.digest}" for done in completed)
+    return Failure(
+        ReplicasDiffer.__name__,
+        f"the workers ended with different weights: {digests}.",
+        culprits=found[1],
+    )
+
+
+def _fact_difference(newcomer: Registered, first: Registered) -> str | None:
+    names = {*newcomer.facts, *first.facts}
+    # The canary last, and data before it: other libraries sing and decode otherwise, and the library is what a person
+    # can change.
+    for name in sorted(names, key=lambda name: (name == CANARY, name in _DATA, name)):
+        mine, theirs = newcomer.facts.get(name, _NOT_GIVEN), first.facts.get(name, _NOT_GIVEN)
+        # A library that decodes samples is given where it is loaded, and need not be used.
+        if mine != theirs and not (name.startswith(_LIBRARY) and _NOT_GIVEN in (mine, theirs)):
+            return _described(name, mine, theirs, newcomer, first)
+    return None
+
+
+def _described(fact: str, mine: str, theirs: str, newcomer: Registered, first: Registered) -> str:
+    where = f" (hosts {newcomer.host} and {first.host})" if newcomer.host != first.host else ""
+    if fact in _DATA:
+        # One that was started again is compared with what it was before.
+        whose = "it did before" if newcomer.worker == first.worker else f"worker {first.worker}"
+        return (
+            f"worker {newcomer.worker} reads other data than {whose} ({fact} {mine}, not {theirs}): all "
+            f"workers of a job need the same{where}. Give all of them the same files, the same index of shards and the "
+            "same datasets() (its length, columns=, window=); what was changed while the job ran has to be restored "
+            "before it is resumed."
+        )
+    meaning = "the machines do not compute alike" if fact == CANARY else f"all workers of a job need the same{where}"
+    return f"worker {newcomer.worker}'s {fact} {mine} differs from worker {first.worker}'s {theirs}: {meaning}."
+
+
+def _tensor_difference(newcomer: Registered, first: Registered) -> str | None:
+    if newcomer.cursor != first.cursor:
+        return None  # who is behind copies the state of who is ahead
+    tensor = first_difference(dict(newcomer.tensors), dict(first.tensors))
+    if tensor is None:
+        return None
+    if first.cursor.step > 0:
+        return (
+            f"worker {newcomer.worker} holds another state than worker {first.worker} at step {first.cursor.step}:"
+            f" they first differ in '{tensor}'. They read other checkpoints, or one of them is damaged."
+        )
+    return (
+        f"worker {newcomer.worker} built other initial weights than worker {first.worker}: they first differ in"
+        f" '{tensor}'. The model is built without a fixed seed: draw from the global generators of torch, NumPy and"
+        " Python, which are seeded before `model()` is called, and not from the time or a generator of your own."
+    )

@@ -1,0 +1,88 @@
+"""How a worker calls its coordinator: a protocol of three methods, and gRPC as what fulfils it."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
+from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+
+log = logging.getLogger(__name__)
+
+Request = pb.RegisterRequest | pb.HeartbeatRequest | pb.StateReport | pb.FailureReport | pb.CompleteRequest
+
+_METHODS = {
+    pb.RegisterRequest: "Register",
+    pb.HeartbeatRequest: "Heartbeat",
+    pb.StateReport: "ReportState",
+    pb.FailureReport: "ReportFailure",
+    pb.CompleteRequest: "Complete",
+}
+_PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+
+class CoordinatorLink(Protocol):
+    """The calls of one worker. Its membership calls from several threads at once."""
+
+    address: str
+
+    def call(self, request: Request, timeout: float) -> Any:
+        """The reply of the service's method for such a request.
+
+        None if there is none within so many seconds, or the coordinator has gone away: it may be asked again. Raises
+        LinkError if asking again is no use.
+        """
+        ...
+
+    def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
+        """What the coordinator has declared and declares, in its order, until the connection breaks."""
+        ...
+
+    def close(self) -> None:
+        """Call no more. Calls under way end without a reply, and so does what is followed."""
+        ...
+
+
+class GrpcLink:
+    """A channel to the coordinator. It starts threads, so it is made in the worker itself, after the fork."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self._metadata = token_metadata(token)
+        self._channel = open_channel(address)
+        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stream: Any = None
+        self._is_closed = False
+
+    def call(self, request: Request, timeout: float) -> Any:
+        """The reply, or None."""
+        method = getattr(self._stub, _METHODS[type(request)])
+        try:
+            return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() not in _PASSING:
+                raise unanswered(self.address, error) from None
+            log.debug("a call was not answered: %r", error)
+        except ValueError as error:  # what gRPC raises for a closed channel
+            log.debug("the channel is closed: %r", error)
+        return None
+
+    def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
+        """One directive after the other."""
+        try:
+            self._stream = self._stub.Follow(request, metadata=self._metadata, wait_for_ready=True)
+            if self._is_closed:  # `close` came before there was a stream that it could cancel
+                self._stream.cancel()
+            yield from self._stream
+        except (grpc.RpcError, ValueError) as error:
+            log.debug("the coordinator's directives broke off: %r", error)
+
+    def close(self) -> None:
+        """End it."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.cancel()
+        self._channel.close()

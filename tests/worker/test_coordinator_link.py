@@ -1,0 +1,116 @@
+"""What a worker's link to its coordinator promises: over gRPC, and in the simulator."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.served import TOKEN, serve
+from quorate.coordinator.actions import Action
+from quorate.coordinator.membership import decide, start
+from quorate.coordinator.states import Decision, JobSettings, State
+from quorate.core.runtime import SYSTEM, Runtime
+from quorate.core.timing import Timing
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.worker.coordinator_link import CoordinatorLink, GrpcLink
+from quorate.worker.membership import Registration
+from simulation.clock import Process, VirtualClock
+from simulation.network import Network
+from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator
+from simulation.simulated_membership import SimulatedLink
+from simulation.threads import SimulatedRuntime
+
+Body = Callable[[CoordinatorLink, Runtime, Callable[[], object]], None]
+"""What is done with a link, and how its coordinator goes away."""
+
+
+def over_grpc(body: Body, folder: Path) -> None:
+    with serve(folder, workers=1) as served:
+        link = GrpcLink(served.address, TOKEN)
+        try:
+            body(link, SYSTEM, served.stop)
+        finally:
+            link.close()
+
+
+class Nobody:
+    """Follows a coordinator, and does nothing about it."""
+
+    def sees_decision(self, decision: Decision) -> bool:
+        return False
+
+    def sees_written(self, state: State, action: Action) -> None:
+        pass
+
+    def sees_news(self, coordinator: SimulatedCoordinator) -> None:
+        pass
+
+
+def in_the_simulator(body: Body, folder: Path) -> None:
+    clock = VirtualClock()
+    network = Network(clock, random.Random(7))
+    settings = JobSettings(1, 4, 1, Timing(5.0))
+    coordinator = SimulatedCoordinator(Office(clock, settings, decide, EventLog(), Nobody()), start(settings, 0.0))
+    worker = Process(clock, "worker 0")
+    runtime = SimulatedRuntime(worker)
+    link, ended = SimulatedLink(worker, network, lambda: coordinator, runtime), list[bool]()
+
+    def stop() -> None:
+        coordinator.die()
+        link.lose_calls(coordinator)
+        link.lose_stream(coordinator)
+
+    def main() -> None:
+        body(link, runtime, stop)
+        ended.append(True)
+
+    runtime.spawn("main", main)
+    while not ended and clock.advance():
+        pass
+    assert ended
+
+
+@pytest.fixture(params=[over_grpc, in_the_simulator])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Body], None]:
+    return lambda body: request.param(body, tmp_path)
+
+
+def registration(pid: int = 4710) -> pb.RegisterRequest:
+    return Registration(0, pid, "a", f"127.0.0.1:{pid}", {}, {"w": "1"}).request()
+
+
+def test_a_call_is_answered_by_what_was_decided(run: Callable[[Body], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
+        welcome = link.call(registration(), 5.0)
+        assert (welcome.lease, welcome.incarnation, welcome.refusal) == (4.0, 1, "")
+        assert "the place is taken" in link.call(registration(pid=9), 5.0).refusal
+        assert link.call(pb.HeartbeatRequest(worker=0, pid=4710, sequence=1), 5.0).lease == 4.0
+        assert link.call(pb.HeartbeatRequest(worker=0, pid=9, sequence=1), 5.0).lease == 0.0
+
+    run(body)
+
+
+def test_what_is_declared_comes_in_its_order_until_the_coordinator_is_gone(run: Callable[[Body], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
+        link.call(registration(), 5.0)
+        followed = link.follow(pb.FollowRequest(worker=0))
+        assert next(followed).HasField("formed")
+        link.call(pb.FailureReport(worker=0, failure='{"kind": "UserCodeError", "message": "no"}', pid=4710), 5.0)
+        assert next(followed).HasField("end")
+        stop()
+        assert list(followed) == []
+
+    run(body)
+
+
+def test_nobody_answers_any_more_and_who_calls_is_told_so_in_time(run: Callable[[Body], None]) -> None:
+    def body(link: CoordinatorLink, runtime: Runtime, stop: Callable[[], object]) -> None:
+        link.call(registration(), 5.0)
+        stop()
+        began = runtime.now()
+        while link.call(pb.HeartbeatRequest(worker=0, pid=4710, sequence=1), 0.2) is not None:
+            pass  # it stops when it has answered what it has heard
+        assert runtime.now() - began < 5.0
+
+    run(body)
