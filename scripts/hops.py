@@ -25,6 +25,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "quorate"
 STEP, SAVE = "training/loop.py Loop._step", "training/loop.py Loop._save"
+CONNECT = ("reduce/connect.py connect",)
 LIMIT = 120.0
 STEPS = 40
 
@@ -126,9 +127,14 @@ def of_death(calls: list[Call]) -> list[str]:
     last = {pid: max(call.time for call in calls if call.pid == pid) for pid in workers}
     dead = min(last, key=last.__getitem__)
     killed = last[dead]
-    done = next(c.time for c in calls if c.name == STEP and c.event == "return" and c.time > killed + 0.05)
+    # The step that it was killed in ends for the other, too, by an error; the next follows when they have connected.
+    connected = next(call.time for call in calls if call.time > killed and call.name in CONNECT and call.pid != dead)
+    done = next(c.time for c in calls if c.name == STEP and c.event == "return" and c.time > connected)
     usual = set(_names(call for call in calls if killed - 1.0 <= call.time < killed))
-    return [name for name in _names(call for call in calls if killed < call.time <= done) if name not in usual]
+    # The replacement is built meanwhile, and nobody waits for it.
+    there = {call.pid for call in calls if call.time < killed}
+    on_the_way = _names(call for call in calls if killed < call.time <= done and call.pid in there)
+    return [name for name in on_the_way if name not in usual]
 
 
 def trained(*, workers: int, pause: float, kills: bool) -> list[Call]:
