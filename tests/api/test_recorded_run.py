@@ -1,12 +1,15 @@
 """What is known of a run whose files are gone or cut, and of checkpoints that are not its own."""
 
+import io
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from history.run_builder import Story, add_checkpoint, build_run
+from quorate.api.checkpoints import verify_run
 from quorate.api.recorded_run import (
     recorded_and_asked,
     recorded_environment,
@@ -18,7 +21,10 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.selection import why_foreign
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.cli.checkpoint_table import print_list, print_verified
+from quorate.cli.page import Page
 from quorate.core.errors import DamagedFileError, RunError
+from quorate.history.checkpoint_list import CheckpointList
 from quorate.spec.job import JobSpec
 from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
@@ -114,3 +120,19 @@ def test_checkpoints_that_the_events_tell_of_and_that_are_gone(tmp_path: Path) -
     run = build_run(tmp_path, story=Story().begin().tell("checkpoint", 4).tell("checkpoint", 6))
     with pytest.raises(RunError, match=r"its events tell of a checkpoint at step 6, and .* has none any more"):
         newest_checkpoint(run, spec_of(run), spec_of(run).checkpoint)
+
+
+def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    save(run, 8)
+    save(run, 100, seed=7)
+    why = "its job has seed 7 where the run has 0"
+    examined = verify_run(run).examined
+    assert [(each.cursor.step, each.problem, each.foreign) for each in examined] == [(8, "", ""), (100, "", why)]
+    found = CheckpointList.read(run)
+    assert [(each.step, each.record.foreign) for each in found.checkpoints] == [(8, ""), (100, why)]
+    page = io.StringIO()
+    print_list(Page(page, is_terminal=False), found, datetime.now(UTC))
+    print_verified(Page(page, is_terminal=False), run.name, verify_run(run))
+    assert page.getvalue().count(f"step-00000100-evaluated is not of this run, and is passed over: {why}") == 2
+    assert "of another run" in page.getvalue()
