@@ -66,6 +66,7 @@ def serve(
     try:
         yield Served(address, events_file, stop_serving)
     finally:
-        stop_serving()
+        with contextlib.suppress(RuntimeError):  # its loop is closed: the test has stopped it
+            stop_serving()
         thread.join(5)
         assert not thread.is_alive()

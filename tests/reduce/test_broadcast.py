@@ -11,7 +11,7 @@ from quorate.core.errors import LinkError
 from quorate.reduce.memory import layout_of
 from quorate.reduce.reduction import Reduction
 from reduce.rings import memory_rings
-from reduce.test_shared_memory import plan_of, reductions
+from reduce.test_shared_memory_reduction import plan_of, reductions
 
 ROOM = layout_of(plan_of(11)).size  # what passes through shared memory at once
 

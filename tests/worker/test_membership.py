@@ -422,7 +422,7 @@ FORKING = """
 import os, sys
 from quorate.core.timing import Timing
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.core.phases import WorkerStatus
+from quorate.core.worker_status import WorkerStatus
 from quorate.worker.membership import Membership, Registration
 
 address, token = sys.argv[1:]

@@ -4,8 +4,10 @@ A list, a dict, an array, a tensor or a teacher model that one lane changes woul
 the same process, and by no other: the result would depend on which lanes share a worker.
 """
 
+import itertools
 import random
 import sys
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -324,9 +326,13 @@ def _position(value: object) -> Any:
     if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
         return None
     try:
-        reduced = value.__reduce__()
+        with warnings.catch_warnings():
+            # From Python 3.12 on those of itertools say that they will not be pickled from 3.14 on. Then most of them
+            # cannot be watched any more, but a count tells by its representation how far it has come.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            reduced = value.__reduce__()
     except TypeError:  # a file, say
-        return None
+        return repr(value) if isinstance(value, itertools.count) else None
     return _flat_position(reduced)
 
 
