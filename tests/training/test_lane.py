@@ -72,7 +72,8 @@ def test_a_sum_with_its_count_keeps_its_whole_gradient() -> None:
 
 
 def test_a_loss_is_what_it_was_when_its_batch_ended_whatever_the_next_writes_to() -> None:
-    count, kept = torch.tensor(0.0), []
+    count = torch.tensor(0.0)
+    kept: list[torch.Tensor] = []
 
     def answer(model: Any, batch: float) -> Any:
         for loss in kept:
