@@ -10,6 +10,7 @@ from quorate.api.copies import Copies
 from quorate.checkpoint.copying import Source
 from quorate.engines.signals import Signals
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.spec.job import CheckpointSpec, JobSpec
 
 
@@ -23,7 +24,7 @@ def warnings(source: Source, to: Path) -> tuple[list[str], str]:
     shown: list[Event] = []
     spec = JobSpec(task="a.b:C", batch_size=8, steps=8, checkpoint=CheckpointSpec(to=["checkpoints", str(to)]))
     (place,) = Copies(source.run, spec, shown.append).conclude(Signals())
-    (told,) = [event.fields["message"] for event in shown if event.fields.get("level") == "warning"]
+    (told,) = [event.message for event in shown if isinstance(event, LogMessage) and event.level == "warning"]
     return place["missing"], told
 
 

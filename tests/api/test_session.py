@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from command import Workplace
+from made_events import make_event
 from quorate.api import session
 from quorate.api.resumption import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
@@ -48,7 +49,7 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
             assert kept is not None
             self.accept(Prepared(run.read_environment() or {}, kept.source))
             for step in range(steps):
-                self.show(Event("step", 9 + step, {}))
+                self.show(make_event("step", 9 + step, {}))
             return refuse()
 
     monkeypatch.setattr(session, "LocalEngine", Engine)

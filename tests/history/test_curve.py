@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from history.run_builder import Story, build_run, whole_story
-from quorate.history.curve import loss_curves, metric_curves
-from quorate.history.pace import RunPace
+from quorate.history.curve import RunPace, loss_curves, metric_curves
 from quorate.history.timeline import Timeline
 
 

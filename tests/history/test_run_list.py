@@ -6,8 +6,7 @@ import pytest
 
 from history.run_builder import COMPLETE, Story, build_run, complete_run
 from quorate.history.run_list import Listing, Order, Wish, chosen, has_task, read_runs
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quorate.observe.disk_watch import SILENCE, DiskWatch, try_to_write
-from quorate.observe.event import Event
+from made_events import make_event
 from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
+from quorate.observe.tail import SILENCE, DiskWatch, EventTail, try_to_write
 
 
 class Disk:
@@ -54,9 +53,9 @@ def test_a_full_disk_is_told_once_in_a_sentence_with_the_remedy(full: Disk, tmp_
     assert watch.look(has_heard=False) is None
     full.now += 0.1
     told = watch.look(has_heard=False)
-    assert told is not None and told.kind == "log"
-    assert told.fields["message"].startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
-    assert "Make room there: a checkpoint that fails is tried again" in told.fields["message"]
+    assert told is not None and told.message is not None
+    assert told.message.startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
+    assert "Make room there: a checkpoint that fails is tried again" in told.message
     full.now += 10 * SILENCE
     assert watch.look(has_heard=False) is None
 
@@ -85,12 +84,12 @@ def test_whoever_follows_the_events_hears_of_it_among_them(full: Disk, tmp_path:
     path = tmp_path / "events.jsonl"
     tail = EventTail(path, full.watch(tmp_path))
     sink = JsonlSink(path)
-    sink.write(Event("step", 1))
+    sink.handle(make_event("step", 1))
     assert [event.kind for event in tail.read_new()] == ["step"]
     full.now += SILENCE
     assert [event.kind for event in tail.read_new()] == ["log"]
     assert tail.read_new() == []
-    sink.write(Event("step", 2))
+    sink.handle(make_event("step", 2))
     sink.close()
     assert [event.step for event in tail.read_new()] == [2]
 

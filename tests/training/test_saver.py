@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from bits.bit_tasks import FEATURES, Regression
+from made_events import fields_of
 from quorate.checkpoint.arena import Arena
 from quorate.checkpoint.attempt import Attempt
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, LeaseExpired
+from quorate.observe.events import CheckpointSaved
 from quorate.training import saver as saver_module
 from training.crew import Crew, Gate, Hand, assert_loads, at, await_true, best_at, opened_in_the_end, state_of
 
@@ -70,8 +72,9 @@ class TestASave:
         assert len(info.manifest.parts) == workers
         assert_loads(crew.folder, info, expected)
         (event,) = crew.first.told("checkpoint")
-        assert (event.step, event.fields["parts"], event.fields["bytes"]) == (1, workers, info.bytes)
-        assert event.fields["path"] == str(info.path)
+        assert isinstance(event, CheckpointSaved)
+        assert (event.step, event.parts, event.bytes) == (1, workers, info.bytes)
+        assert event.path == str(info.path)
         assert [len(hand.events) for hand in crew.present] == [1] + [0] * (workers - 1)
         assert [hand.saver.has_written(at(1)) for hand in crew.present] == [True] + [False] * (workers - 1)
         assert not any(crew.wants)
@@ -177,7 +180,7 @@ class TestTheDiskIsFull:
             patch(spoilt)
             crew.save_in_background(at(1))
         assert crew.names() == []
-        reasons = [event.fields["reason"] for hand in crew.present for event in hand.told("checkpoint_failed")]
+        reasons = [fields_of(event)["reason"] for hand in crew.present for event in hand.told("checkpoint_failed")]
         assert not any(crew.wants), "the next save tries again, not the next step"
         crew.train(2)
         expected = state_of(crew.first, at(2))
@@ -277,7 +280,7 @@ class TestSomebodyIsGone:
             crew.enter(2)
             crew.await_done()
             told = [event for hand in crew.present for event in hand.told("checkpoint_failed")]
-            assert {(event.step, event.fields["reason"]) for event in told} == {
+            assert {(event.step, fields_of(event)["reason"]) for event in told} == {
                 (1, "a worker was lost while it was written, so the best evaluation so far is not saved")
             }
         assert crew.hands[gone].saving.done.wait(20)

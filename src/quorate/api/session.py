@@ -46,6 +46,7 @@ from quorate.engines.messages import SOURCE
 from quorate.engines.network_namespaces import namespaces_for
 from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
+from quorate.observe.events import RunFailed, RunFinished, StepCompleted
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
@@ -105,11 +106,11 @@ class Narrator:
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
-        self.has_trained = self.has_trained or event.kind == "step"
-        self.has_finished = self.has_finished or event.kind == "finished"
-        self._recoveries.take_in(event)
-        self._waiting.take_in(event)
-        if event.kind != "failure":
+        self.has_trained = self.has_trained or isinstance(event, StepCompleted)
+        self.has_finished = self.has_finished or isinstance(event, RunFinished)
+        self._recoveries.handle(event)
+        self._waiting.handle(event)
+        if not isinstance(event, RunFailed):
             self._show.handle(event)
 
     @property

@@ -6,14 +6,13 @@ from typing import Any
 
 from quorate.cli.run_document import record_document, written
 from quorate.core.finite import finite
-from quorate.history.advice import Advice
-from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
-from quorate.history.curve import Curve, loss_curves, metric_curves
-from quorate.history.job_value import JobValue, job_values
-from quorate.history.pace import RunPace
-from quorate.history.run_detail import RunDetail
+from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
+from quorate.history.curve import Curve, RunPace, loss_curves, metric_curves
+from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
 from quorate.history.run_record import moment
 from quorate.history.timeline import Timeline
+from quorate.observe.event import plain
+from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 
 
 def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
@@ -62,30 +61,29 @@ def _events(timeline: Timeline) -> dict[str, Any]:
         "evaluations": [{"step": step, "metrics": metrics} for step, metrics in timeline.evaluations.items()],
         "generations": [
             {
-                "generation": event.fields.get("generation"),
+                "generation": event.generation,
                 "time": written(moment(event.time)),
-                "from_step": event.fields.get("from_step"),
-                "members": event.fields.get("members"),
+                "from_step": event.from_step,
+                "members": plain(event.members),
             }
-            for event in timeline.of_kind("generation")
+            for event in timeline.of_kind(GenerationFormed)
         ],
         "losses": [
             {
-                "worker": event.fields.get("worker"),
+                "worker": event.worker,
                 "step": event.step,
-                "phase": event.fields.get("phase"),
-                "message": event.fields.get("message"),
+                "phase": event.phase,
+                "message": event.message,
                 "time": written(moment(event.time)),
             }
-            for event in timeline.of_kind("lost")
+            for event in timeline.of_kind(WorkerLost)
         ],
         "stops": [
-            {"reason": event.fields.get("reason"), "time": written(moment(event.time))}
-            for event in timeline.of_kind("stop")
+            {"reason": event.reason, "time": written(moment(event.time))} for event in timeline.of_kind(RunStopped)
         ],
         "failures": [
-            {"message": event.fields.get("message"), "step": event.step, "time": written(moment(event.time))}
-            for event in timeline.of_kind("failure")
+            {"message": event.failure.message, "step": event.step, "time": written(moment(event.time))}
+            for event in timeline.of_kind(RunFailed)
         ],
     }
 

@@ -11,8 +11,7 @@ from rich.text import Text
 from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, age, progress, short_task
 from quorate.history.run_list import Listing
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 from quorate.observe.quantities import measure
 
 GAP = 2

@@ -1,7 +1,6 @@
 """How a run is put into words wherever it is shown."""
 
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 
 STATUS_STYLES = {
     Status.RUNNING: "cyan",

@@ -42,7 +42,7 @@ def runs(
     from quorate.cli.run_table import print_listing
     from quorate.cli.word import one_word
     from quorate.history.run_list import Listing, Order, Wish
-    from quorate.history.status import Status
+    from quorate.history.run_record import Status
 
     wish = Wish(
         statuses=tuple(one_word(word, Status, "--status") for word in status or ()),

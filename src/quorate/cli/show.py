@@ -45,8 +45,7 @@ def show(
     from quorate.cli.detail_document import detail_document
     from quorate.cli.page import Page
     from quorate.cli.run_page import print_run
-    from quorate.history.advice import advise
-    from quorate.history.run_detail import RunDetail
+    from quorate.history.run_detail import RunDetail, advise
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)

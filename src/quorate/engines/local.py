@@ -29,6 +29,7 @@ from quorate.engines.signals import Signals
 from quorate.engines.sleepers import Sleepers
 from quorate.engines.worker_processes import TICK, WorkerProcesses
 from quorate.observe.event import Event
+from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
@@ -101,7 +102,7 @@ class LocalEngine:
                     assign=lambda slot, checkpoint, is_replacement: self._assignment(
                         slot, coordinator.address, checkpoint, is_replacement=is_replacement
                     ),
-                    tell=lambda message: self._show(Event("log", fields={"level": "info", "message": message})),
+                    tell=lambda message: self._show(LogMessage(level="info", message=message)),
                     setup_timeout=self._launch.spec.setup_timeout,
                     has_formed=lambda: self._has_formed,
                 )
@@ -230,10 +231,10 @@ class LocalEngine:
         """Show what is new; whether a step is among it."""
         events = self._tail.read_new()
         for event in events:
-            self._has_formed = self._has_formed or event.kind == "generation"
-            self._saved = event.step if event.kind == "checkpoint" else self._saved
+            self._has_formed = self._has_formed or isinstance(event, GenerationFormed)
+            self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
             self._show(event)
-        return any(event.kind == "step" for event in events)
+        return any(isinstance(event, StepCompleted) for event in events)
 
     def _appointment(self) -> dict[str, Any]:
         spec = self._launch.spec

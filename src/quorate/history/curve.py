@@ -1,4 +1,4 @@
-"""A number over the steps of a run."""
+"""Numbers over the steps of a run: curves of losses and metrics, and how fast it went."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,11 @@ from typing import Any
 
 from quorate.checkpoint.best import is_number
 from quorate.history.timeline import Timeline
+from quorate.observe.events import StepCompleted
+
+PHASES = ("data", "compute", "exchange", "apply")
+NEEDED = ("losses", "samples", "samples_per_second", *(f"{phase}_s" for phase in PHASES))
+"""The fields of a step that are needed here."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +46,34 @@ class Curve:
         return max(self.points, key=lambda point: point[1])
 
 
-def is_loss(name: str) -> bool:
-    """Whether a field of a step is a loss: one, or one for each of several optimizers."""
-    return name == "loss" or name.startswith("loss.")
+@dataclass(frozen=True)
+class RunPace:
+    """Means over all steps: seconds for a step, samples a second, and the share of each phase in a step's time."""
+
+    step_seconds: float
+    samples_per_second: float
+    shares: dict[str, float]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> "RunPace | None":
+        """From the steps of a run; none where no step tells its speed."""
+        told = [step for step in timeline.steps.values() if _tells_speed(step)]
+        seconds = sum(step.samples / step.samples_per_second for step in told)
+        if not seconds:
+            return None
+        spent = {phase: sum(getattr(step, f"{phase}_s") or 0.0 for step in told) for phase in PHASES}
+        shares = {phase: spent[phase] / seconds for phase in PHASES if spent[phase]}
+        return cls(seconds / len(told), sum(step.samples for step in told) / seconds, shares)
 
 
 def loss_curves(timeline: Timeline) -> tuple[Curve, ...]:
     """The losses of the training steps."""
-    return _curves({step: _losses(fields) for step, fields in timeline.steps.items()})
+    return _curves({number: step.by_optimizer("loss") for number, step in timeline.steps.items()})
 
 
 def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:
     """The metrics of the evaluations."""
     return _curves(timeline.evaluations)
-
-
-def _losses(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if is_loss(name)}
 
 
 def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
@@ -67,3 +83,7 @@ def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
             if is_number(value) and math.isfinite(value):
                 points.setdefault(name, []).append((step, value))
     return tuple(Curve(name, tuple(pairs)) for name, pairs in points.items())
+
+
+def _tells_speed(step: StepCompleted) -> bool:
+    return bool(step.samples) and 0 < (step.samples_per_second or 0) < math.inf

@@ -13,8 +13,8 @@ from quorate.data.ledger import Tally, total
 from quorate.data.ranges import Ranges, count_in, numbers_in, ranges_of, union
 from quorate.data.sample_order import SampleOrder
 from quorate.history.account import Account, Course
-from quorate.history.bad_places import BadPlace, bad_places
-from quorate.history.streaming import Streaming
+from quorate.history.streaming import BadPlace, Streaming, bad_places
+from quorate.observe.quantities import plural
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -131,9 +131,9 @@ class Ledger:
             count = sum(entry.bad_samples for entry in usual)
             but += [f"{count:,} bad"] if count else []
             but_for = f", but for {' and '.join(but)}" if but else ""
-            yield f"Whole: each of {_count(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
+            yield f"Whole: each of {plural(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
         if own:
-            yield f"{_count(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
+            yield f"{plural(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
         for entry in self.epochs:
             if entry.status is EpochStatus.INCOMPLETE:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
@@ -155,7 +155,7 @@ class Ledger:
         steps = [step for entry in self.epochs for step in entry.skipped_steps]
         samples = sum(entry.skipped_samples for entry in self.epochs)
         named = _steps(steps)
-        return f"Skipped, since the loss was not finite: {named}, with {_count(samples, 'sample')}"
+        return f"Skipped, since the loss was not finite: {named}, with {plural(samples, 'sample')}"
 
 
 def read_ledger(run: RunFolder) -> Ledger:
@@ -292,7 +292,7 @@ class _Epoch:
         if not self._is_own and used + dropped + len(self._bad) != self._set:
             left_out = f" and dropped {dropped:,}" if dropped else ""
             left_out += f" and left out {len(self._bad):,} bad ones" if len(self._bad) else ""
-            return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
+            return f"its steps used {plural(used, 'sample')}{left_out}, where the training set has {self._set:,}"
         dropped_tally = Tally.of(self._epoch, self._dropped)
         # Each step has used what the plan gives it, and so has the epoch: to add all samples up takes long.
         if plan is not None and dropped_tally == plan.dropped(self._epoch):
@@ -348,10 +348,6 @@ def _steps(steps: list[int]) -> str:
     more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
     named = ", ".join(f"{step:,}" for step in steps[:_NAMED])
     return f"{'step' if len(steps) == 1 else 'steps'} {named}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _each(epochs: list[EpochEntry]) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RunError
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 
 

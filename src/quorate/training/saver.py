@@ -16,7 +16,7 @@ from quorate.checkpoint.name import checkpoint_name
 from quorate.checkpoint.tree import Encoded, encode
 from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.phases import DISK
-from quorate.observe.event import Event
+from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
 from quorate.training.progress import Progress
@@ -103,7 +103,8 @@ class Saver:
         so, and the coordinator writes it down once."""
         if not self._is_there(saving.assignment):
             reason = "a worker was lost while it was written, so the best evaluation so far is not saved"
-            self._tell("checkpoint_failed", saving.assignment.progress, reason=reason)
+            step = saving.assignment.progress.cursor.step
+            self._desk.publish(CheckpointFailed(step=step, reason=reason))
 
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
@@ -233,7 +234,7 @@ class Saver:
         except OSError as error:
             needed = sum(tensor.numel() * tensor.element_size() for tensor in replica.state_tensors().values())
             failure = str(self._desk.folder.explained(error, progress.cursor, needed))
-            self._tell("checkpoint_failed", progress, reason=failure)
+            self._desk.publish(CheckpointFailed(step=progress.cursor.step, reason=failure))
             return Answer(self._identity, is_busy=False, failure=failure)
         return Answer(self._identity, is_busy=False, attempt=attempt.path.name)
 
@@ -274,7 +275,8 @@ class Saver:
         if first.attempt:
             Attempt(self._desk.folder.folder / first.attempt).give_up()
         if not self._owes:
-            self._tell("checkpoint_skipped", progress, reason="the one before it is still being saved")
+            reason = "the one before it is still being saved"
+            self._desk.publish(CheckpointSkipped(step=progress.cursor.step, reason=reason))
 
     def _is_there(self, assignment: Assignment) -> bool:
         return (self._desk.folder.folder / checkpoint_name(assignment.progress.cursor)).is_dir()
@@ -302,7 +304,8 @@ class Saver:
                 over = float("inf")
                 skip = "set `checkpoint.when_busy: skip` to leave such saves out"
                 why = "the best evaluation so far comes next" if progress.is_best else skip
-                self._tell("log", progress, level="warning", message=f"{message} ({why})")
+                step = progress.cursor.step
+                self._desk.publish(LogMessage(step=step, level="warning", message=f"{message} ({why})"))
 
         self._await(running, running.done, tell_once)
 
@@ -330,9 +333,6 @@ class Saver:
                 self._check_lease()
                 self._activity.advance()
                 time.sleep(GLANCE)
-
-    def _tell(self, kind: str, progress: Progress, **fields: object) -> None:
-        self._desk.publish(Event(kind, progress.cursor.step, fields))
 
 
 def _delivered(assignment: Assignment) -> set[int]:

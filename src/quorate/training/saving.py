@@ -24,6 +24,7 @@ from quorate.core.generation import GenerationId
 from quorate.core.phases import DISK, OTHERS
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
+from quorate.observe.events import CheckpointFailed, CheckpointSaved
 from quorate.storage.atomic import Buffer
 from quorate.training.divergence import divergence
 from quorate.training.progress import Progress
@@ -222,8 +223,8 @@ class Saving:
         self.info = self._committed()
         seconds = self._elapsed()
         self._prune()
-        self._tell(
-            "checkpoint",
+        event = CheckpointSaved(
+            step=assignment.progress.cursor.step,
             path=str(self.info.path),
             bytes=self.info.bytes,
             seconds=seconds,
@@ -232,6 +233,7 @@ class Saving:
             added_s=round(self.added_s, 4),
             parts=len(assignment.parts),
         )
+        self._desk.publish(event)
 
     def _compare(self) -> None:
         """Nothing is committed that not all hold alike; the loop refuses to go on."""
@@ -319,10 +321,7 @@ class Saving:
             log.exception("the checkpoint of step %d failed unexpectedly", cursor.step)
         self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
         self.assignment.attempt.give_up()
-        self._tell("checkpoint_failed", reason=self.failure)
+        self._desk.publish(CheckpointFailed(step=cursor.step, reason=self.failure))
 
     def _elapsed(self) -> float:
         return round(time.perf_counter() - self._began, 4)
-
-    def _tell(self, kind: str, **fields: object) -> None:
-        self._desk.publish(Event(kind, self.assignment.progress.cursor.step, fields))
