@@ -1,12 +1,20 @@
 """How a recovery is split into seconds: by when things happened, whatever their order in the file."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from made_events import make_event
 from quorate.observe.event import Event
-from quorate.observe.recoveries import Recovery, recoveries_of
+from quorate.observe.recoveries import Recovery, RecoveryLog
 
 DEATH = "worker 1 (pid 7 on host x.y) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
+
+
+def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+    log = RecoveryLog()
+    for event in events:
+        log.handle(event)
+    return log.recoveries
 
 
 def generation(number: int, time: float, workers: list[int], from_step: int) -> Event:

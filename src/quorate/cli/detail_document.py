@@ -7,10 +7,9 @@ from typing import Any
 from quorate.cli.run_document import record_document, written
 from quorate.core.finite import finite
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
-from quorate.history.curve import Curve, RunPace, loss_curves, metric_curves
 from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
 from quorate.history.run_record import moment
-from quorate.history.timeline import Timeline
+from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import plain
 from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 

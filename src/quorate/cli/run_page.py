@@ -12,10 +12,9 @@ from quorate.cli.page import Page
 from quorate.cli.run_words import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
-from quorate.history.curve import Curve, RunPace, loss_curves, metric_curves
 from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
 from quorate.history.run_record import RunRecord, Status
-from quorate.history.timeline import Timeline
+from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import CoordinatorReplaced, GenerationFormed, Resized, RunStopped, WorkerLost
 from quorate.observe.quantities import blocks_for, count, duration, measure, size, sparkline

@@ -10,7 +10,6 @@ from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
-from quorate.history.curve import NEEDED
 from quorate.history.run_record import RunRecord, Status
 from quorate.history.timeline import Timeline
 from quorate.observe.events import RunBegan
@@ -57,7 +56,7 @@ class RunDetail:
                 problems[file] = error.message
                 return None
 
-        timeline = attempt(run.events_file, lambda: Timeline.read(run.events_file, keep=NEEDED))
+        timeline = attempt(run.events_file, lambda: Timeline.read(run.events_file))
         job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
         environment = attempt(run.environment_file, run.read_environment) or {}
         checkpoints = read_checkpoints(run.checkpoints)

@@ -4,7 +4,6 @@ Steps are told with heartbeats, so they may be written after a loss that came la
 an event happened, not its place in the file.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,14 +41,6 @@ class Recovery:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
-    """What has been recovered from, in order."""
-    log = RecoveryLog()
-    for event in events:
-        log.handle(event)
-    return log.recoveries
 
 
 def brief(message: str) -> str:
