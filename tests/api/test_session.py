@@ -18,6 +18,7 @@ from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.fork_server_process import Prepared
 from quorate.observe.event import Event
+from quorate.observe.sinks import Sink
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
@@ -100,7 +101,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     class Shown(Exception):
         pass
 
-    def stop_here(begun: session.Begun) -> session.Show:
+    def stop_here(begun: session.Begun) -> Sink:
         raise Shown(begun.workers)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))

@@ -11,6 +11,7 @@ from quorate.core.cores import usable_cores
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.fault import Fault, Whom
+from quorate.observe.sinks import Sink
 from quorate.spec.change import changes
 from quorate.spec.load import load_recorded
 from quorate.spec.marks import Mark
@@ -82,7 +83,7 @@ def try_under(faults: tuple[Fault, ...], resolved: ResolvedJob, undisturbed: Res
 def _run(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
     begun: list[RunFolder] = []
 
-    def look(beginning: session.Begun) -> session.Show:
+    def look(beginning: session.Begun) -> Sink:
         begun.append(beginning.run)
         return watch(beginning)
 

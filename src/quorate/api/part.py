@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quorate.api import session
 from quorate.core.fault import Fault
+from quorate.observe.sinks import Sink
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 
@@ -35,7 +36,7 @@ class Part:
         else:
             session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, faults=self.faults)
 
-    def _tell_run(self, beginning: session.Begun) -> session.Show:
+    def _tell_run(self, beginning: session.Begun) -> Sink:
         print(beginning.run.path, flush=True)
         return self.watch(beginning)
 

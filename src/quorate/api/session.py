@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.api.copies import Copies
 from quorate.api.fetched import fetch_run, is_copy
@@ -48,6 +48,7 @@ from quorate.engines.signals import Signals, listening_to_signals
 from quorate.observe.event import Event
 from quorate.observe.events import RunFailed, RunFinished, StepCompleted
 from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
@@ -69,18 +70,6 @@ class Begun:
     workers: int
 
 
-class Show(Protocol):
-    """Shows how a run goes on."""
-
-    def handle(self, event: Event) -> None:
-        """Show an event."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        ...
-
-
 class Silence:
     """Shows nothing."""
 
@@ -97,8 +86,8 @@ class Narrator:
     It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
     """
 
-    def __init__(self, show: Show) -> None:
-        self._show = show
+    def __init__(self, sink: Sink) -> None:
+        self._sink = Guarded(sink)
         self.has_trained = False
         self.has_finished = False
         self._recoveries = RecoveryLog()
@@ -111,7 +100,7 @@ class Narrator:
         self._recoveries.handle(event)
         self._waiting.handle(event)
         if not isinstance(event, RunFailed):
-            self._show.handle(event)
+            self._sink.handle(event)
 
     @property
     def recoveries(self) -> list[Recovery]:
@@ -127,7 +116,7 @@ class Narrator:
         return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
 
 
-Watch = Callable[[Begun], Show]
+Watch = Callable[[Begun], Sink]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 

@@ -4,26 +4,27 @@ import sys
 
 from quorate.api.remains import near
 from quorate.api.result import Result
-from quorate.api.session import Begun, Show, Silence, Watch
+from quorate.api.session import Begun, Silence, Watch
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
+from quorate.observe.sinks import Sink
 
 
-def show_on_stderr(begun: Begun) -> Show:
+def show_on_stderr(begun: Begun) -> Sink:
     """A live bar on a terminal, a line now and then elsewhere."""
     screen = _stderr()
     return Silence() if screen is None else Console(screen, _progress(begun))
 
 
-def show_quietly(begun: Begun) -> Show:
+def show_quietly(begun: Begun) -> Sink:
     """No progress, but warnings, and that the job is being stopped."""
     screen = _stderr()
     return Silence() if screen is None else QuietConsole(screen, _progress(begun))
 
 
-def show_nothing(_: Begun) -> Show:
+def show_nothing(_: Begun) -> Sink:
     """No progress at all."""
     return Silence()
 
@@ -35,7 +36,7 @@ class NotebookStage:
         self._display = display
         self._console: NotebookConsole | None = None
 
-    def __call__(self, begun: Begun) -> Show:
+    def __call__(self, begun: Begun) -> Sink:
         """Begin to show a run."""
         self._console = NotebookConsole(self._display, _progress(begun))
         return self._console

@@ -9,7 +9,7 @@ from quorate.history.run_record import RunRecord
 
 
 def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:
-    """A list of runs: those shown, how many fit the wish, and how many there are."""
+    """A list of runs: those shown, how many fit the query, and how many there are."""
     document: dict[str, Any] = finite(
         {
             "folder": str(listing.folder.absolute()),

@@ -41,10 +41,10 @@ def runs(
     from quorate.cli.run_document import runs_document
     from quorate.cli.run_table import print_listing
     from quorate.cli.word import one_word
-    from quorate.history.run_list import Listing, Order, Wish
+    from quorate.history.run_list import Listing, Order, RunQuery
     from quorate.history.run_record import Status
 
-    wish = Wish(
+    query = RunQuery(
         statuses=tuple(one_word(word, Status, "--status") for word in status or ()),
         task=task,
         name=name,
@@ -55,7 +55,7 @@ def runs(
     source = context.get_parameter_source("folder")
     if folder.exists() or (source is not None and source.name == "COMMANDLINE"):
         _refuse_missing(folder)
-    listing = Listing.read(folder, wish)
+    listing = Listing.read(folder, query)
     now = datetime.now(UTC)
     if as_json:
         print_document(runs_document(listing, now))
