@@ -115,7 +115,7 @@ def _watched(job: Job, watch: MemoryWatch) -> Any:
 
 
 def _between(samples: Sequence[tuple[float, int]], steps: Any, first: int, last: int) -> list[tuple[float, int]]:
-    began, ended = float(steps[first]["time"]), float(steps[last]["time"])
+    began, ended = steps[first].time, steps[last].time
     found = [each for each in samples if began <= each[0] <= ended]
     if len(found) < 3:
         raise SystemExit("the training was over before its memory was looked at three times: give a larger --size")
