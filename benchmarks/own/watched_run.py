@@ -56,9 +56,8 @@ class WatchedRun:
         formed = next((event for event in reversed(events) if isinstance(event, GenerationFormed)), None)
         if formed is None or len(formed.workers) != workers or formed.time < since:
             return False
-        return (
-            len([event for event in events if isinstance(event, StepCompleted) and event.time > formed.time]) >= steps
-        )
+        completed = [event for event in events if isinstance(event, StepCompleted) and event.time > formed.time]
+        return len(completed) >= steps
 
     def pids(self) -> dict[int, int]:
         """The newest process of each worker."""

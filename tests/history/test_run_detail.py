@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from history.run_builder import add_checkpoint, build_run, complete_run, whole_story
+from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.core.cursor import Phase
 from quorate.history import checkpoint_list
@@ -26,7 +27,7 @@ def test_everything_about_a_run(tmp_path: Path) -> None:
         "python": "3.11.7",
         "task source": "code-1:" + "cd" * 32,
     }
-    assert detail.timeline.steps[2].keys() == {"loss", "samples", "samples_per_second", "compute_s"}
+    assert fields_of(detail.timeline.steps[2]).keys() == {"loss", "samples", "samples_per_second", "compute_s"}
 
 
 def test_every_value_of_a_job_has_its_origin_and_mark(tmp_path: Path) -> None:

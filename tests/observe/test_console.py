@@ -76,7 +76,7 @@ class TestElsewhere:
         stream = io.StringIO()
         screen = console(stream, Clock())
         assert stream.getvalue() == ""  # a job that is refused has no run
-        screen.handle(make_event("generation", None, {"members": [{}, {}], "lanes": 8}))
+        screen.handle(make_event("generation", None, {"members": [{"worker": 0}, {"worker": 1}], "lanes": 8}))
         screen.handle(begin())
         assert stream.getvalue() == "job-0001 in runs/job-0001: 8 lanes on 2 workers\n"
 

@@ -78,9 +78,11 @@ def test_an_event_of_no_step_has_none() -> None:
 def test_what_is_of_another_type_counts_as_not_told() -> None:
     odd = {"worker": "one", "message": 3, "cause": None, "detect_s": "soon", "phase": "compute"}
     event = make_event("lost", 5, odd, 1.0)
-    assert event == WorkerLost(step=5, time=1.0, phase="compute")
+    passed_over = {name: value for name, value in odd.items() if name != "phase"}
+    assert event == WorkerLost(step=5, time=1.0, phase="compute", extra=passed_over)
     generation = make_event("generation", None, {"members": [{"worker": True}], "lanes": 3}, 1.0)
-    assert generation == GenerationFormed(time=1.0, lanes=3)
+    assert isinstance(generation, GenerationFormed)
+    assert (generation.members, generation.lanes) == (None, 3)
 
 
 class TestEarlierVersions:
@@ -118,7 +120,7 @@ class TestLaterVersions:
         ]
         step = events[2]
         assert isinstance(step, StepCompleted)
-        assert (step.losses, step.extra) == ({"": 0.5}, {"energy_j": 12.5})
+        assert (step.losses, step.extra) == ({"": 0.5}, {"energy_j": 12.5, "samples": {"local": 4, "remote": 4}})
         assert step.samples is None, "which is of another type there"
 
     def test_unknown_kinds_keep_their_record(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from made_events import fields_of, make_event
 from quorate.observe.event import Event
+from quorate.observe.events import RunBegan
 from quorate.observe.summary import print_summary
 from quorate.observe.waiting import DataWait, DataWaitLog, Knobs
 from quorate.spec.job import JobSpec
@@ -70,11 +71,13 @@ LOCAL = {"remote": False, "decode": False, "columns": False, "cache": False, "wi
 
 
 def knobs(data: Any = None, workers: int | None = 1, cores: int = 8, **keys: Any) -> Knobs:
-    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), data, workers, cores)
+    run = make_event("run", fields={"data": data})
+    assert isinstance(run, RunBegan)
+    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), run.data, workers, cores)
 
 
 def shards(**facts: Any) -> dict[str, Any]:
-    return {"window": 8192, "index": "s3://bucket/index.quorate", "reading": LOCAL | facts}
+    return {"blocks": 3, "window": 8192, "index": "s3://bucket/index.quorate", "reading": LOCAL | facts}
 
 
 @pytest.mark.parametrize(
@@ -111,9 +114,9 @@ def shards(**facts: Any) -> dict[str, Any]:
         (knobs(shards(window_bytes=30), workers=2), "more loader_workers (now 0) may help"),
         (knobs(shards(window_bytes=300) | {"window": 1}), "more loader_workers (now 0) may help"),
         # Blocks of the task's own are no Shards.
-        (knobs({"window": 1}), "more loader_workers (now 0) may help"),
+        (knobs({"blocks": 3, "window": 1}), "more loader_workers (now 0) may help"),
         (
-            knobs({"window": 64}),
+            knobs({"blocks": 3, "window": 64}),
             "more loader_workers (now 0) or a smaller window of the training set (now 64) may help",
         ),
     ],
@@ -134,7 +137,7 @@ def test_a_cache_is_not_advised_for_samples_that_are_drawn() -> None:
 
 def test_what_is_advised_follows_from_the_events() -> None:
     log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
-    log.handle(make_event("generation", None, {"members": [{}, {}]}))
+    log.handle(make_event("generation", None, {"members": [{"worker": 0}, {"worker": 1}]}))
     log.handle(make_event("run", None, {"data": shards(columns=True, remote=True)}))
     assert log.advice(spec, cores=2) == "cache= of quorate.Shards may help"
     log.handle(make_event("run", None, {"data": shards()}))

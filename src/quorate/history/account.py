@@ -10,6 +10,7 @@ from quorate.history.streaming import Streaming
 from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted
 from quorate.observe.tail import EventTail
 
+_COUNTED = frozenset({"bad", "dropped", "planned", "skipped"})
 _LARGEST = 2**63
 # They are written out to be added up, and a file may say anything.
 _LARGEST_BATCH = 2**24
@@ -32,8 +33,8 @@ class StepEntry:
     @classmethod
     def of(cls, event: StepCompleted) -> "StepEntry":
         """From a step. Raises ValueError where it says nothing about samples, or what cannot be."""
-        if event.ledger is None or event.samples is None:
-            raise ValueError("the step does not tell its samples")
+        if event.ledger is None or event.samples is None or not _COUNTED.isdisjoint(event.extra or ()):
+            raise ValueError("the step does not tell its samples, or not in a way that can be read")
         if not all(index < _LARGEST for index in event.dropped):
             raise ValueError("a sample has a number that none can have")
         if count_in(bad := _checked(event.bad)) > _LARGEST_BATCH:

@@ -49,8 +49,8 @@ class Event:
     """One thing that happened. A class for each kind adds its fields.
 
     A field without a default is always written. One that has its default is left out; where a record of another
-    version leaves it out, or has something of another type in its place, it has its default. What a record has beside
-    them is kept as `extra`.
+    version leaves it out, or has something of another type in its place, it has its default. What a record has of
+    another type, or beside the fields, is kept as `extra`.
     """
 
     KIND: ClassVar[str] = ""
@@ -81,8 +81,9 @@ class Event:
         try:
             made: Self = adapter.validate_python(told)
         except ValidationError as error:
-            others = {problem["loc"][0] for problem in error.errors()}
-            made = adapter.validate_python({name: value for name, value in told.items() if name not in others})
+            wrong = {problem["loc"][0] for problem in error.errors()}
+            others = {name: told.pop(name) for name in wrong & told.keys()}
+            made = adapter.validate_python({**told, "extra": {**told.get("extra", {}), **others}})
         return made
 
     def own_fields(self) -> dict[str, Any]:

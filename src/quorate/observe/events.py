@@ -173,6 +173,7 @@ class StepCompleted(Event):
         """The same with each family of numbers by optimizer."""
         told = by_field(cls, record)
         extra: dict[str, Any] = told.pop("extra", {})
+        extra |= {name: told.pop(name) for name in FAMILIES.values() if name in told}
         for name in [name for name in extra if name.partition(".")[0] in FAMILIES]:
             family, _, optimizer = name.partition(".")
             told.setdefault(FAMILIES[family], {})[optimizer] = extra.pop(name)
