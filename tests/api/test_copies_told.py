@@ -24,7 +24,7 @@ def warnings(source: Source, to: Path) -> tuple[list[str], str]:
     shown: list[Event] = []
     spec = JobSpec(task="a.b:C", batch_size=8, steps=8, checkpoint=CheckpointSpec(to=["checkpoints", str(to)]))
     (place,) = Copies(source.run, spec, shown.append).conclude(Signals())
-    (told,) = [event.message for event in shown if isinstance(event, LogMessage) and event.level == "warning"]
+    (told,) = [event.message or "" for event in shown if isinstance(event, LogMessage) and event.level == "warning"]
     return place["missing"], told
 
 

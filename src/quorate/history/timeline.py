@@ -137,13 +137,18 @@ class RunPace:
     @classmethod
     def of(cls, timeline: Timeline) -> "RunPace | None":
         """From the steps of a run; none where no step tells its speed."""
-        told = [step for step in timeline.steps.values() if _tells_speed(step)]
-        seconds = sum(step.samples / step.samples_per_second for step in told)
+        steps, seconds, samples = 0, 0.0, 0
+        spent = dict.fromkeys(PHASES, 0.0)
+        for step in timeline.steps.values():
+            speed, size = step.samples_per_second or 0.0, step.samples or 0
+            if 0 < speed < math.inf and size:
+                steps, seconds, samples = steps + 1, seconds + size / speed, samples + size
+                for phase in PHASES:
+                    spent[phase] += getattr(step, f"{phase}_s") or 0.0
         if not seconds:
             return None
-        spent = {phase: sum(getattr(step, f"{phase}_s") or 0.0 for step in told) for phase in PHASES}
         shares = {phase: spent[phase] / seconds for phase in PHASES if spent[phase]}
-        return cls(seconds / len(told), sum(step.samples for step in told) / seconds, shares)
+        return cls(seconds / steps, samples / seconds, shares)
 
 
 def loss_curves(timeline: Timeline) -> tuple[Curve, ...]:
@@ -294,7 +299,3 @@ def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
             if is_number(value) and math.isfinite(value):
                 points.setdefault(name, []).append((step, value))
     return tuple(Curve(name, tuple(pairs)) for name, pairs in points.items())
-
-
-def _tells_speed(step: StepCompleted) -> bool:
-    return bool(step.samples) and 0 < (step.samples_per_second or 0) < math.inf

@@ -37,14 +37,15 @@ def event(kind: str) -> Callable[[Cls], Cls]:
 
     def decorate(cls: Cls) -> Cls:
         made: Any = dataclass(slots=True, kw_only=True)(cls)
-        made.KIND = kind
-        KINDS[kind] = made
+        if kind:
+            made.KIND = kind
+            KINDS[kind] = made
         return cast(Cls, made)
 
     return decorate
 
 
-@dataclass(slots=True, kw_only=True)
+@event(kind="")
 class Event:
     """One thing that happened. A class for each kind adds its fields.
 
@@ -77,11 +78,11 @@ class Event:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The event that a record of this kind tells. Raises ValueError where it lacks what is always written."""
-        told, adapter = cls.own_record(record), _adapter(cls)
+        told, adapter = cls.own_record(record), _adapter(cast(Any, cls))
         try:
             made: Self = adapter.validate_python(told)
         except ValidationError as error:
-            wrong = {problem["loc"][0] for problem in error.errors()}
+            wrong = {str(problem["loc"][0]) for problem in error.errors()}
             others = {name: told.pop(name) for name in wrong & told.keys()}
             made = adapter.validate_python({**told, "extra": {**told.get("extra", {}), **others}})
         return made
@@ -97,7 +98,7 @@ class Event:
         return by_field(cls, record)
 
 
-@dataclass(slots=True, kw_only=True)
+@event(kind="")
 class UnknownEvent(Event):
     """An event of a kind that this version does not know, or without what every one of its kind tells."""
 
@@ -119,18 +120,18 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    told = ((name, default, getattr(value, name)) for name, default in _defaults(type(value)))
+    told = ((name, default, getattr(value, name)) for name, default in _defaults(value.__class__))
     return {name: plain(each) for name, default, each in told if each != default}
 
 
 @cache
 def _defaults(cls: type) -> tuple[tuple[str, Any], ...]:
     """What each field that a class adds has if it is left out. Parts of an event are written whole, but for blanks."""
-    own = [each for each in fields(cls) if not issubclass(cls, Event) or each.name not in Event.__slots__]
+    own = [each for each in fields(cls) if not issubclass(cls, Event) or each.name not in ("step", "time", "extra")]
     return tuple((each.name, each.default if issubclass(cls, Event) else each.default or None) for each in own)
 
 
-def by_field(cls: type[Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def by_field(cls: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as a class takes it: its fields, and the rest as `extra`."""
     known = _names(cls)
     told = {name: value for name, value in record.items() if name in known}
@@ -146,7 +147,7 @@ def _names(cls: type) -> frozenset[str]:
 
 
 @cache
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     # Made when the first event of a kind is read: all of them together take a while, which no command should wait for.
     return TypeAdapter(cls)
 

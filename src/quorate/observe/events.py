@@ -124,8 +124,8 @@ class StepCompleted(Event):
 
     epoch: Count | None = None
     losses: dict[str, Number | None] = field(default_factory=dict)
-    learning_rates: dict[str, Number | None] = field(default_factory=dict)
-    gradient_norms: dict[str, Number | None] = field(default_factory=dict)
+    learning_rates: dict[str, Number] = field(default_factory=dict)
+    gradient_norms: dict[str, Number] = field(default_factory=dict)
     samples: Count | None = None
     samples_per_second: Number | None = None
     data_s: Number | None = None
