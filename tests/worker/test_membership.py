@@ -177,6 +177,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         assert served.kinds() == ["generation", "log", "failure"]
         assert served.events()[-1] == {
             "kind": "failure",
+            "version": 1,
             "step": 17,
             "time": served.events()[-1]["time"],
             "cause": "UserCodeError",
