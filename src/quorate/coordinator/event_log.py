@@ -8,7 +8,7 @@ from typing import Any
 from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
-from quorate.observe.event import Event
+from quorate.observe.event import Event, record_in
 from quorate.observe.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -26,7 +26,6 @@ from quorate.observe.events import (
     RunStopped,
     StepCompleted,
     WorkerLost,
-    read_event,
 )
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
@@ -34,7 +33,10 @@ from quorate.observe.tail import EventTail
 log = logging.getLogger(__name__)
 
 # Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
-_TOLD_ONCE = (RunBegan, StepCompleted, EvaluationDone, CheckpointSaved, CheckpointFailed, CheckpointSkipped)
+_TOLD_ONCE = frozenset(
+    kind.KIND
+    for kind in (RunBegan, StepCompleted, EvaluationDone, CheckpointSaved, CheckpointFailed, CheckpointSkipped)
+)
 _PAGE = 4096
 _RECALLED = 4 * 2**20
 
@@ -67,8 +69,8 @@ class EventLog:
         tail.offset = max(since, _size(self._sink.path) - _RECALLED)
         events = tail.read_new()
         for event in events:
-            if isinstance(event, _TOLD_ONCE):
-                self._is_new(event)
+            if event.kind in _TOLD_ONCE:
+                self._is_new(event.kind, event.step)
             elif isinstance(event, RolledBack) and event.step is not None:
                 self._forget_after(event.step)
         backwards = events[::-1]
@@ -80,16 +82,20 @@ class EventLog:
         return Recollection(end, None if resize is None else resize.workers, has_begun, is_condemned)
 
     def publish_lines(self, lines: tuple[str, ...]) -> None:
-        """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""
+        """Write the events that a worker tells, as they are: of most there is one a step, and nothing is to be known of
+        them but whether they are new. A line that is no event is skipped: it must not stop the heartbeat."""
         for line in lines:
             try:
-                self.publish(read_event(line))
+                record = record_in(line)
             except ValueError as error:
                 log.warning("a worker told something that is no event (%r): %.200s", error, line)
+                continue
+            if record["kind"] not in _TOLD_ONCE or self._is_new(record["kind"], record.get("step")):
+                self._sink.append(line)
 
     def publish(self, event: Event) -> None:
         """Write an event, unless it has been told before."""
-        if not isinstance(event, _TOLD_ONCE) or self._is_new(event):
+        if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
             self._sink.handle(event)
 
     def generation_formed(self, generation: Generation) -> None:
@@ -158,10 +164,10 @@ class EventLog:
             kept = (2 << bit) - 1 if page == last else 0
             self._told[kind, page] &= kept
 
-    def _is_new(self, event: Event) -> bool:
-        page, bit = divmod(-1 if event.step is None else event.step, _PAGE)
-        told = self._told.get((event.kind, page), 0)
-        self._told[event.kind, page] = told | 1 << bit
+    def _is_new(self, kind: str, step: int | None) -> bool:
+        page, bit = divmod(-1 if step is None else step, _PAGE)
+        told = self._told.get((kind, page), 0)
+        self._told[kind, page] = told | 1 << bit
         return not told >> bit & 1
 
 

@@ -80,7 +80,7 @@ class EpochEntry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
+    """The judgement of a run. `problem` is what is wrong beside its epochs, `unplanned` why its steps were not compared
     with the order of the job one by one; each is usually empty. `evaluated_bad` are samples of the validation set that
     could not be read: they are listed, and count for nothing here; not all of `evaluated_bad_samples` need be.
     `bad_places` are where the first bad samples of the training set lie, if that is known."""
@@ -88,7 +88,7 @@ class Ledger:
     epochs: tuple[EpochEntry, ...] = ()
     samples: int = 0
     told_again: int = 0
-    trouble: str = ""
+    problem: str = ""
     unplanned: str = ""
     evaluated_bad: Ranges = ()
     evaluated_bad_samples: int = 0
@@ -97,7 +97,7 @@ class Ledger:
     @property
     def is_whole(self) -> bool:
         """Whether nothing departs: no sample was used twice in an epoch, and none was left out without being listed."""
-        return not self.trouble and self.first_broken is None
+        return not self.problem and self.first_broken is None
 
     @property
     def first_broken(self) -> EpochEntry | None:
@@ -113,8 +113,8 @@ class Ledger:
     def verdict(self) -> str:
         """All of it in a few sentences."""
         broken = self.first_broken
-        if self.trouble:
-            return f"Broken: {self.trouble}."
+        if self.problem:
+            return f"Broken: {self.problem}."
         if broken is not None:
             return f"Broken in epoch {broken.epoch}: {broken.reason}."
         if not self.epochs:
@@ -190,7 +190,7 @@ def _held_against(ledger: Ledger, account: Account, done: int, state: object) ->
     told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
     if str(told) == state:
         return ledger
-    return replace(ledger, trouble="the weights are made of other samples than the steps tell")
+    return replace(ledger, problem="the weights are made of other samples than the steps tell")
 
 
 def _check_told(run: RunFolder, account: Account, done: int) -> None:
@@ -213,8 +213,8 @@ def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -
     begin = account.courses[0]
     sizes = list(dict.fromkeys(course.samples for course in account.courses))
     if len(sizes) > 1:
-        trouble = f"the training set had {' and then '.join(f'{size:,}' for size in sizes)} samples"
-        return Ledger(samples=begin.samples, told_again=account.told_again, trouble=trouble, unplanned=unplanned)
+        problem = f"the training set had {' and then '.join(f'{size:,}' for size in sizes)} samples"
+        return Ledger(samples=begin.samples, told_again=account.told_again, problem=problem, unplanned=unplanned)
     first = min([course.from_step for course in account.courses] + [step - 1 for step in account.steps]) + 1
     last = max([done, first - 1, *account.steps])
     if last < first:

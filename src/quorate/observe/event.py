@@ -20,7 +20,7 @@ Number = Annotated[float, Field(strict=True)]
 Ranges = tuple[tuple[Count, Count], ...]
 """The first and the last of each range of samples."""
 
-_HEAD = frozenset({"kind", "version"})
+HEAD = frozenset({"kind", "version"})
 
 KINDS: "dict[str, type[Event]]" = {}
 """The class of each kind that this version knows."""
@@ -67,9 +67,11 @@ class Event:
 
     def to_record(self) -> dict[str, Any]:
         """As one JSON object: plain values only."""
-        head = {"kind": self.kind, "version": VERSION, "time": round(self.time, 6)}
-        place = {} if self.step is None else {"step": self.step}
-        return {**head, **place, **self.own_fields(), **(self.extra or {})}
+        record: dict[str, Any] = {"kind": self.kind, "version": VERSION, "time": round(self.time, 6)}
+        if self.step is not None:
+            record["step"] = self.step
+        record |= self.own_fields()
+        return record if self.extra is None else record | self.extra
 
     def to_json(self) -> str:
         """One line of `events.jsonl`."""
@@ -136,7 +138,7 @@ def by_field(cls: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     known = _names(cls)
     told = {name: value for name, value in record.items() if name in known}
     if len(told) < len(record):
-        extra = {name: value for name, value in record.items() if name not in known and name not in _HEAD}
+        extra = {name: value for name, value in record.items() if name not in known and name not in HEAD}
         return {**told, "extra": extra} if extra else told
     return told
 

@@ -32,10 +32,13 @@ class JsonlSink:
 
     def handle(self, event: Event) -> None:
         """Append an event; it is in the file when this returns, unless the file could not be written."""
-        line = event.to_json().encode() + b"\n"
+        self.append(event.to_json())
+
+    def append(self, line: str) -> None:
+        """Append the line of an event."""
         with self._turn:
             try:
-                self._append(self._note_of_missing() + line)
+                self._append(self._note_of_missing() + line.encode() + b"\n")
                 self._missing = 0
             except OSError as error:
                 self._drop(error)

@@ -45,8 +45,8 @@ class Notice:
 
 def notice_of(event: Event, progress: Progress) -> Notice | None:
     """What is said of an event; none if nothing is. `progress` is what was known before it."""
-    say = _SAYINGS.get(type(event))
-    return None if say is None else say(event, progress)
+    make = _NOTICES.get(type(event))
+    return None if make is None else make(event, progress)
 
 
 def _run(event: RunBegan, progress: Progress) -> Notice | None:
@@ -163,7 +163,7 @@ def _at(event: Event) -> str:
     return "" if event.step is None else f" at step {event.step:,}"
 
 
-_SAYINGS: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
+_NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     RunBegan: _run,
     GenerationFormed: _generation,
     WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),

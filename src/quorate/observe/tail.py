@@ -36,8 +36,8 @@ class EventTail:
     def read_new(self) -> list[Event]:
         """What was appended since the last call."""
         events = list(self)
-        trouble = self._watch.look(has_heard=bool(events))
-        return events if trouble is None else [*events, trouble]
+        warning = self._watch.look(has_news=bool(events))
+        return events if warning is None else [*events, warning]
 
     def __iter__(self) -> Iterator[Event]:
         """What was appended, one by one: whole lines only, the rest is read once it is whole.
@@ -130,10 +130,10 @@ class DiskWatch:
         self._tried_at = clock()
         self._is_told = False
 
-    def look(self, has_heard: bool) -> LogMessage | None:
-        """What is to be told, if anything is. `has_heard`: the job has told something since the last look."""
+    def look(self, has_news: bool) -> LogMessage | None:
+        """What is to be told, if anything is. `has_news`: the job has told something since the last look."""
         now = self._clock()
-        if has_heard:
+        if has_news:
             self._tried_at, self._is_told = now, False
         if self._is_told or now - self._tried_at < SILENCE:
             return None

@@ -323,7 +323,8 @@ class Loop:
             own_order=is_own,
             dropped=dropped,
             planned=planned,
-            longest_data_s=agreement.data_s,
+            # Of another worker, for which this one has waited in the exchange.
+            longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
             draws=self._draws,  # what is decoded is another sample in each epoch, and cannot be cached
             log=agreement.log or None,
             # All of them, however many: the ledger adds up what was left out with what was used.
