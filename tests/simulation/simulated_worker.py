@@ -239,7 +239,7 @@ class SimulatedWorker(SimulatedMember):
             yield from self._exchange(Frame(generation.id, "summed", step, self.slot))
         self._check_lease()
         yield from self._apply(generation, frames, summed)
-        self._publish(StepCompleted(step=step, time=self.clock.now))
+        self._publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
         return _strongest([frame.wish for frame in frames])
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
