@@ -17,7 +17,7 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.observe.notebook import NotebookConsole
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
-from quorate.observe.sinks import Queued, Sink
+from quorate.observe.sinks import Guarded, Queued, Sink
 from quorate.observe.tail import Follower
 
 
@@ -60,6 +60,7 @@ SINKS: dict[str, Callable[[Path], Sink]] = {
     "file that cannot be written": lambda folder: JsonlSink(folder / "missing" / "events.jsonl"),
     "collecting": lambda _: Collecting(),
     "slow, queued": lambda _: Queued(Collecting(seconds=0.01)),
+    "failing, guarded": lambda _: Guarded(Collecting(fails_at=lambda _: True)),
     "failing, queued": lambda _: Queued(Collecting(fails_at=lambda _: True)),
 }
 
