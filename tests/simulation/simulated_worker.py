@@ -11,7 +11,7 @@ from quorate.core.digests import outvoted
 from quorate.core.errors import GenerationOver, LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
 from simulation.clock import Clock
 from simulation.invariants import Referee
 from simulation.simulated_membership import JobOver, SimulatedMember, Surroundings, Turn, Wait
@@ -239,7 +239,7 @@ class SimulatedWorker(SimulatedMember):
             yield from self._exchange(Frame(generation.id, "summed", step, self.slot))
         self._check_lease()
         yield from self._apply(generation, frames, summed)
-        self._publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
+        self._publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
         return _strongest([frame.wish for frame in frames])
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:

@@ -67,7 +67,7 @@ def live(hand: Hand, seat: Pair) -> None:
     try:
         hand.saver.enter(hand.seat, step)
         hand.saver.begin(at(1), hand.seat)
-        hand.saver.settle(hand.seat)
+        hand.saver.settle()
         hand.train(2)
         step = 2
         hand.saver.save(at(2), hand.seat)

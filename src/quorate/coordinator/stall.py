@@ -162,8 +162,8 @@ def autopsy_of_hangs(crew: Crew, failure: Failure) -> Failure | None:
     if crew.hangs is None or crew.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} It is the last of {crew.hangs.times} workers in a row that hung there, so the job is given"
-        " up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} Workers have now hung there {crew.hangs.times} times in a row, so the job is given up; "
+        "`quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
 
@@ -185,11 +185,13 @@ def _phase(place: Place) -> str:
 def _why(holding_up: Sequence[Enrolled]) -> str:
     if not holding_up:
         return "all wait for each other, so the links between them are stuck"
-    who = ", ".join(f"worker {known.worker}" for known in holding_up)
+    *others, last = sorted(known.worker for known in holding_up)
+    who = f"workers {', '.join(map(str, others))} and {last}" if others else f"worker {last}"
     if waited := sorted({known.place.waits_for for known in holding_up} - {""}):
         hint = ", which does not answer" if waited == [DISK] else ""
-        return f"{who} waits for {' and '.join(waited)}{hint}"
+        return f"{who} {'wait' if others else 'waits'} for {' and '.join(waited)}{hint}"
     phases = {known.place.phase for known in holding_up}
     doing = sorted(_USER_CODE.get(phase) or _DOING.get(phase, phase) for phase in phases)
-    code = "the task's own code" if phases <= _USER_CODE.keys() else "its code"
-    return f"{who} is held up in {code} ({' and '.join(doing)})"
+    own = "their code" if others else "its code"
+    code = "the task's own code" if phases <= _USER_CODE.keys() else own
+    return f"{who} {'are' if others else 'is'} held up in {code} ({' and '.join(doing)})"

@@ -13,9 +13,8 @@ from quorate.coordinator.events import Registered
 from quorate.coordinator.places import call_together, places
 from quorate.coordinator.states import Active, Crew, Ended, Enrolled, Forming, Recalling, Training
 from quorate.coordinator.terms import Roster, Terms
-from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.observe.event import Event
+from quorate.observe.events import RunFailed, RunFinished
 
 
 def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
@@ -36,12 +35,9 @@ def succeed(terms: Terms, roster: Roster, now: float) -> Recalling:
     return Recalling(crew, now, roster.present)
 
 
-def ended_as_told(event: Event) -> Ended:
+def ended_as_told(event: RunFinished | RunFailed) -> Ended:
     """The end that a predecessor has written down, and may not have told."""
-    if event.kind == "finished":
-        return Ended(None, event.fields["result"])
-    fields = {name: value for name, value in event.fields.items() if name != "cause"}
-    return Ended(Failure.from_dict({**fields, "kind": event.fields["cause"], "step": event.step}))
+    return Ended(None, event.result or {}) if isinstance(event, RunFinished) else Ended(event.failure)
 
 
 def take_back(state: Active, event: Registered, now: float) -> Active:

@@ -12,7 +12,7 @@ from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
-from quorate.observe.event import Event
+from quorate.observe.events import StateCopied
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.kinds import Connection
@@ -155,8 +155,8 @@ class WorkerSession:
         )
         if 0 in generation.members[generation.position(self.worker)].lanes:
             seconds = round(time.perf_counter() - began, 4)
-            fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
-            self.backlog.tell(Event("copied", self.progress.cursor.step, fields))
+            step, formed = self.progress.cursor.step, str(generation.id)
+            self.backlog.tell(StateCopied(step=step, generation=formed, bytes=size, seconds=seconds))
 
     def _completes(self, ending: str, pace: "_Pace") -> bool:
         digest = self.ground.replica.weights_digest()
