@@ -1,16 +1,16 @@
 """What the events of a run tell about its steps."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.blocks import Blocks
+from quorate.observe.events import StepCompleted
+from quorate.observe.tail import EventTail
 
 PHASES = ("data", "compute", "exchange", "apply")
 
-Steps = Mapping[int, Mapping[str, Any]]
+Steps = Mapping[int, StepCompleted]
 """The event of each step."""
 
 
@@ -31,13 +31,13 @@ class StepTimes:
 
 def read_steps(events_file: Path) -> Steps:
     """The events of all steps."""
-    events = (json.loads(line) for line in events_file.read_bytes().splitlines())
-    return {event["step"]: event for event in events if event["kind"] == "step"}
+    steps = (event for event in EventTail(events_file) if isinstance(event, StepCompleted))
+    return {event.step: event for event in steps if event.step is not None}
 
 
 def step_times(steps: Steps, blocks: Blocks) -> StepTimes:
     """Wall times in steady state: an event carries the moment at which its step was complete."""
-    seconds = {step: float(event["time"]) for step, event in steps.items()}
+    seconds = {step: event.time for step, event in steps.items()}
     measured = [event for step, event in steps.items() if step > blocks.warm_up]
-    phases = {phase: sum(event[f"{phase}_s"] for event in measured) / len(measured) * 1000 for phase in PHASES}
+    phases = {phase: sum(getattr(event, f"{phase}_s") for event in measured) / len(measured) * 1000 for phase in PHASES}
     return StepTimes(blocks.ms(seconds), blocks.mean_ms(seconds), phases)

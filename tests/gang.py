@@ -22,6 +22,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
@@ -218,7 +219,7 @@ def _work(
         saver.leave()
         saver.close(20.0)
         connection.close()
-    losses = [event.fields["loss"] for event in events if event.kind == "step" and "loss" in event.fields]
+    losses = [event.losses[""] for event in events if isinstance(event, StepCompleted) and "" in event.losses]
     return {
         "ending": ending,
         "digest": replica.weights_digest(),

@@ -13,6 +13,7 @@ from benchmarks.changes import SIGTERM, USUAL, Pause, resize_case
 from benchmarks.own.watched_run import WatchedRun, await_sight
 from benchmarks.told import answer, read_order, reading
 from quorate.api.control import resize
+from quorate.observe.events import WorkerLost
 
 STEADY = 2 * USUAL
 """Steps in a generation before the next change: the usual ones, and as many for what still comes about."""
@@ -92,7 +93,7 @@ def _reading(run: WatchedRun, changes: Sequence[Change]) -> dict[str, Any]:
 
 def _losses(run: WatchedRun, change: Change) -> int:
     """Workers that were taken for lost meanwhile: whoever leaves on request is not."""
-    return sum(event["kind"] == "lost" and change.began <= event["time"] < change.ended for event in run.events())
+    return sum(isinstance(event, WorkerLost) and change.began <= event.time < change.ended for event in run.events())
 
 
 if __name__ == "__main__":

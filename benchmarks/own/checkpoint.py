@@ -1,6 +1,5 @@
 """A job of one worker that saves now and then, as `quorate train` does it; its own events tell what that costs."""
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,9 @@ from benchmarks.told import answer, read_order
 from quorate.api.job import Job
 from quorate.api.train import train
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.observe.event import Event
+from quorate.observe.events import CheckpointSaved, StepCompleted
+from quorate.observe.tail import EventTail
 
 TASK = "benchmarks.tasks:SizedTask"
 
@@ -30,17 +32,18 @@ def main() -> None:
         answer(*readings)
 
 
-def trained_of(events: Sequence[dict[str, Any]], samples: Sequence[tuple[float, int]], calm: int) -> Trained:
+def trained_of(events: Sequence[Event], samples: Sequence[tuple[float, int]], calm: int) -> Trained:
     """What the events of a run tell: a save begins with the end of its step, and is over when it is told.
 
     The save at the end of the run is left out, since no step follows that it could disturb. `calm` is the memory of
     the same job without saves: where saves are due, memory for them may be taken long before the first.
     """
     moments = step_moments(events)
-    told = {event["step"]: event for event in events if event["kind"] == "checkpoint" and event["step"] + 1 in moments}
+    told = {event.step: event for event in events if isinstance(event, CheckpointSaved) and event.step is not None}
     saves = [
-        Save(moments[step], float(event["time"]), float(event["seconds"]), event.get("added_s"))
+        Save(moments[step], event.time, event.seconds or 0.0, event.added_s)
         for step, event in sorted(told.items())
+        if step + 1 in moments
     ]
     if not saves:
         raise SystemExit("the run has told no save in the middle of its training")
@@ -48,15 +51,16 @@ def trained_of(events: Sequence[dict[str, Any]], samples: Sequence[tuple[float, 
     return Trained([moments[step] for step in sorted(moments)], saves, max(0, peak - calm))
 
 
-def step_moments(events: Sequence[dict[str, Any]]) -> dict[int, float]:
+def step_moments(events: Sequence[Event]) -> dict[int, float]:
     """When each step was complete."""
-    return {event["step"]: float(event["time"]) for event in events if event["kind"] == "step"}
+    steps = (event for event in events if isinstance(event, StepCompleted))
+    return {event.step: event.time for event in steps if event.step is not None}
 
 
 def _train(order: dict[str, Any], runs: Path, every: int) -> Trained:
     calm = _memory_without_saves(order, runs)
     job = _job(order, runs, total_steps(every, order["saves"]), every)
-    watch = MemoryWatch(over=lambda: any(event["kind"] == "checkpoint" for event in _events(runs)), clock=time)
+    watch = MemoryWatch(over=lambda: any(isinstance(event, CheckpointSaved) for event in _events(runs)), clock=time)
     _watched(job, watch)
     return trained_of(_events(runs), watch.samples, calm)
 
@@ -102,9 +106,8 @@ def _last_save(runs: Path) -> tuple[Path, Callable[[], object]]:
     return newest.path, lambda: checkpoints.load(newest)
 
 
-def _events(runs: Path) -> list[dict[str, Any]]:
-    lines = [line for file in runs.glob("*/events.jsonl") for line in file.read_bytes().splitlines(keepends=True)]
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]  # the last one may be being written
+def _events(runs: Path) -> list[Event]:
+    return [event for file in runs.glob("*/events.jsonl") for event in EventTail(file)]
 
 
 if __name__ == "__main__":

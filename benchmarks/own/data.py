@@ -17,7 +17,8 @@ from benchmarks.told import answer, read_order, reading
 from quorate.api.job import Job
 from quorate.api.train import train
 from quorate.data.shards.index import NAME, load_index
-from quorate.observe.event import Event
+from quorate.observe.events import GenerationFormed, StepCompleted
+from quorate.observe.tail import EventTail
 from quorate.observe.waiting import DataWaitLog
 
 TASK = "benchmarks.feed_task:FeedTask"
@@ -114,7 +115,7 @@ def _watched(job: Job, watch: MemoryWatch) -> Any:
 
 
 def _between(samples: Sequence[tuple[float, int]], steps: Any, first: int, last: int) -> list[tuple[float, int]]:
-    began, ended = float(steps[first]["time"]), float(steps[last]["time"])
+    began, ended = steps[first].time, steps[last].time
     found = [each for each in samples if began <= each[0] <= ended]
     if len(found) < 3:
         raise SystemExit("the training was over before its memory was looked at three times: give a larger --size")
@@ -129,19 +130,18 @@ def waiting_reading(order: dict[str, Any], runs: Path) -> dict[str, Any]:
     if order["steps"] is not None:
         job = job.replace(steps=order["steps"], evaluate__every="end")
     result = train(job, progress=False)
-    lines = (result.folder / "events.jsonl").read_text().splitlines()
     log, waited = DataWaitLog(), list[float]()
-    members: list[Any] = []
-    for event in map(Event.from_json, lines):
+    workers = 0
+    for event in EventTail(result.folder / "events.jsonl"):
         before = log.wait.waited_s
-        log.take_in(event)
-        members = event.fields["members"] if event.kind == "generation" else members
-        if event.kind == "step":
+        log.handle(event)
+        workers = len(event.workers) if isinstance(event, GenerationFormed) else workers
+        if isinstance(event, StepCompleted):
             waited.append((log.wait.waited_s - before) * 1000)
     blocks = Blocks(1, len(waited) - 1)
     times = step_times(read_steps(result.folder / "events.jsonl"), blocks)
     details = {"waiting_percent": log.wait.share * 100, **times.details}
-    return reading(order["case"], len(members), waited[1:], details=details)
+    return reading(order["case"], workers, waited[1:], details=details)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from benchmarks.own.watched_run import WatchedRun, await_sight
 from benchmarks.told import answer, read_order, reading
+from quorate.observe.events import GenerationFormed, StepCompleted
 
 STEADY = 3
 """Steps that all workers complete together before the next one is killed."""
@@ -105,12 +106,12 @@ class Quorate:
 
     def went_on(self, killed: float) -> tuple[float, float | None] | None:
         """By the run's own events."""
-        events = [event for event in self._run.events() if event["time"] > killed]
-        formed = [event for event in events if event["kind"] == "generation"]
-        whole = [event["time"] for event in formed if len(event["members"]) == self._workers]
+        events = [event for event in self._run.events() if event.time > killed]
+        formed = [event for event in events if isinstance(event, GenerationFormed)]
+        whole = [event.time for event in formed if len(event.workers) == self._workers]
         if not whole:
             return None
-        steps = [event["time"] for event in events if event["kind"] == "step" and event["time"] > formed[0]["time"]]
+        steps = [event.time for event in events if isinstance(event, StepCompleted) and event.time > formed[0].time]
         return (min(steps), whole[0]) if steps else None
 
     def step_times(self) -> list[float]:

@@ -45,7 +45,7 @@ def _quorate(order: dict[str, Any]) -> Command:
     return [
         *(sys.executable, "-m", "quorate", "train", str(file), "--json", "--quiet"),
         *("--workers", str(order["processes"])),
-    ], lambda stdout: float(read_steps(Path(json.loads(stdout)["folder"]) / "events.jsonl")[1]["time"])
+    ], lambda stdout: read_steps(Path(json.loads(stdout)["folder"]) / "events.jsonl")[1].time
 
 
 def _plain(_: dict[str, Any]) -> Command:

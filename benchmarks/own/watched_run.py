@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quorate.observe.event import Event
+from quorate.observe.events import GenerationFormed, StepCompleted
+from quorate.observe.tail import EventTail
+
 Found = TypeVar("Found")
 
 PATIENCE = 90.0
@@ -36,29 +40,24 @@ class WatchedRun:
         """What commands call it, once it has begun."""
         return next(file.parent.name for file in self.runs.glob("*/events.jsonl"))
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """All that it has told so far, in the order in which it happened."""
-        lines = [line for file in self.runs.glob("*/events.jsonl") for line in file.read_text().splitlines()]
-        events = []
-        for line in lines:
-            try:
-                events.append(json.loads(line))
-            except ValueError:  # it is being written
-                break
-        return sorted(events, key=lambda event: event["time"])
+        events = [event for file in self.runs.glob("*/events.jsonl") for event in EventTail(file)]
+        return sorted(events, key=lambda event: event.time)
 
     def members(self) -> list[int]:
         """The workers of the newest generation."""
-        formed = [event for event in self.events() if event["kind"] == "generation"]
-        return [member["worker"] for member in formed[-1]["members"]] if formed else []
+        formed = [event for event in self.events() if isinstance(event, GenerationFormed)]
+        return [member.worker for member in formed[-1].members or ()] if formed else []
 
     def is_steady(self, workers: int, steps: int, since: float = 0.0) -> bool:
         """Whether its newest generation was formed since then, and has so many workers and steps behind it."""
         events = self.events()
-        formed = next((event for event in reversed(events) if event["kind"] == "generation"), None)
-        if formed is None or len(formed["members"]) != workers or formed["time"] < since:
+        formed = next((event for event in reversed(events) if isinstance(event, GenerationFormed)), None)
+        if formed is None or len(formed.workers) != workers or formed.time < since:
             return False
-        return len([event for event in events if event["kind"] == "step" and event["time"] > formed["time"]]) >= steps
+        completed = [event for event in events if isinstance(event, StepCompleted) and event.time > formed.time]
+        return len(completed) >= steps
 
     def pids(self) -> dict[int, int]:
         """The newest process of each worker."""
@@ -67,7 +66,7 @@ class WatchedRun:
 
     def step_times(self) -> list[float]:
         """When each step was completed."""
-        return [event["time"] for event in self.events() if event["kind"] == "step"]
+        return [event.time for event in self.events() if isinstance(event, StepCompleted)]
 
 
 def await_sight(what: str, look: Callable[[], Found | None], process: subprocess.Popen[bytes]) -> Found:

@@ -9,6 +9,7 @@ from checkpoint.only_part import part_of
 from quorate.api.copies import Copies
 from quorate.checkpoint.copier import Source
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.supervisor.signals import Signals
 
@@ -23,7 +24,7 @@ def warnings(source: Source, to: Path) -> tuple[list[str], str]:
     shown: list[Event] = []
     spec = JobSpec(task="a.b:C", batch_size=8, steps=8, checkpoint=CheckpointSpec(to=["checkpoints", str(to)]))
     (place,) = Copies(source.run, spec, shown.append).conclude(Signals())
-    (told,) = [event.fields["message"] for event in shown if event.fields.get("level") == "warning"]
+    (told,) = [event.message or "" for event in shown if isinstance(event, LogMessage) and event.level == "warning"]
     return place["missing"], told
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quorate.cli.checkpoint_table import print_list, print_verified
-from quorate.cli.page import Page
 
 from history.run_builder import Story, add_checkpoint, build_run
 from quorate.api.checkpoints import verify_run
@@ -23,6 +21,8 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.selection import why_foreign
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.cli.checkpoints_view import print_list, print_verified
+from quorate.cli.layout import Page
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.spec.job import JobSpec

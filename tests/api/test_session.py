@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from command import Workplace
+from made_events import make_event
 from quorate.api import session
 from quorate.api.resume_rules import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
@@ -17,6 +18,7 @@ from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
+from quorate.observe.sinks import Sink
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
@@ -46,7 +48,7 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
         assert kept is not None
         accept(Prepared(run.read_environment() or {}, kept.source))
         for step in range(steps):
-            show(Event("step", 9 + step, {}))
+            show(make_event("step", 9 + step, {}))
         return refuse()
 
     layer = [Override("steps", 16, "--steps")]
@@ -96,7 +98,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     class Shown(Exception):
         pass
 
-    def stop_here(begun: session.RunStart) -> session.Show:
+    def stop_here(begun: session.RunStart) -> Sink:
         raise Shown(begun.workers)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))

@@ -42,6 +42,7 @@ from benchmarks.saves import (
 from benchmarks.target import judge
 from benchmarks.targets import TARGETS
 from quorate.core.errors import RequestError
+from quorate.observe.events import CheckpointSaved, StepCompleted
 from schemas import validate
 
 MB = 2**20
@@ -167,11 +168,11 @@ def test_a_state_that_is_too_small_is_refused() -> None:
 
 
 def test_the_events_of_a_run_tell_its_saves() -> None:
-    steps = [{"kind": "step", "step": step, "time": float(step)} for step in range(1, 41)]
+    steps = [StepCompleted(step=step, time=float(step)) for step in range(1, 41)]
     told = [
-        {"kind": "checkpoint", "step": 10, "time": 11.5, "seconds": 1.25},
-        {"kind": "checkpoint", "step": 20, "time": 22.5, "seconds": 2.25, "added_s": 0.003},
-        {"kind": "checkpoint", "step": 40, "time": 41.0, "seconds": 0.5},
+        CheckpointSaved(step=10, time=11.5, seconds=1.25),
+        CheckpointSaved(step=20, time=22.5, seconds=2.25, added_s=0.003),
+        CheckpointSaved(step=40, time=41.0, seconds=0.5),
     ]
     samples = [(2.0, 900), (5.0, 160), (10.5, 150), (12.0, 155), (30.0, 999)]
     trained = trained_of([*steps, *told], samples, calm=100)

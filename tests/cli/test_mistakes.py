@@ -14,6 +14,7 @@ from catalogue import machine
 from command import Done, Workplace, await_condition
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
+from quorate.observe.events import LogMessage
 from quorate.observe.tail import EventTail
 from small_disk import small_disk
 
@@ -158,8 +159,9 @@ def test_a_disk_that_is_full_for_a_while_is_told_while_it_is_and_what_is_missing
         assert running.done().code == 143
         assert workplace.result()["status"] == "terminated"
         assert workplace.checkpoints()[-1].startswith(f"step-{workplace.result()['steps']:08}")
-        logged = [event for event in EventTail(workplace.last / "events.jsonl").read_new() if event.kind == "log"]
-        assert ["events are missing here" in event.fields["message"] for event in logged] == [True]
+        events = EventTail(workplace.last / "events.jsonl")
+        logged = [event.message or "" for event in events if isinstance(event, LogMessage)]
+        assert ["events are missing here" in message for message in logged] == [True]
         workplace.assert_nobody_left()
 
 

@@ -15,7 +15,7 @@ from quorate.cli.app import app
 from quorate.cli.layout import Page
 from quorate.cli.runs_view import print_listing
 from quorate.core.errors import RequestError
-from quorate.history.run_list import Listing, Wish
+from quorate.history.run_list import Listing, RunQuery
 from schemas import validate
 
 NOW = CREATED + timedelta(hours=2)
@@ -42,11 +42,11 @@ def quorate(*arguments: str) -> None:
     app(["runs", *arguments], standalone_mode=False)
 
 
-def listed(runs: Path, width: int, wish: Wish | None = None) -> list[str]:
+def listed(runs: Path, width: int, query: RunQuery | None = None) -> list[str]:
     """The lines on a terminal of this width, without colours."""
     stream = io.StringIO()
     page = Page(stream, is_terminal=False, width=width)
-    print_listing(page, Listing.read(runs, wish or Wish()), NOW)
+    print_listing(page, Listing.read(runs, query or RunQuery()), NOW)
     return stream.getvalue().splitlines()
 
 
@@ -85,7 +85,7 @@ def test_a_file_gets_everything_whole(runs: Path, capsys: pytest.CaptureFixture[
 
 
 def test_what_is_left_out_by_a_limit_is_counted(runs: Path) -> None:
-    lines = listed(runs, 80, Wish(limit=1, name="tiny-000"))
+    lines = listed(runs, 80, RunQuery(limit=1, name="tiny-000"))
     assert lines[1].startswith("tiny-0003")
     assert lines[2] == "and 2 more"
 
@@ -173,7 +173,7 @@ def test_the_folder_of_the_variable_is_listed_and_may_be_made_later(
 
 
 def test_where_none_fits_it_says_what_there_is(runs: Path) -> None:
-    text = " ".join(listed(runs, 80, Wish(task="Tinny", name="x y")))
+    text = " ".join(listed(runs, 80, RunQuery(task="Tinny", name="x y")))
     assert text == (
         f"None of the 3 runs in the folder {runs} fits --task Tinny --name 'x y'. There are: status complete, damaged, "
         "lost; task task.py:Tiny; name tiny-0001, tiny-0002, tiny-0003."

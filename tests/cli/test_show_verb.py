@@ -20,8 +20,7 @@ from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.task_source import TaskSource
-from quorate.history.advice import Advice, advise
-from quorate.history.run_detail import RunDetail
+from quorate.history.run_detail import Advice, RunDetail, advise
 from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder

@@ -10,6 +10,7 @@ import pytest
 
 from command import Workplace
 from history.run_builder import CREATED, Story, build_run
+from made_events import make_event
 from quorate.cli.layout import Page
 from quorate.cli.run_view import print_run
 from quorate.core.cores import usable_cores
@@ -67,7 +68,8 @@ def result_of(workplace: Workplace) -> dict[str, Any]:
 def shown(runs: Path, data_s: float, **job: object) -> tuple[str, object]:
     story = Story().begin().train(1, 8, data_s=data_s)
     reading = {"remote": True, "window_bytes": 10**9, "memory_bytes": 10**8}
-    story.events[1].fields["data"] = {"blocks": 3, "window": 500, "reading": reading}
+    data = {"blocks": 3, "window": 500, "reading": reading}
+    story.events[1] = make_event("run", fields={"data": data}, time=story.events[1].time)
     detail = RunDetail.read(build_run(runs, story=story, job=dict(job)))
     stream = io.StringIO()
     print_run(Page(stream, is_terminal=False), detail, None, NOW)

@@ -13,6 +13,7 @@ from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.service import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
+from quorate.observe.events import Resized
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
@@ -204,12 +205,12 @@ def test_the_events_of_a_job_are_told_from_any_place_of_its_log_on(tmp_path: Pat
         client.resize(2)
         client.resize(3)
         ((events, offset),) = client.events(0, follow=False)
-        assert [event.fields["workers"] for event in events] == [2, 3]
+        assert [event.workers for event in events if isinstance(event, Resized)] == [2, 3]
         assert list(client.events(offset, follow=False)) == []
         following = client.events(offset, follow=True)
         client.resize(4)
         ((event,), last) = next(iter(following))
-        assert event.fields["workers"] == 4
+        assert isinstance(event, Resized) and event.workers == 4
         following.cancel()
         with pytest.raises(LinkError):
             list(following)

@@ -40,7 +40,7 @@ from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position
-from quorate.observe.event import Event
+from quorate.observe.events import RunFailed, RunFinished, read_event
 
 NEXT: JobSettings = replace(SETTINGS, incarnation=4)
 EVERYBODY = frozenset((worker, pid_of(worker)) for worker in range(3))
@@ -228,13 +228,10 @@ def test_a_stop_is_heeded_once_everybody_is_back() -> None:
 
 @pytest.mark.parametrize("failure", [None, Failure("UserCodeError", "no", worker=1, step=17, phase="compute")])
 def test_an_end_that_was_written_down_is_the_end(failure: Failure | None) -> None:
-    if failure is None:
-        event = Event("finished", fields={"weights_digest": "d", "result": {"steps": 17}})
-    else:
-        told = failure.to_dict()
-        fields = {**{name: told[name] for name in told if name not in ("kind", "step")}, "cause": told["kind"]}
-        event = Event("failure", 17, fields)
-    ended = ended_as_told(event)
+    end = RunFinished(weights_digest="d", result={"steps": 17}) if failure is None else RunFailed.of(failure)
+    told = read_event(end.to_json())
+    assert isinstance(told, RunFinished | RunFailed)
+    ended = ended_as_told(told)
     assert ended.failure == failure
     assert ended.result == ({} if failure else {"steps": 17})
 

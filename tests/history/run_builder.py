@@ -8,6 +8,7 @@ from typing import Any
 
 import xxhash
 
+from made_events import make_event
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.cursor import Cursor, Phase
@@ -48,7 +49,7 @@ class Story:
     def tell(self, kind: str, step: int | None = None, **fields: Any) -> "Story":
         """One more event, a second later."""
         self.time += 1
-        self.events.append(Event(kind, step, fields, self.time))
+        self.events.append(make_event(kind, step, fields, self.time))
         return self
 
     def begin(self, from_step: int = 0, total_steps: int = 8) -> "Story":
@@ -109,7 +110,7 @@ def build_run(
     if story is not None:
         sink = JsonlSink(run.events_file)
         for event in story.events:
-            sink.write(event)
+            sink.handle(event)
         sink.close()
     if result is not None:
         run.write_result({"run": run.name, "folder": str(run.path), **result})

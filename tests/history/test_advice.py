@@ -6,10 +6,9 @@ import pytest
 
 from history.run_builder import CREATED
 from quorate.core.failure import Failure
-from quorate.history.advice import advise
-from quorate.history.checkpoint_record import CheckpointRecord
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.checkpoint_list import CheckpointRecord
+from quorate.history.run_detail import advise
+from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
 from quorate.storage.lock import Holder
 

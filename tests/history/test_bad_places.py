@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from quorate.data.shards.indexing import build_index
-from quorate.history.bad_places import bad_places
+from quorate.history.streaming import bad_places
 
 
 def test_a_range_is_cut_where_files_end(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 
 from history.run_builder import Story, build_run, whole_story
-from quorate.history.curve import loss_curves, metric_curves
-from quorate.history.pace import RunPace
-from quorate.history.timeline import Timeline
+from quorate.history.timeline import RunPace, Timeline, loss_curves, metric_curves
 
 
 def told(folder: Path, story: Story) -> Timeline:

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from history.run_builder import complete_run
+from made_events import fields_of
 from quorate.cli.difference_view import print_difference
 from quorate.core.task_source import TaskSource
 from quorate.history.difference import RunPair, RunSide, compare, differing
 from quorate.history.timeline import Timeline
+from quorate.observe.events import StepCompleted
 from quorate.storage.kept_source import keep_source
 
 
 def timeline(*losses: float, **more: Any) -> Timeline:
-    return Timeline(
-        steps={step: {"loss": loss, "samples_per_second": step, **more} for step, loss in enumerate(losses, 1)}
-    )
+    return Timeline(steps={step: StepCompleted(losses={"": loss}, **more) for step, loss in enumerate(losses, 1)})
 
 
 def test_runs_with_the_same_bits_do_not_part_however_fast_they_were() -> None:
@@ -37,21 +37,21 @@ def test_zeros_of_two_signs_differ_and_nan_equals_itself() -> None:
 
 
 def test_an_optimizer_that_only_one_has_is_a_parting() -> None:
-    left = Timeline(steps={1: {"loss.a": 1.0, "gradient_norm.a": 2.0}})
-    right = Timeline(steps={1: {"loss.a": 1.0, "gradient_norm.a": 2.0, "loss.b": 3.0}})
+    left = Timeline(steps={1: StepCompleted(losses={"a": 1.0}, gradient_norms={"a": 2.0})})
+    right = Timeline(steps={1: StepCompleted(losses={"a": 1.0, "b": 3.0}, gradient_norms={"a": 2.0})})
     parting = compare(left, right).parting
     assert parting is not None
     assert parting.values == {"loss.b": (None, 3.0)}
 
 
 def test_steps_that_only_one_has_are_not_compared() -> None:
-    left = Timeline(steps={5: {"loss": 1.0}, 6: {"loss": 2.0}})
+    left = Timeline(steps={step: StepCompleted(losses={"": 1.0}) for step in (5, 6)})
     assert compare(left, timeline(0.5, 0.25)).common_steps == 0
 
 
 def test_of_a_step_only_what_is_compared_is_kept(tmp_path: Path) -> None:
     side = RunSide.read(complete_run(tmp_path))
-    assert side.timeline.steps[4] == {"loss": 1 / 4}
+    assert fields_of(side.timeline.steps[4]) == {"loss": 1 / 4}
 
 
 def test_a_result_that_is_cut_off_is_warned_of_and_the_rest_is_compared(

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from history.run_builder import add_checkpoint, build_run, complete_run, whole_story
+from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
 from quorate.core.cursor import Phase
-from quorate.history import checkpoint_record
-from quorate.history.checkpoint_record import read_checkpoints
-from quorate.history.job_value import job_values
-from quorate.history.run_detail import RunDetail
-from quorate.history.status import Status
+from quorate.history import checkpoint_list
+from quorate.history.checkpoint_list import read_checkpoints
+from quorate.history.run_detail import RunDetail, job_values
+from quorate.history.run_record import Status
 from quorate.spec.override import Override
 
 
@@ -27,7 +27,7 @@ def test_everything_about_a_run(tmp_path: Path) -> None:
         "python": "3.11.7",
         "task source": "code-1:" + "cd" * 32,
     }
-    assert detail.timeline.steps[2].keys() == {"loss", "samples", "samples_per_second", "compute_s"}
+    assert fields_of(detail.timeline.steps[2]).keys() == {"loss", "samples", "samples_per_second", "compute_s"}
 
 
 def test_every_value_of_a_job_has_its_origin_and_mark(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ class TestCheckpoints:
         def survey_with_one_gone(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
             return (Skipped(folder / "step-00000002", "cannot read manifest.json"), *survey(folder))
 
-        monkeypatch.setattr(checkpoint_record, "survey", survey_with_one_gone)
+        monkeypatch.setattr(checkpoint_list, "survey", survey_with_one_gone)
         assert [each.name for each in read_checkpoints(run.checkpoints)] == ["step-00000004-evaluated"]
 
     def test_of_a_folder_that_is_not_there_there_are_none(self, tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, Story, build_run, complete_run
-from quorate.history.run_list import Listing, Order, Wish, chosen, has_task, read_runs
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_list import Listing, Order, RunQuery, chosen, has_task, read_runs
+from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 
 
@@ -25,8 +24,8 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(runs: Path, **wish: Any) -> list[str]:
-    return [record.name for record in Listing.read(runs, Wish(**wish)).shown]
+def names(runs: Path, **query: Any) -> list[str]:
+    return [record.name for record in Listing.read(runs, RunQuery(**query)).shown]
 
 
 def test_all_the_newest_first(runs: Path) -> None:
@@ -60,7 +59,7 @@ def test_filters_are_combined_and_statuses_are_alternatives(runs: Path) -> None:
 
 
 def test_a_limit_is_applied_after_all_else(runs: Path) -> None:
-    listing = Listing.read(runs, Wish(name="tiny", limit=2))
+    listing = Listing.read(runs, RunQuery(name="tiny", limit=2))
     assert [record.name for record in listing.shown] == ["tiny-0003", "tiny-0002"]
     assert (len(listing.fitting), len(listing.records)) == (3, 5)
 
@@ -110,4 +109,4 @@ def test_a_run_that_is_removed_while_it_is_read_is_left_out(runs: Path, monkeypa
 
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
     assert read_runs(tmp_path / "missing") == ()
-    assert chosen((), Wish(order=Order.METRIC)) == ()
+    assert chosen((), RunQuery(order=Order.METRIC)) == ()

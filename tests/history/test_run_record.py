@@ -13,8 +13,7 @@ from history.run_builder import COMPLETE, CREATED, Story, build_run, complete_ru
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status, decide_status
+from quorate.history.run_record import RunRecord, Status, decide_status
 from quorate.spec.load import load_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from history.run_builder import CREATED, Story, whole_story
 from quorate.core.errors import RunError
 from quorate.history.timeline import Timeline
-from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
 
 
 def written(folder: Path, story: Story, garbage: bytes = b"") -> Path:
@@ -25,8 +25,7 @@ class TestRead:
     def test_a_run_that_nothing_happened_to(self, tmp_path: Path) -> None:
         timeline = Timeline.read(written(tmp_path, whole_story()))
         assert list(timeline.steps) == list(range(1, 9))
-        assert timeline.steps[4]["loss"] == 0.25
-        assert {"kind", "step", "time"}.isdisjoint(timeline.steps[4])
+        assert timeline.steps[4].losses == {"": 0.25}
         assert timeline.evaluations == {4: {"loss": 0.75}, 8: {"loss": 0.5}}
         assert (timeline.position, timeline.total_steps, timeline.redone) == (8, 8, 0)
         assert timeline.counts == {"generation": 1, "run": 1, "step": 8, "evaluation": 2, "finished": 1}
@@ -44,7 +43,7 @@ class TestRead:
         story = Story().begin().train(1, 6, loss=1.0).evaluate(4, loss=1.0).begin(from_step=3)
         timeline = Timeline.read(written(tmp_path, story.train(4, 5, loss=2.0).evaluate(4, loss=2.0)))
         assert list(timeline.steps) == [1, 2, 3, 4, 5, 6]
-        assert [timeline.steps[step]["loss"] for step in (3, 4, 5, 6)] == [1.0, 2.0, 2.0, 1.0]
+        assert [timeline.steps[step].losses[""] for step in (3, 4, 5, 6)] == [1.0, 2.0, 2.0, 1.0]
         assert timeline.evaluations == {4: {"loss": 2.0}}
         assert (timeline.position, timeline.redone, timeline.counts["step"]) == (5, 2, 8)
 
@@ -77,8 +76,8 @@ class TestRead:
         assert (recovery.refill_s, recovery.first_step_s) == (None, None)
 
     def test_only_wanted_fields_are_kept(self, tmp_path: Path) -> None:
-        timeline = Timeline.read(written(tmp_path, whole_story()), keep=lambda name: name == "loss")
-        assert timeline.steps[2] == {"loss": 0.5}
+        timeline = Timeline.read(written(tmp_path, whole_story()), keep=("samples",))
+        assert (timeline.steps[2].samples, timeline.steps[2].losses) == (8, {})
 
     def test_a_file_that_is_not_there_tells_nothing(self, tmp_path: Path) -> None:
         timeline = Timeline.read(tmp_path / "events.jsonl")
@@ -161,7 +160,7 @@ def test_a_glance_sees_the_same_without_the_steps(tmp_path_factory: pytest.TempP
 
 def test_what_an_event_writes_is_recognised_as_a_step_at_a_glance(tmp_path: Path) -> None:
     """A glance goes by how a line begins; were it written otherwise, it would still be right, but slow."""
-    line = Event("step", 1, {"loss": 1.0}).to_json()
+    line = StepCompleted(step=1, losses={"": 1.0}).to_json()
     assert line.startswith('{"kind":"step",')
     path = tmp_path / "events.jsonl"
     path.write_text(f"{line}\n" + json.dumps({"step": 2, "time": 2.0, "kind": "step"}) + "\n")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from made_events import make_event
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.event import Event
-from quorate.observe.pace import Pace
-from quorate.observe.progress import Progress
+from quorate.observe.progress import Pace, Progress
 from quorate.observe.quantities import count, duration, measure, size
 from quorate.observe.screen import Screen
 from quorate.observe.summary import print_summary
@@ -32,21 +32,21 @@ class Clock:
 
 def step(number: int, **fields: Any) -> Event:
     told = {"loss": 2.3 / number, "samples_per_second": 12345.6, "epoch": 1, "samples": 256}
-    return Event("step", number, told | fields, time=1000.0 + number)
+    return make_event("step", number, told | fields, time=1000.0 + number)
 
 
 def begin(total_steps: int | None = 600, from_step: int = 0) -> Event:
-    return Event("run", None, {"from_step": from_step, "total_steps": total_steps})
+    return make_event("run", None, {"from_step": from_step, "total_steps": total_steps})
 
 
 def finished(ending: str, steps: int) -> Event:
-    return Event("finished", None, {"weights_digest": "ab", "result": {"ending": ending, "steps": steps}})
+    return make_event("finished", None, {"weights_digest": "ab", "result": {"ending": ending, "steps": steps}})
 
 
-EVALUATION = Event("evaluation", 200, {"metrics": {"accuracy": 0.91234, "loss": 0.3}, "best": True})
-CHECKPOINT = Event("checkpoint", 200, {"path": "/r/step-00000200", "bytes": 1_234_567, "seconds": 0.031})
-STOP = Event("stop", None, {"reason": "interrupted"})
-FAILURE = Event("failure", 7, {"message": "worker 3 on [red]node-1[/red] was killed (signal 9)"})
+EVALUATION = make_event("evaluation", 200, {"metrics": {"accuracy": 0.91234, "loss": 0.3}, "best": True})
+CHECKPOINT = make_event("checkpoint", 200, {"path": "/r/step-00000200", "bytes": 1_234_567, "seconds": 0.031})
+STOP = make_event("stop", None, {"reason": "interrupted"})
+FAILURE = make_event("failure", 7, {"message": "worker 3 on [red]node-1[/red] was killed (signal 9)"})
 FINISHED = finished("complete", 600)
 OPENING = "job-0001 in runs/job-0001: 8 lanes on 4 workers"
 
@@ -76,7 +76,7 @@ class TestElsewhere:
         stream = io.StringIO()
         screen = console(stream, Clock())
         assert stream.getvalue() == ""  # a job that is refused has no run
-        screen.handle(Event("generation", None, {"members": [{}, {}], "lanes": 8}))
+        screen.handle(make_event("generation", None, {"members": [{"worker": 0}, {"worker": 1}], "lanes": 8}))
         screen.handle(begin())
         assert stream.getvalue() == "job-0001 in runs/job-0001: 8 lanes on 2 workers\n"
 
@@ -138,9 +138,9 @@ class TestElsewhere:
         screen = console(stream, Clock())
         screen.handle(begin())
         screen.handle(step(600))
-        for event in (EVALUATION, CHECKPOINT, STOP, FAILURE, FINISHED, Event("log", None, {"message": "careful"})):
+        for event in (EVALUATION, CHECKPOINT, STOP, FAILURE, FINISHED, make_event("log", None, {"message": "careful"})):
             screen.handle(event)
-        screen.handle(Event("unheard-of", 1, {"x": 1}))
+        screen.handle(make_event("unheard-of", 1, {"x": 1}))
         screen.close()
         assert stream.getvalue().splitlines()[2:] == [
             "evaluation at step 200: accuracy 0.9123   loss 0.3000   best so far",
@@ -155,7 +155,7 @@ class TestElsewhere:
         """It may be the last one, after which no training goes on."""
         stream = io.StringIO()
         screen = console(stream, Clock())
-        screen.handle(Event("checkpoint_failed", 8, {"reason": "the disk is full"}))
+        screen.handle(make_event("checkpoint_failed", 8, {"reason": "the disk is full"}))
         screen.close()
         assert "not saved at step 8: the disk is full" in stream.getvalue()
 
@@ -170,13 +170,13 @@ class TestElsewhere:
     def test_termination_names_itself(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock(), has_begun=True)
-        screen.handle(Event("stop", None, {"reason": "terminated"}))
+        screen.handle(make_event("stop", None, {"reason": "terminated"}))
         assert stream.getvalue() == "terminated: stopping after the running step, which is saved\n"
 
     def test_no_control_characters_and_no_broken_lines(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock(), width=40)
-        screen.handle(Event("failure", 7, {"message": "long " * 40}))
+        screen.handle(make_event("failure", 7, {"message": "long " * 40}))
         screen.close()
         assert "\x1b" not in stream.getvalue()
         assert len(stream.getvalue().splitlines()) == 1
@@ -197,10 +197,10 @@ class TestElsewhere:
         stream = io.StringIO()
         screen = console(stream, Clock())
         members = [{"worker": worker} for worker in range(3)]
-        screen.handle(Event("generation", None, {"members": members, "lanes": 8}))
+        screen.handle(make_event("generation", None, {"members": members, "lanes": 8}))
         assert stream.getvalue() == ""
         screen.handle(step(1))
-        screen.handle(Event("generation", None, {"members": members[:1], "lanes": 8}))
+        screen.handle(make_event("generation", None, {"members": members[:1], "lanes": 8}))
         assert stream.getvalue().splitlines()[-1] == "going on with 8 lanes on 1 worker"
 
     def test_a_lost_worker_is_told_without_the_hints_and_that_it_is_back(self) -> None:
@@ -208,11 +208,11 @@ class TestElsewhere:
         screen = console(stream, Clock(), workers=2)
         screen.handle(begin())
         message = "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
-        screen.handle(Event("lost", 17, {"worker": 1, "message": message}, 100.0))
-        screen.handle(Event("generation", None, {"members": [{"worker": 0}], "lanes": 8, "from_step": 16}, 100.1))
+        screen.handle(make_event("lost", 17, {"worker": 1, "message": message}, 100.0))
+        screen.handle(make_event("generation", None, {"members": [{"worker": 0}], "lanes": 8, "from_step": 16}, 100.1))
         both = [{"worker": 0}, {"worker": 1}]
-        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 19}, 100.3))
-        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 22}, 100.5))
+        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 19}, 100.3))
+        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 22}, 100.5))
         assert stream.getvalue().splitlines()[1:] == [
             "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange",
             "going on with 8 lanes on 1 worker",
@@ -226,9 +226,11 @@ class TestElsewhere:
         screen.handle(begin())
         screen.handle(step(45))
         for worker in (0, 1):
-            screen.handle(Event("lost", 46, {"worker": worker, "message": f"worker {worker} is gone."}, 100.0 + worker))
+            screen.handle(
+                make_event("lost", 46, {"worker": worker, "message": f"worker {worker} is gone."}, 100.0 + worker)
+            )
         both = [{"worker": 0}, {"worker": 1}]
-        screen.handle(Event("generation", None, {"members": both, "lanes": 8, "from_step": 30}, 102.0))
+        screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 30}, 102.0))
         assert stream.getvalue().splitlines()[-1] == (
             "workers 0 and 1 are back after 2 s, 8 lanes on 2 workers, from step 30"
         )
@@ -244,7 +246,7 @@ class TestElsewhere:
     def test_every_optimizer_has_its_loss(self) -> None:
         stream = io.StringIO()
         fields = {"loss.critic": 0.5, "loss.generator": 1.5}
-        console(stream, Clock(), total_steps=600).handle(Event("step", 1, fields))
+        console(stream, Clock(), total_steps=600).handle(make_event("step", 1, fields))
         assert stream.getvalue() == "step 1/600   loss.critic 0.5000   loss.generator 1.500\n"
 
     @pytest.mark.parametrize("is_terminal", [True, False])
@@ -262,8 +264,8 @@ class TestElsewhere:
             "run",
             "lost",
         ):
-            screen.handle(Event(kind))
-            screen.handle(Event(kind, 1))
+            screen.handle(make_event(kind))
+            screen.handle(make_event(kind, 1))
         screen.close()
 
 
@@ -390,7 +392,7 @@ class TestTheScreen:
         screen = Console(Screen(stream, is_terminal, 80), progress())
         screen.handle(begin())
         screen.handle(step(300))
-        screen.handle(Event("log", None, {"message": "2 workers × 3 threads … ∞"}))
+        screen.handle(make_event("log", None, {"message": "2 workers × 3 threads … ∞"}))
         screen.close()
         text = written.getvalue().decode("ascii")
         assert r"2 workers x 3 threads ... \u221e" in text
@@ -399,10 +401,10 @@ class TestTheScreen:
     def test_says_little_when_it_is_quiet(self) -> None:
         stream = io.StringIO()
         screen = QuietConsole(Screen(stream, is_terminal=False), progress())
-        careful = Event("log", None, {"message": "careful"})
-        gone = Event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
-        torn = Event("step", 1, {"samples": 7, "warnings": ["sample 3 is left out", "sample 5 is left out"]})
-        left_out = Event("evaluation", 1, {"metrics": {}, "bad_samples": 1, "warnings": ["sample 8 is left out"]})
+        careful = make_event("log", None, {"message": "careful"})
+        gone = make_event("lost", 1, {"worker": 1, "message": "worker 1 is gone. See its log."})
+        torn = make_event("step", 1, {"samples": 7, "warnings": ["sample 3 is left out", "sample 5 is left out"]})
+        left_out = make_event("evaluation", 1, {"metrics": {}, "bad_samples": 1, "warnings": ["sample 8 is left out"]})
         for event in (begin(), torn, step(2), EVALUATION, left_out, CHECKPOINT, careful, gone, STOP, FINISHED):
             screen.handle(event)
         screen.close()

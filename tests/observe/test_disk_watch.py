@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quorate.observe.disk_watch import SILENCE, DiskWatch, try_to_write
-from quorate.observe.event import Event
+from made_events import make_event
 from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
+from quorate.observe.tail import SILENCE, DiskWatch, EventTail, try_to_write
 
 
 class Disk:
@@ -44,53 +43,53 @@ def test_a_job_that_tells_something_is_not_asked(full: Disk, tmp_path: Path) -> 
     watch = full.watch(tmp_path)
     for _ in range(5):
         full.now += SILENCE
-        assert watch.look(has_heard=True) is None
+        assert watch.look(has_news=True) is None
     assert full.tried == 0
 
 
 def test_a_full_disk_is_told_once_in_a_sentence_with_the_remedy(full: Disk, tmp_path: Path) -> None:
     watch = full.watch(tmp_path)
     full.now += SILENCE - 0.1
-    assert watch.look(has_heard=False) is None
+    assert watch.look(has_news=False) is None
     full.now += 0.1
-    told = watch.look(has_heard=False)
-    assert told is not None and told.kind == "log"
-    assert told.fields["message"].startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
-    assert "Make room there: a checkpoint that fails is tried again" in told.fields["message"]
+    told = watch.look(has_news=False)
+    assert told is not None and told.message is not None
+    assert told.message.startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
+    assert "Make room there: a checkpoint that fails is tried again" in told.message
     full.now += 10 * SILENCE
-    assert watch.look(has_heard=False) is None
+    assert watch.look(has_news=False) is None
 
 
 def test_it_is_told_again_when_it_comes_again(full: Disk, tmp_path: Path) -> None:
     watch = full.watch(tmp_path)
     for _ in range(2):
         full.now += SILENCE
-        assert watch.look(has_heard=False) is not None
-        assert watch.look(has_heard=True) is None
+        assert watch.look(has_news=False) is not None
+        assert watch.look(has_news=True) is None
 
 
 def test_a_job_that_is_only_slow_is_not_told_of(disk: Disk, tmp_path: Path) -> None:
     watch = disk.watch(tmp_path)
     for _ in range(3):
         disk.now += SILENCE
-        assert watch.look(has_heard=False) is None
-        assert watch.look(has_heard=False) is None
+        assert watch.look(has_news=False) is None
+        assert watch.look(has_news=False) is None
     assert disk.tried == 3
     disk.error = FileNotFoundError(errno.ENOENT, "no such folder yet")
     disk.now += SILENCE
-    assert watch.look(has_heard=False) is None
+    assert watch.look(has_news=False) is None
 
 
 def test_whoever_follows_the_events_hears_of_it_among_them(full: Disk, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     tail = EventTail(path, full.watch(tmp_path))
     sink = JsonlSink(path)
-    sink.write(Event("step", 1))
+    sink.handle(make_event("step", 1))
     assert [event.kind for event in tail.read_new()] == ["step"]
     full.now += SILENCE
     assert [event.kind for event in tail.read_new()] == ["log"]
     assert tail.read_new() == []
-    sink.write(Event("step", 2))
+    sink.handle(make_event("step", 2))
     sink.close()
     assert [event.step for event in tail.read_new()] == [2]
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from made_events import make_event
 from quorate.observe.event import Event
 from quorate.observe.notebook import Bundle, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 
-BEGIN = Event("run", None, {"from_step": 0, "total_steps": 9_000})
+BEGIN = make_event("run", None, {"from_step": 0, "total_steps": 9_000})
 
 
 class Clock:
@@ -34,7 +35,7 @@ class Shown:
 
 
 def step(number: int) -> Event:
-    return Event("step", number, {"loss": 1.0 / number, "samples": 8}, time=float(number))
+    return make_event("step", number, {"loss": 1.0 / number, "samples": 8}, time=float(number))
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_the_run_its_latest_notices_and_the_numbers_are_shown(console: NotebookC
     console.handle(BEGIN)
     for number in range(1, 21):
         console.handle(step(number))
-        console.handle(Event("evaluation", number, {"metrics": {"loss": 0.5}}))
+        console.handle(make_event("evaluation", number, {"metrics": {"loss": 0.5}}))
     assert shown.last[0] == "job-0001 in runs/job-0001: 4 lanes on 2 workers"
     assert shown.last[1:-1] == [f"evaluation at step {number}: loss 0.5000" for number in range(13, 21)]
     assert shown.last[-1] == "step 20/9,000   loss 0.05000   8 samples/s   2:29:40 left"
@@ -76,7 +77,7 @@ def test_fast_steps_do_not_flood_the_notebook(console: NotebookConsole, shown: S
 
 
 def test_a_message_is_text_and_no_markup(console: NotebookConsole, shown: Shown) -> None:
-    console.handle(Event("log", None, {"message": "<script>1 & 2</script>"}))
+    console.handle(make_event("log", None, {"message": "<script>1 & 2</script>"}))
     assert "<div>&lt;script&gt;1 &amp; 2&lt;/script&gt;</div>" in shown.bundles[-1]["text/html"]
     assert "<script>1 & 2</script>" in shown.last
 

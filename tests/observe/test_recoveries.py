@@ -1,28 +1,39 @@
 """How a recovery is split into seconds: by when things happened, whatever their order in the file."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from made_events import make_event
 from quorate.observe.event import Event
-from quorate.observe.recoveries import Recovery, recoveries_of
+from quorate.observe.recoveries import Recovery, RecoveryLog
 
 DEATH = "worker 1 (pid 7 on host x.y) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
 
 
+def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+    log = RecoveryLog()
+    for event in events:
+        log.handle(event)
+    return log.recoveries
+
+
 def generation(number: int, time: float, workers: list[int], from_step: int) -> Event:
     members = [{"worker": worker, "address": "", "lanes": [worker]} for worker in workers]
-    return Event("generation", None, {"generation": f"1.{number}", "members": members, "from_step": from_step}, time)
+    return make_event(
+        "generation", None, {"generation": f"1.{number}", "members": members, "from_step": from_step}, time
+    )
 
 
 def lost(worker: int, time: float, step: int | None = 17, message: str = DEATH) -> Event:
-    return Event("lost", step, {"worker": worker, "message": message, "detect_s": 0.003}, time)
+    return make_event("lost", step, {"worker": worker, "message": message, "detect_s": 0.003}, time)
 
 
 def step(number: int, time: float) -> Event:
-    return Event("step", number, {}, time)
+    return make_event("step", number, {}, time)
 
 
 def copied(number: int, seconds: float) -> Event:
-    return Event("copied", 20, {"generation": f"1.{number}", "bytes": 9, "seconds": seconds}, 0.0)
+    return make_event("copied", 20, {"generation": f"1.{number}", "bytes": 9, "seconds": seconds}, 0.0)
 
 
 BEGIN = [generation(1, 0.0, [0, 1], 0), step(15, 1.0), step(16, 2.0)]
@@ -95,4 +106,4 @@ def test_nobody_waits_for_a_step_where_none_was_left() -> None:
 def test_fields_of_another_kind_do_no_harm() -> None:
     odd: dict[str, Any] = {"worker": "one", "members": 3, "from_step": "x", "seconds": None, "detect_s": "soon"}
     kinds = ("lost", "generation", "copied", "run", "step")
-    assert recoveries_of([Event(kind, None, odd, 1.0) for kind in kinds]) == []
+    assert recoveries_of([make_event(kind, None, odd, 1.0) for kind in kinds]) == []

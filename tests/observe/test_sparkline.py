@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.observe.sparkline import ASCII_BLOCKS, BLOCKS, blocks_for, sparkline
+from quorate.observe.quantities import ASCII_BLOCKS, BLOCKS, blocks_for, sparkline
 
 
 @pytest.mark.parametrize(

@@ -5,47 +5,48 @@ from typing import Any
 
 import pytest
 
-from quorate.observe.data_knobs import Knobs
+from made_events import fields_of, make_event
 from quorate.observe.event import Event
+from quorate.observe.events import RunBegan
 from quorate.observe.summary import print_summary
-from quorate.observe.waiting import DataWait, DataWaitLog
+from quorate.observe.waiting import DataWait, DataWaitLog, Knobs
 from quorate.spec.job import JobSpec
 
 
 def step(number: int, data: Any, compute: float = 0.5, exchange: float = 0.25, apply: float = 0.25) -> Event:
     fields = {"data_s": data, "compute_s": compute, "exchange_s": exchange, "apply_s": apply}
-    return Event("step", number, fields, float(number))
+    return make_event("step", number, fields, float(number))
 
 
 def waited(*events: Event) -> DataWait:
     log = DataWaitLog()
     for event in events:
-        log.take_in(event)
+        log.handle(event)
     return log.wait
 
 
 def test_waiting_is_held_against_all_phases_of_the_steps() -> None:
-    wait = waited(Event("run"), *(step(number, 1.0) for number in range(1, 4)))
+    wait = waited(make_event("run"), *(step(number, 1.0) for number in range(1, 4)))
     assert (wait.waited_s, wait.step_s, wait.share) == (2.0, 4.0, 0.5)
 
 
 def test_another_worker_that_waits_longer_counts_and_never_for_more_than_the_step() -> None:
     def told(number: int, longest: float) -> Event:
-        return Event("step", number, step(number, 0.0).fields | {"longest_data_s": longest}, float(number))
+        return make_event("step", number, fields_of(step(number, 0.0)) | {"longest_data_s": longest}, float(number))
 
     assert waited(step(1, 0.0), told(2, 0.25), told(3, 0.0)) == DataWait(0.25, 2.0)
     assert waited(step(1, 0.0), told(2, 7.0)) == DataWait(1.0, 1.0)
 
 
 def test_the_first_step_of_each_generation_is_left_out() -> None:
-    begin = [Event("generation"), Event("run"), step(1, 9.0), step(2, 0.0)]
-    again = [Event("generation"), step(3, 9.0), step(4, 0.0)]
+    begin = [make_event("generation"), make_event("run"), step(1, 9.0), step(2, 0.0)]
+    again = [make_event("generation"), step(3, 9.0), step(4, 0.0)]
     assert waited(*begin, *again) == DataWait(0.0, 2.0)
     assert waited(*begin, *again[1:]) == DataWait(9.0, 12.0)
 
 
 def test_without_steps_nothing_was_waited_for() -> None:
-    assert waited(Event("run"), step(1, 3.0)).share == 0.0
+    assert waited(make_event("run"), step(1, 3.0)).share == 0.0
 
 
 @pytest.mark.parametrize("odd", [None, "1", True, -1.0, [1]])
@@ -70,11 +71,13 @@ LOCAL = {"remote": False, "decode": False, "columns": False, "cache": False, "wi
 
 
 def knobs(data: Any = None, workers: int | None = 1, cores: int = 8, **keys: Any) -> Knobs:
-    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), data, workers, cores)
+    run = make_event("run", fields={"data": data})
+    assert isinstance(run, RunBegan)
+    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), run.data, workers, cores)
 
 
 def shards(**facts: Any) -> dict[str, Any]:
-    return {"window": 8192, "index": "s3://bucket/index.quorate", "reading": LOCAL | facts}
+    return {"blocks": 3, "window": 8192, "index": "s3://bucket/index.quorate", "reading": LOCAL | facts}
 
 
 @pytest.mark.parametrize(
@@ -111,9 +114,9 @@ def shards(**facts: Any) -> dict[str, Any]:
         (knobs(shards(window_bytes=30), workers=2), "more loader_workers (now 0) may help"),
         (knobs(shards(window_bytes=300) | {"window": 1}), "more loader_workers (now 0) may help"),
         # Blocks of the task's own are no Shards.
-        (knobs({"window": 1}), "more loader_workers (now 0) may help"),
+        (knobs({"blocks": 3, "window": 1}), "more loader_workers (now 0) may help"),
         (
-            knobs({"window": 64}),
+            knobs({"blocks": 3, "window": 64}),
             "more loader_workers (now 0) or a smaller window of the training set (now 64) may help",
         ),
     ],
@@ -124,20 +127,20 @@ def test_only_what_can_help_is_named_with_its_present_value(found: Knobs, advice
 
 def test_a_cache_is_not_advised_for_samples_that_are_drawn() -> None:
     log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
-    log.take_in(Event("run", None, {"data": shards(decode=True)}))
+    log.handle(make_event("run", None, {"data": shards(decode=True)}))
     assert "cache=" in log.advice(spec, cores=2)
-    log.take_in(Event("step", 1, {"draws": True}))
+    log.handle(make_event("step", 1, {"draws": True}))
     assert "cache=" not in log.advice(spec, cores=2)
-    log.take_in(Event("run", None, {"data": shards(decode=True, remote=True)}))
+    log.handle(make_event("run", None, {"data": shards(decode=True, remote=True)}))
     assert "cache=" in log.advice(spec, cores=2), "what comes from a store can be kept all the same"
 
 
 def test_what_is_advised_follows_from_the_events() -> None:
     log, spec = DataWaitLog(), JobSpec(task="a:A", batch_size=8, lanes=4, steps=1)
-    log.take_in(Event("generation", None, {"members": [{}, {}]}))
-    log.take_in(Event("run", None, {"data": shards(columns=True, remote=True)}))
+    log.handle(make_event("generation", None, {"members": [{"worker": 0}, {"worker": 1}]}))
+    log.handle(make_event("run", None, {"data": shards(columns=True, remote=True)}))
     assert log.advice(spec, cores=2) == "cache= of quorate.Shards may help"
-    log.take_in(Event("run", None, {"data": shards()}))
+    log.handle(make_event("run", None, {"data": shards()}))
     assert log.advice(spec, cores=2) == "more cores (all 2 are in use) may help"
 
 

@@ -16,7 +16,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
-from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
 from quorate.worker.membership import Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.outbox import Backlog
@@ -358,7 +358,7 @@ class SimulatedWorker(Process):
         self._membership.check_lease()
         self._apply(generation, frames, summed)
         publish = self._backlog.publish if 0 in lanes else self._backlog.keep
-        publish(Event("step", step, {"pid": self.pid}, time=self.clock.now))
+        publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
         return _strongest([frame.wish for frame in frames])
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:

@@ -8,6 +8,7 @@ from command import await_condition
 from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
 
 
@@ -98,7 +99,7 @@ class Part:
                 self.log.breaks.pop(0)
                 raise LinkError("the coordinator is gone")
             self.offset += 1
-            yield [Event("step", self.offset)], self.offset
+            yield [StepCompleted(step=self.offset)], self.offset
         if self.follow:
             self.cancelled.wait(30)
             raise LinkError("cancelled")

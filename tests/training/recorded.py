@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gang
+from made_events import fields_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.observe.event import Event
+from quorate.observe.events import read_event
 from quorate.training.task import Task
 
 
@@ -22,7 +24,7 @@ class Run:
 
     def fields(self, kind: str, name: str) -> dict[int | None, Any]:
         """One field of all events of a kind, by step."""
-        return {event.step: event.fields.get(name) for event in self.events if event.kind == kind}
+        return {event.step: fields_of(event).get(name) for event in self.events if event.kind == kind}
 
     @property
     def metrics(self) -> dict[int | None, dict[str, float]]:
@@ -36,7 +38,7 @@ class Run:
     def told(self) -> list[tuple[str, int | None, dict[str, Any]]]:
         """The events without what depends on time and place."""
         return [
-            (event.kind, event.step, {key: value for key, value in event.fields.items() if not _is_passing(key)})
+            (event.kind, event.step, {key: value for key, value in fields_of(event).items() if not _is_passing(key)})
             for event in self.events
             if event.kind != "checkpoint"  # told by a thread of its own, somewhere between the steps
         ]
@@ -49,7 +51,7 @@ def run(task: type[Task], folder: Path, workers: int = 1, stop_at: int | None = 
     events.unlink(missing_ok=True)
     ended = gang.train(task, gang.job(task, **keys), workers, folder, stop_at=stop_at, sabotage=_keeping(events))
     lines = events.read_text().splitlines() if events.exists() else []
-    return Run(ended, [Event.from_json(line) for line in lines], folder)
+    return Run(ended, [read_event(line) for line in lines], folder)
 
 
 def on_one_and_on_three(task: type[Task], folder: Path, **keys: Any) -> Run:

@@ -15,12 +15,14 @@ from torch import nn
 
 from bits.bit_tasks import FEATURES, Regression
 from checkpoint.memory_store import MemoryStore
+from made_events import fields_of
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired
 from quorate.observe.event import Event
+from quorate.observe.events import CheckpointSaved
 from quorate.spec.job import CheckpointSpec
 from quorate.training import checkpointer as checkpointer_module
 from quorate.training.checkpointer import Checkpointer
@@ -81,8 +83,9 @@ class TestASave:
         assert len(info.manifest.parts) == workers
         assert_loads(crew.folder, info, expected)
         (event,) = crew.first.told("checkpoint")
-        assert (event.step, event.fields["parts"], event.fields["bytes"]) == (1, workers, info.bytes)
-        assert event.fields["path"] == str(info.path)
+        assert isinstance(event, CheckpointSaved)
+        assert (event.step, event.parts, event.bytes) == (1, workers, info.bytes)
+        assert event.path == str(info.path)
         assert [len(hand.events) for hand in crew.present] == [1] + [0] * (workers - 1)
         assert [hand.saver.has_written(at(1)) for hand in crew.present] == [True] + [False] * (workers - 1)
         assert not any(crew.wants)
@@ -188,7 +191,7 @@ class TestTheDiskIsFull:
             patch(spoilt)
             crew.save_in_background(at(1))
         assert crew.names() == []
-        reasons = [event.fields["reason"] for hand in crew.present for event in hand.told("checkpoint_failed")]
+        reasons = [fields_of(event)["reason"] for hand in crew.present for event in hand.told("checkpoint_failed")]
         assert not any(crew.wants), "the next save tries again, not the next step"
         crew.train(2)
         expected = state_of(crew.first, at(2))
@@ -288,7 +291,7 @@ class TestSomebodyIsGone:
             crew.enter(2)
             crew.await_done()
             told = [event for hand in crew.present for event in hand.told("checkpoint_failed")]
-            assert {(event.step, event.fields["reason"]) for event in told} == {
+            assert {(event.step, fields_of(event)["reason"]) for event in told} == {
                 (1, "a worker was lost while it was written, so the best evaluation so far is not saved")
             }
         assert crew.hands[gone].saving.done.wait(20)
@@ -620,7 +623,7 @@ class TestASaveThatMustNotFail:
         crew.save(at(1))
         assert_loads(crew.folder, crew.whole(1), expected)
         assert len([e for hand in crew.present for e in hand.told("checkpoint_failed")]) == 2
-        retried = [event.fields["message"] for hand in crew.present for event in hand.told("log")]
+        retried = [fields_of(event)["message"] for hand in crew.present for event in hand.told("log")]
         assert len(retried) == 2 and all("of step 1 is tried again in 0 s: cannot save" in each for each in retried)
         assert len(crew.first.told("checkpoint")) == 1
 

@@ -10,6 +10,7 @@ import torch
 import gang
 from bits import bit_tasks
 from quorate.data.ledger import Tally, total
+from quorate.observe.events import RunBegan
 from quorate.training.task import Task
 from training import loop_tasks as tasks
 from training.recorded import on_one_and_on_three, run
@@ -141,8 +142,9 @@ def test_a_step_tells_loss_rate_norm_samples_and_epoch(tmp_path: Path) -> None:
     assert rates[:3] == [pytest.approx(5e-4), pytest.approx(1e-3), pytest.approx(1e-3)]
     assert all(norm > 0 for norm in ran.fields("step", "gradient_norm").values())
     (began,) = [event for event in ran.events if event.kind == "run"]
-    assert (began.fields["from_step"], began.fields["total_steps"], began.fields["steps_per_epoch"]) == (0, 10, 5)
-    assert (began.fields["epoch_length"], began.fields["dataset_samples"]) == (50, 50)
+    assert isinstance(began, RunBegan)
+    assert (began.from_step, began.total_steps, began.steps_per_epoch) == (0, 10, 5)
+    assert (began.epoch_length, began.dataset_samples) == (50, 50)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -15,6 +15,7 @@ from quorate.data.lane_sampler import LaneSampler
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, Plan, judge
 from quorate.observe.event import Event
+from quorate.observe.events import RunBegan, StepCompleted, TrainingBlocks
 from quorate.worker.assembly import sampler_of
 from training.recorded import Run, run
 
@@ -73,9 +74,8 @@ def test_the_ledger_counts_every_sample_once_and_lists_what_is_dropped(undisturb
     assert [entry.status.value for entry in ledger.epochs] == ["whole"] * 3
     assert [(entry.samples, len(entry.dropped)) for entry in ledger.epochs] == [(48, 2)] * 3
     assert len({entry.dropped for entry in ledger.epochs}) > 1
-    (began,) = [event for event in undisturbed.events if event.kind == "run"]
-    told = {"blocks": 7, "window": 5, "index": "/nowhere/index.quorate", "digest": "ab" * 16}
-    assert began.fields["data"] == told
+    (began,) = [event for event in undisturbed.events if isinstance(event, RunBegan)]
+    assert began.data == TrainingBlocks(blocks=7, window=5, index="/nowhere/index.quorate", digest="ab" * 16)
 
 
 def test_two_steps_that_have_changed_their_samples_are_found(undisturbed: Run, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_two_steps_that_have_changed_their_samples_are_found(undisturbed: Run, t
     ledgers = undisturbed.fields("step", "ledger")
     changed = {1: ledgers[2], 2: ledgers[1]}
     events = [
-        replace(event, fields=event.fields | {"ledger": changed[event.step]})
-        if event.kind == "step" and event.step in changed
+        replace(event, ledger=changed[event.step])
+        if isinstance(event, StepCompleted) and event.step in changed
         else event
         for event in undisturbed.events
     ]

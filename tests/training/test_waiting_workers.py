@@ -9,6 +9,7 @@ import pytest
 import gang
 from bits.bit_tasks import Regression
 from quorate.observe.event import Event
+from quorate.observe.events import read_event
 from quorate.observe.waiting import DataWaitLog
 
 PAUSE = 0.05
@@ -43,7 +44,7 @@ def test_a_worker_that_waits_for_data_is_seen_by_whoever_tells_the_steps(slow: i
     assert ended.ending == "complete"
     log = DataWaitLog()
     for line in file.read_text().splitlines():
-        log.take_in(Event.from_json(line))
+        log.handle(read_event(line))
     # Whoever tells the steps may have begun one later than the worker that waits: by so much it has seen less of it.
     assert log.wait.waited_s >= 2 * PAUSE
     assert log.wait.share > 0.2

@@ -1,10 +1,11 @@
+from made_events import make_event
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.worker.outbox import MOST_KEPT, Backlog
 
 
 def step(number: int, time: float = 0.0) -> Event:
-    return Event("step", number, {}, time)
+    return make_event("step", number, {}, time)
 
 
 def test_what_a_quiet_worker_has_kept_is_told_before_its_own_first_word() -> None:

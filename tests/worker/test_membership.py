@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.served import TOKEN, Served, serve
+from made_events import make_event
 from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
 from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
@@ -24,7 +25,6 @@ from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
-from quorate.observe.event import Event
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Lease
 from quorate.worker.membership import Membership, Registration
@@ -91,7 +91,7 @@ def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
         early.start()
         assert supervisor.news(0.05).outcome is None
         assert early.is_alive()
-        members[0].publish(Event("step", 1, {"loss": 0.5}))
+        members[0].publish(make_event("step", 1, {"loss": 0.5}))
         members[0].complete("digest", {"steps": 9})
         early.join(5)
         assert not early.is_alive()
@@ -165,7 +165,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         called: list[str] = []
         generation = members[1].await_generation()
         members[1].close_when_over(generation, lambda: called.append(threading.current_thread().name))
-        members[0].publish(Event("log", fields={"text": "before"}))
+        members[0].publish(make_event("log", fields={"text": "before"}))
         members[0].report_failure(Failure("UserCodeError", "ValueError: no", traceback="Traceback"))
         outcome = supervisor.news(5.0).outcome
         assert outcome is not None
@@ -180,6 +180,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         assert served.kinds() == ["generation", "log", "failure"]
         assert served.events()[-1] == {
             "kind": "failure",
+            "version": 1,
             "step": 17,
             "time": served.events()[-1]["time"],
             "cause": "UserCodeError",
@@ -201,10 +202,10 @@ def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path:
         members[1].report_failure(Failure("UserCodeError", "no"))
         wait_until(lambda: members[0].ended)
         for step in (1, 2):
-            members[0].publish(Event("step", step))
+            members[0].publish(make_event("step", step))
         members[0].flush()  # or a checkpoint of them could not be committed
         assert served.kinds() == ["generation", "failure", "step", "step"]
-        members[0].publish(Event("step", 3))
+        members[0].publish(make_event("step", 3))
         members[0].flush_last()
         assert served.kinds()[-3:] == ["step", "step", "step"]
 
@@ -216,7 +217,7 @@ def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_pa
         member.report_failure(Failure("UserCodeError", "no"))
         wait_until(lambda: member.ended)
     try:
-        member.publish(Event("step", 1))
+        member.publish(make_event("step", 1))
         with pytest.raises(JobEnded):
             member.flush()
     finally:
@@ -228,7 +229,7 @@ def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path:
         member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
     try:
-        member.publish(Event("step", 1))
+        member.publish(make_event("step", 1))
         begun = time.monotonic()
         member.flush_last()
         assert time.monotonic() - begun < 1.0
@@ -240,7 +241,7 @@ def test_a_burst_of_events_arrives_whole_and_in_order(tmp_path: Path) -> None:
     count = 25_000  # more than one message may hold, and many times what one batch does
     with serve(tmp_path, workers=1, failure_timeout=20.0) as served, joined(served, failure_timeout=20.0) as (member,):
         for number in range(count):
-            member.publish(Event("log", fields={"n": number, "text": "x" * 200}, time=0.0))
+            member.publish(make_event("log", fields={"n": number, "text": "x" * 200}, time=0.0))
         member.complete("d", {})
         events = served.events()
     assert [event["n"] for event in events if event["kind"] == "log"] == list(range(count))
@@ -251,8 +252,8 @@ def test_steps_that_every_worker_tells_are_written_once(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members:
         for member in members:
             for step in (1, 2, 5000):
-                member.publish(Event("step", step))
-            member.publish(Event("evaluation", 2))
+                member.publish(make_event("step", step))
+            member.publish(make_event("evaluation", 2))
         early = threading.Thread(target=members[1].complete, args=("d", {}))
         early.start()
         members[0].complete("d", {})
@@ -346,9 +347,9 @@ def test_lease_counts_from_the_sending() -> None:
 
 def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
     outbox = Outbox()
-    outbox.publish(Event("log", fields={"n": 1}, time=0.0))
+    outbox.publish(make_event("log", fields={"n": 1}, time=0.0))
     batch = outbox.next_batch()
-    outbox.publish(Event("log", fields={"n": 2}, time=0.0))
+    outbox.publish(make_event("log", fields={"n": 2}, time=0.0))
     assert outbox.next_batch() == batch
     assert not outbox.is_empty()
     outbox.answered()
@@ -361,8 +362,8 @@ def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
 def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> None:
     outbox = Outbox()
     for _ in range(10):
-        outbox.publish(Event("log", fields={"text": "x" * 200_000}))
-    outbox.publish(Event("log", fields={"text": "x" * 10_000_000}))
+        outbox.publish(make_event("log", fields={"text": "x" * 200_000}))
+    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
     sizes = []
     while not outbox.is_empty():
         sizes.append(len(outbox.next_batch().lines))

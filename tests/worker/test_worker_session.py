@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from made_events import make_event
 from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.timing import Timing
-from quorate.observe.event import Event
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded
 from quorate.worker.outbox import Backlog
@@ -105,7 +105,7 @@ class NotedTrainer:
 
 def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]) -> WorkerSession[NotedConnection]:
     backlog = Backlog(membership.publish, Timing(5.0))
-    backlog.keep(Event("step", 4))
+    backlog.keep(make_event("step", 4))
     return WorkerSession(0, trainer, membership, backlog, lambda step, phase, lane: notes.append(f"{phase} at {step}"))
 
 

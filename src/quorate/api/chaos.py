@@ -19,6 +19,7 @@ from quorate.chaos.supervisor_hook import run_under
 from quorate.core.cores import usable_cores
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.observe.sinks import Sink
 from quorate.spec.change import changes
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
@@ -180,7 +181,7 @@ def _reference(run: str, resolved: ResolvedJob) -> Result:
 def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
     begun: list[RunFolder] = []
 
-    def look(start: session.RunStart) -> session.Show:
+    def look(start: session.RunStart) -> Sink:
         begun.append(start.run)
         return watch(start)
 
@@ -230,7 +231,7 @@ class Launcher:
             runner = run_under(self.faults)
             session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, runner=runner)
 
-    def _print_run(self, start: session.RunStart) -> session.Show:
+    def _print_run(self, start: session.RunStart) -> Sink:
         print(start.run.path, flush=True)
         return self.watch(start)
 

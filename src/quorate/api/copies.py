@@ -13,7 +13,8 @@ from quorate.checkpoint.copier import Copier, CopyStatus, Source
 from quorate.checkpoint.place import FolderPlace, Place, place_for
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
-from quorate.observe.event import Event
+from quorate.observe.event import KINDS, Event
+from quorate.observe.events import CheckpointCopied, CheckpointSaved, CopyFailed, CopyRecovered, LogMessage, RunStopped
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -49,12 +50,12 @@ class Copies:
 
     def handle(self, event: Event) -> None:
         """Take in an event of the run, and pass it on."""
-        if event.kind == "stop":
+        if isinstance(event, RunStopped):
             self._seen_signals = 1
-        elif event.kind == "checkpoint":
+        elif isinstance(event, CheckpointSaved):
             for copier in self._copiers:
                 copier.poke()
-        elif event.kind in ("copied_to", "copy_failed", "copy_recovered"):
+        elif isinstance(event, CheckpointCopied | CopyFailed | CopyRecovered):
             with self._lock:
                 if self._unseen:
                     self._unseen.popleft()
@@ -97,7 +98,7 @@ class Copies:
         while any(copier.is_busy for copier in self._copiers):
             if time.monotonic() > soon:
                 message = f"waiting for copies of checkpoints, {PATIENCE:g} s at most; Ctrl-C ends the wait"
-                self._show(Event("log", fields={"level": "info", "message": message}))
+                self._show(LogMessage(level="info", message=message))
                 return
             if signals.at_once:
                 return
@@ -115,10 +116,10 @@ class Copies:
 
     def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
         """Also from a copier's thread."""
-        event = Event(kind, step, fields)
+        event = KINDS[kind](step=step, **fields)
         with self._lock:
             # Appended in one piece, beside what the coordinator appends: that may be dead by then, or not there yet.
-            self._sink.write(event)
+            self._sink.handle(event)
             self._unseen.append(event)
 
     def _show_unseen(self) -> None:

@@ -26,7 +26,7 @@ from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import CheckpointError, QuorateError, RunError
 from quorate.engines.engine import SOURCE
-from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
@@ -184,5 +184,5 @@ def _warn(run: RunFolder, search: Search) -> None:
         message = f"{damaged.reason}, so an earlier one is used"
         log.warning("%s", message)
         sink = JsonlSink(run.events_file)
-        sink.write(Event("log", fields={"level": "warning", "message": message}))
+        sink.handle(LogMessage(level="warning", message=message))
         sink.close()

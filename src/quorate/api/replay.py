@@ -11,9 +11,8 @@ from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
-from quorate.core.regular_file import opened_regular
 from quorate.engines.engine import Prepared
-from quorate.observe.event import Event
+from quorate.observe.events import RunBegan, StepCompleted
 from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.scratch import scratch_folder
@@ -50,7 +49,7 @@ class Replay:
 class _Replayed:
     before: dict[str, Any]
     after: dict[str, Any]
-    reported: dict[str, Any]
+    reported: dict[str, float | None]
 
 
 def replay(
@@ -88,10 +87,10 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()
-    reported = next((event.fields for event in events if event.kind == "step" and event.step == step), None)
+    reported = next((event for event in events if isinstance(event, StepCompleted) and event.step == step), None)
     if reported is None or not {step - 1, step} <= states.keys():
         raise RunError(f"run {run.name} cannot be replayed: trained again here, it ends before step {step}")
-    return _Replayed(states[step - 1], states[step], reported)
+    return _Replayed(states[step - 1], states[step], reported.by_optimizer("loss", "gradient_norm"))
 
 
 def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
@@ -117,11 +116,10 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
 def _first_step(run: RunFolder) -> int:
     """The step from which a run began when it was new: 0, unless it is a branch."""
     try:
-        with opened_regular(run.events_file) as lines:
-            begun = next((event for line in lines if (event := Event.from_json(line.decode())).kind == "run"), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        begun = next((event for event in EventTail(run.events_file) if isinstance(event, RunBegan)), None)
+    except RunError:
         return 0
-    return 0 if begun is None else int(begun.fields.get("from_step", 0))
+    return 0 if begun is None else begun.from_step or 0
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:

@@ -9,6 +9,7 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
 from quorate.checkpoint.selection import changes_since, search_own, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
+from quorate.observe.events import CheckpointSaved
 from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import CheckpointSpec, JobSpec
@@ -188,5 +189,5 @@ def _why_gone(run: RunFolder, recorded: JobSpec, step: int) -> str:
 
 def _last_saved(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that the run has told of."""
-    saved = (event.step for event in EventTail(run.events_file).read_new() if event.kind == "checkpoint")
+    saved = (event.step for event in EventTail(run.events_file).read_new() if isinstance(event, CheckpointSaved))
     return max((step for step in saved if step is not None), default=None)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
@@ -47,7 +47,9 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
+from quorate.observe.events import RunFailed, RunFinished, StepCompleted
 from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
@@ -71,18 +73,6 @@ class RunStart:
     workers: int
 
 
-class Show(Protocol):
-    """Shows how a run goes on."""
-
-    def handle(self, event: Event) -> None:
-        """Show an event."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        ...
-
-
 class NoDisplay:
     """Shows nothing."""
 
@@ -93,7 +83,7 @@ class NoDisplay:
         """Still nothing."""
 
 
-Watch = Callable[[RunStart], Show]
+Watch = Callable[[RunStart], Sink]
 """Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 
@@ -188,8 +178,8 @@ class EventTracker:
     It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
     """
 
-    def __init__(self, show: Show) -> None:
-        self._show = show
+    def __init__(self, sink: Sink) -> None:
+        self._sink = Guarded(sink)
         self.has_trained = False
         self.has_finished = False
         self._recoveries = RecoveryLog()
@@ -197,12 +187,12 @@ class EventTracker:
 
     def handle(self, event: Event) -> None:
         """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
-        self.has_trained = self.has_trained or event.kind == "step"
-        self.has_finished = self.has_finished or event.kind == "finished"
-        self._recoveries.take_in(event)
-        self._waiting.take_in(event)
-        if event.kind != "failure":
-            self._show.handle(event)
+        self.has_trained = self.has_trained or isinstance(event, StepCompleted)
+        self.has_finished = self.has_finished or isinstance(event, RunFinished)
+        self._recoveries.handle(event)
+        self._waiting.handle(event)
+        if not isinstance(event, RunFailed):
+            self._sink.handle(event)
 
     @property
     def recoveries(self) -> list[Recovery]:

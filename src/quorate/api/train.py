@@ -14,7 +14,7 @@ from quorate.api import session
 from quorate.api.job import Job, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
-from quorate.api.session import NoDisplay, RunStart, Show, Watch
+from quorate.api.session import NoDisplay, RunStart, Watch
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.core.user_code import given
@@ -22,6 +22,7 @@ from quorate.observe.console import Console, QuietConsole
 from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
+from quorate.observe.sinks import Sink
 from quorate.storage.run_search import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
@@ -95,19 +96,19 @@ def _cut_short(result: Result) -> str:
     return f'run {result.run} was {result.status} at step {result.steps}; quorate.resume("{result.run}") goes on'
 
 
-def show_on_stderr(begun: RunStart) -> Show:
+def show_on_stderr(begun: RunStart) -> Sink:
     """A live bar on a terminal, a line now and then elsewhere."""
     screen = _stderr()
     return NoDisplay() if screen is None else Console(screen, _progress(begun))
 
 
-def show_quietly(begun: RunStart) -> Show:
+def show_quietly(begun: RunStart) -> Sink:
     """No progress, but warnings, and that the job is being stopped."""
     screen = _stderr()
     return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun))
 
 
-def show_nothing(_: RunStart) -> Show:
+def show_nothing(_: RunStart) -> Sink:
     """No progress at all."""
     return NoDisplay()
 
@@ -119,7 +120,7 @@ class NotebookDisplay:
         self._display = display
         self._console: NotebookConsole | None = None
 
-    def __call__(self, begun: RunStart) -> Show:
+    def __call__(self, begun: RunStart) -> Sink:
         """Begin to show a run."""
         self._console = NotebookConsole(self._display, _progress(begun))
         return self._console

@@ -42,10 +42,10 @@ def runs(
     from quorate.cli.layout import Page
     from quorate.cli.runs_view import print_listing
     from quorate.history.documents import runs_document
-    from quorate.history.run_list import Listing, Order, Wish
-    from quorate.history.status import Status
+    from quorate.history.run_list import Listing, Order, RunQuery
+    from quorate.history.run_record import Status
 
-    wish = Wish(
+    query = RunQuery(
         statuses=tuple(choose(word, Status, "--status") for word in status or ()),
         task=task,
         name=name,
@@ -56,7 +56,7 @@ def runs(
     source = context.get_parameter_source("folder")
     if folder.exists() or (source is not None and source.name == "COMMANDLINE"):
         _refuse_missing(folder)
-    listing = Listing.read(folder, wish)
+    listing = Listing.read(folder, query)
     now = datetime.now(UTC)
     if as_json:
         print_document(runs_document(listing, now))
@@ -95,9 +95,8 @@ def show(
     """
     from quorate.cli.layout import Page
     from quorate.cli.run_view import print_run
-    from quorate.history.advice import advise
     from quorate.history.documents import detail_document
-    from quorate.history.run_detail import RunDetail
+    from quorate.history.run_detail import RunDetail, advise
     from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)

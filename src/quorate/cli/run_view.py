@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from rich.text import Text
 
@@ -12,19 +11,14 @@ from quorate.checkpoint.retention import BestEvaluation
 from quorate.cli.layout import Page
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.core.timing import Timing
-from quorate.history.advice import Advice
-from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
-from quorate.history.curve import Curve, loss_curves, metric_curves
-from quorate.history.job_value import JobValue, job_values
-from quorate.history.pace import RunPace
-from quorate.history.run_detail import RunDetail
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
-from quorate.history.timeline import Timeline
+from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
+from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
+from quorate.history.run_record import RunRecord, Status
+from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
-from quorate.observe.quantities import count, duration, measure, size
+from quorate.observe.events import CoordinatorReplaced, GenerationFormed, Resized, RunStopped, WorkerLost
+from quorate.observe.quantities import blocks_for, count, duration, measure, size, sparkline
 from quorate.observe.recoveries import brief
-from quorate.observe.sparkline import blocks_for, sparkline
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.marks import Mark
@@ -205,14 +199,14 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     if len(story) > STORY_SHOWN:
         page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
     for event in story[-STORY_SHOWN:]:
-        if event.kind == "generation":
+        if isinstance(event, GenerationFormed):
             page.items("generation", _members(event, timeline))
         else:
             page.row(event.kind, _event_text(event, timeline))
     if timeline.recoveries:
         page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
-    for event in timeline.of_kind("stop")[-1:]:
-        page.row("stop", str(event.fields.get("reason", "")))
+    for stop in timeline.of_kind(RunStopped)[-1:]:
+        page.row("stop", stop.reason or "")
 
 
 def _counts(timeline: Timeline) -> list[tuple[str, int]]:
@@ -223,14 +217,15 @@ def _counts(timeline: Timeline) -> list[tuple[str, int]]:
 
 def _event_text(event: Event, timeline: Timeline) -> str:
     when = _when(event, timeline)
-    fields = event.fields
-    match event.kind:
-        case "resize":
-            what = f"{fields.get('before')} to {fields.get('workers')} workers"
-        case "coordinator":
-            what = f"another took over; {fields.get('present')} workers came back to it"
+    match event:
+        case Resized():
+            what = f"{event.before} to {event.workers} workers"
+        case CoordinatorReplaced():
+            what = f"another took over; {event.present} workers came back to it"
+        case WorkerLost(message=str(message)):
+            what = brief(message)
         case _:
-            what = brief(fields.get("message", "a worker is lost"))
+            what = "a worker is lost"
     return f"{what}{f' ({when})' if when else ''}"
 
 
@@ -240,21 +235,19 @@ def _when(event: Event, timeline: Timeline) -> str:
     return f"after {duration(passed)}" if passed > 0 else ""
 
 
-def _members(event: Event, timeline: Timeline) -> list[str]:
-    given = event.fields.get("members")
-    members = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
-    shown = [f"worker {each.get('worker')} hosts {_lanes(each.get('lanes'))}" for each in members[:MEMBERS_SHOWN]]
+def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
+    members = event.members or ()
+    shown = [f"worker {each.worker} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, f"{_plural(more, 'more worker')}"] if more else shown or ["nobody"]
-    begin = event.fields.get("from_step")
-    place = [_when(event, timeline), f"from step {begin:,}" if begin and isinstance(begin, int) else ""]
+    place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
-    return [f"{event.fields.get('generation', '')}{f' ({where})' if where else ''}: {first}", *rest]
+    return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
 
 
-def _lanes(lanes: Any) -> str:
+def _lanes(lanes: Sequence[int]) -> str:
     """A worker hosts lanes that follow each other."""
-    if not isinstance(lanes, list) or not lanes:
+    if not lanes:
         return "no lane"
     return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"
 

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from quorate.cli.layout import GAP, NONE, Page, headed_table
 from quorate.history.run_list import Listing
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 from quorate.observe.quantities import measure
 
 WORDS_SHOWN = 8
@@ -70,10 +69,10 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
 
 
 def _none_fits(listing: Listing) -> str:
-    wish = listing.wish
-    asked = [f"--status {status}" for status in wish.statuses]
-    asked += [f"--task {shlex.quote(wish.task)}"] if wish.task else []
-    asked += [f"--name {shlex.quote(wish.name)}"] if wish.name else []
+    query = listing.query
+    asked = [f"--status {status}" for status in query.statuses]
+    asked += [f"--task {shlex.quote(query.task)}"] if query.task else []
+    asked += [f"--name {shlex.quote(query.name)}"] if query.name else []
     return (
         f"None of the {len(listing.records):,} runs in the folder {listing.folder} fits {' '.join(asked)}. "
         f"There are: {_there_are(listing)}."
@@ -84,8 +83,8 @@ def _there_are(listing: Listing) -> str:
     """The words that would have found something."""
     found = {
         "status": [record.status.value for record in listing.records],
-        "task": [short_task(record.task) for record in listing.records] if listing.wish.task else [],
-        "name": [record.name for record in listing.records] if listing.wish.name else [],
+        "task": [short_task(record.task) for record in listing.records] if listing.query.task else [],
+        "name": [record.name for record in listing.records] if listing.query.name else [],
     }
     return "; ".join(f"{what} {_some(sorted(set(words)))}" for what, words in found.items() if words)
 

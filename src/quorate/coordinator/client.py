@@ -11,7 +11,7 @@ from quorate.coordinator.events import Reading
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
-from quorate.observe.tail import read_event
+from quorate.observe.tail import events_in
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
@@ -157,7 +157,7 @@ class EventStream:
     def __iter__(self) -> Iterator[tuple[list[Event], int]]:
         try:
             for reply in self._call:
-                yield [event for line in reply.lines if (event := read_event(line)) is not None], reply.offset
+                yield events_in(reply.lines), reply.offset
         except grpc.RpcError as error:
             raise unanswered(self._address, error) from None
 

@@ -8,15 +8,35 @@ from typing import Any
 from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
-from quorate.observe.event import Event
+from quorate.observe.event import Event, record_in
+from quorate.observe.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    CheckpointSkipped,
+    CoordinatorReplaced,
+    EvaluationDone,
+    GenerationFormed,
+    HostedLanes,
+    LogMessage,
+    Resized,
+    RolledBack,
+    RunBegan,
+    RunFailed,
+    RunFinished,
+    RunStopped,
+    StepCompleted,
+    WorkerLost,
+)
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 
 log = logging.getLogger(__name__)
 
 # Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
-_TOLD_ONCE = frozenset({"run", "step", "evaluation", "checkpoint", "checkpoint_failed", "checkpoint_skipped"})
-_ENDS = frozenset({"finished", "failure"})
+_TOLD_ONCE = frozenset(
+    kind.KIND
+    for kind in (RunBegan, StepCompleted, EvaluationDone, CheckpointSaved, CheckpointFailed, CheckpointSkipped)
+)
 _PAGE = 4096
 _RECALLED = 4 * 2**20
 
@@ -26,7 +46,7 @@ class Recollection:
     """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun, and
     whether the replicas of its last generation differed."""
 
-    end: Event | None
+    end: RunFinished | RunFailed | None
     workers: int | None
     has_begun: bool
     is_condemned: bool = False
@@ -55,84 +75,89 @@ class EventLog:
         events = tail.read_new()
         for event in events:
             if event.kind in _TOLD_ONCE:
-                self._is_new(event)
-            elif event.kind == "rollback" and event.step is not None:
+                self._is_new(event.kind, event.step)
+            elif isinstance(event, RolledBack) and event.step is not None:
                 self._forget_after(event.step)
-        end = next((event for event in reversed(events) if event.kind in _ENDS), None)
-        resize = next((event for event in reversed(events) if event.kind == "resize"), None)
-        has_begun = any(event.kind == "generation" for event in events)
-        losses = (event for event in reversed(events) if event.kind in ("generation", "lost"))
-        last = next((event for event in losses if event.fields.get("cause", "") in ("", ReplicasDiffer.__name__)), None)
-        is_condemned = last is not None and last.kind == "lost"
-        return Recollection(end, None if resize is None else resize.fields["workers"], has_begun, is_condemned)
+        backwards = events[::-1]
+        end = next((event for event in backwards if isinstance(event, RunFinished | RunFailed)), None)
+        resize = next((event for event in backwards if isinstance(event, Resized)), None)
+        has_begun = any(isinstance(event, GenerationFormed) for event in events)
+        last = next((event for event in backwards if _tells_of_replicas(event)), None)
+        is_condemned = isinstance(last, WorkerLost)
+        return Recollection(end, None if resize is None else resize.workers, has_begun, is_condemned)
 
-    def record(self, lines: tuple[str, ...]) -> None:
-        """Write the events that a worker tells. A line that is no event is skipped: it must not stop the heartbeat."""
+    def publish_lines(self, lines: tuple[str, ...]) -> None:
+        """Write the events that a worker tells, as they are: of most there is one a step, and nothing is to be known of
+        them but whether they are new. A line that is no event is skipped: it must not stop the heartbeat."""
         for line in lines:
             try:
-                self.write(Event.from_json(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                record = record_in(line)
+            except ValueError as error:
                 log.warning("a worker told something that is no event (%r): %.200s", error, line)
+                continue
+            if record["kind"] not in _TOLD_ONCE or self._is_new(record["kind"], record.get("step")):
+                self._sink.append(line)
 
-    def write(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Write an event, unless it has been told before."""
-        if event.kind not in _TOLD_ONCE or self._is_new(event):
-            self._sink.write(event)
+        if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
+            self._sink.handle(event)
 
     def generation_formed(self, generation: Generation) -> None:
         """Who hosts which lanes from now on."""
-        members = [
-            {"worker": member.worker, "address": member.address, "lanes": list(member.lanes)}
-            for member in generation.members
-        ]
-        fields = {
-            "generation": str(generation.id),
-            "lanes": generation.lanes,
-            "members": members,
-            "from_step": generation.cursor.step,
-            "behind": list(generation.behind),
-        }
-        self.write(Event("generation", fields=fields))
+        event = GenerationFormed(
+            generation=str(generation.id),
+            lanes=generation.lanes,
+            members=tuple(HostedLanes(each.worker, each.address, tuple(each.lanes)) for each in generation.members),
+            from_step=generation.cursor.step,
+            behind=tuple(generation.behind),
+        )
+        self.publish(event)
 
     def worker_lost(self, failure: Failure, detect: float) -> None:
         """A worker is gone, and the job goes on."""
-        fields = {"worker": failure.worker, "cause": failure.kind, "message": failure.message, "phase": failure.phase}
-        self.write(Event("lost", failure.step, {**fields, "detect_s": round(detect, 4)}))
+        event = WorkerLost(
+            step=failure.step,
+            worker=failure.worker,
+            cause=failure.kind,
+            message=failure.message,
+            phase=failure.phase,
+            detect_s=round(detect, 4),
+        )
+        self.publish(event)
 
     def rolled_back(self, step: int) -> None:
         """The job goes back to a step: what was told of later ones was wrong, and the next telling counts."""
         self._forget_after(step)
-        self.write(Event("rollback", step))
+        self.publish(RolledBack(step=step))
 
     def warning(self, message: str, step: int | None = None) -> None:
         """Something that somebody may want to look at."""
-        self.write(Event("log", step, {"level": "warning", "message": message}))
+        self.publish(LogMessage(step=step, level="warning", message=message))
 
     def notice(self, message: str, step: int | None = None) -> None:
         """Something that is good to know."""
-        self.write(Event("log", step, {"level": "info", "message": message}))
+        self.publish(LogMessage(step=step, level="info", message=message))
 
     def resized(self, before: int, workers: int) -> None:
         """Somebody wants another number of workers."""
-        self.write(Event("resize", fields={"before": before, "workers": workers}))
+        self.publish(Resized(before=before, workers=workers))
 
     def stop_requested(self, reason: str) -> None:
         """Somebody stopped the job."""
-        self.write(Event("stop", fields={"reason": reason}))
+        self.publish(RunStopped(reason=reason))
 
     def job_failed(self, failure: Failure) -> None:
-        """Why the job ended. The kind of failure is told as its cause: `kind` is the event's own."""
-        fields: dict[str, Any] = {**failure.to_dict(), "cause": failure.kind}
-        del fields["kind"], fields["step"]
-        self.write(Event("failure", failure.step, fields))
+        """Why the job ended."""
+        self.publish(RunFailed.of(failure))
 
     def job_finished(self, digest: str, result: dict[str, Any]) -> None:
         """The job is complete."""
-        self.write(Event("finished", fields={"weights_digest": digest, "result": result}))
+        self.publish(RunFinished(weights_digest=digest, result=result))
 
     def coordinator_replaced(self, incarnation: int, present: int) -> None:
         """Another coordinator has taken over, and waits for those who are there to come back to it."""
-        self.write(Event("coordinator", fields={"incarnation": incarnation, "present": present}))
+        self.publish(CoordinatorReplaced(incarnation=incarnation, present=present))
 
     def close(self) -> None:
         """Write no more."""
@@ -144,11 +169,17 @@ class EventLog:
             kept = (2 << bit) - 1 if page == last else 0
             self._told[kind, page] &= kept
 
-    def _is_new(self, event: Event) -> bool:
-        page, bit = divmod(-1 if event.step is None else event.step, _PAGE)
-        told = self._told.get((event.kind, page), 0)
-        self._told[event.kind, page] = told | 1 << bit
+    def _is_new(self, kind: str, step: int | None) -> bool:
+        page, bit = divmod(-1 if step is None else step, _PAGE)
+        told = self._told.get((kind, page), 0)
+        self._told[kind, page] = told | 1 << bit
         return not told >> bit & 1
+
+
+def _tells_of_replicas(event: Event) -> bool:
+    """Whether it says if the replicas of a generation are alike: one was formed, or was lost since they differ."""
+    is_condemned = isinstance(event, WorkerLost) and event.cause in ("", ReplicasDiffer.__name__)
+    return is_condemned or isinstance(event, GenerationFormed)
 
 
 def _size(path: Path) -> int:

@@ -290,7 +290,7 @@ class CoordinatorService(CoordinatorServicer):
             case Inform(message, step):
                 self._event_log.notice(message, step)
             case RecordEvents(lines):
-                self._event_log.record(lines)
+                self._event_log.publish_lines(lines)
             case EndJob(None, digest, result):
                 self._event_log.job_finished(digest, dict(result))
             case EndJob(Failure() as failure):

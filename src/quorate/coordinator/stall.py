@@ -168,8 +168,8 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
     if members.hangs is None or members.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} It is the last of {members.hangs.times} workers in a row that hung there, so the job is"
-        " given up; `quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is given up; "
+        "`quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
 
@@ -191,14 +191,16 @@ def _phase(status: WorkerStatus) -> str:
 def _why(holding_up: Sequence[Enrolled]) -> str:
     if not holding_up:
         return "all wait for each other, so the links between them are stuck"
-    who = ", ".join(f"worker {known.worker}" for known in holding_up)
+    *others, last = sorted(known.worker for known in holding_up)
+    who = f"workers {', '.join(map(str, others))} and {last}" if others else f"worker {last}"
     if waited := sorted({known.status.waits_for for known in holding_up} - {""}):
         hint = ", which does not answer" if waited == [DISK] else ""
-        return f"{who} waits for {' and '.join(waited)}{hint}"
+        return f"{who} {'wait' if others else 'waits'} for {' and '.join(waited)}{hint}"
     phases = {known.status.phase for known in holding_up}
     doing = sorted(_USER_CODE.get(phase) or _DOING.get(phase, phase) for phase in phases)
-    code = "the task's own code" if phases <= _USER_CODE.keys() else "its code"
-    return f"{who} is held up in {code} ({' and '.join(doing)})"
+    own = "their code" if others else "its code"
+    code = "the task's own code" if phases <= _USER_CODE.keys() else own
+    return f"{who} {'are' if others else 'is'} held up in {code} ({' and '.join(doing)})"
 
 
 # --- a step that kills every worker that takes it: whoever is next would die of it as well

@@ -22,9 +22,8 @@ from quorate.coordinator.states import (
     Recalling,
     Training,
 )
-from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
-from quorate.observe.event import Event
+from quorate.observe.events import RunFailed, RunFinished
 
 
 def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
@@ -45,12 +44,9 @@ def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
     return Recalling(members, now, handover.present)
 
 
-def ended_as_told(event: Event) -> Ended:
+def ended_as_told(event: RunFinished | RunFailed) -> Ended:
     """The end that a predecessor has written down, and may not have told."""
-    if event.kind == "finished":
-        return Ended(None, event.fields["result"])
-    fields = {name: value for name, value in event.fields.items() if name != "cause"}
-    return Ended(Failure.from_dict({**fields, "kind": event.fields["cause"], "step": event.step}))
+    return Ended(None, event.result or {}) if isinstance(event, RunFinished) else Ended(event.failure)
 
 
 def take_back(state: Active, event: Registered, now: float) -> Active:

@@ -60,7 +60,7 @@ class RunSide:
             load_recorded(folder.job_file, {}, []),
             _whole(folder.read_environment),
             _whole(folder.read_result),
-            Timeline.read(folder.events_file, keep=_depends_on_every_bit),
+            Timeline.read(folder.events_file, keep=("losses", "gradient_norms")),
             None if kept is None else kept.source,
         )
 
@@ -126,10 +126,11 @@ def _whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
 
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
-    """Compare two runs by the bits of loss and gradient norm, step by step."""
+    """Compare two runs by loss and gradient norm, step by step: they depend on every bit of a step, and JSON writes the
+    shortest text that reads back as the same number."""
     common = sorted(left.steps.keys() & right.steps.keys())
     for step in common:
-        values = differing(_bits(left.steps[step]), _bits(right.steps[step]))
+        values = differing(*(side.steps[step].by_optimizer("loss", "gradient_norm") for side in (left, right)))
         if values:
             return Comparison(len(common), Parting(step, values))
     return Comparison(len(common), None)
@@ -144,12 +145,3 @@ def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Pa
 def side_by_side(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Pair]:
     """Everything that either has, with both values."""
     return {name: (left.get(name), right.get(name)) for name in {**left, **right}}
-
-
-def _bits(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a step depends on every bit of it. JSON writes the shortest text that reads back as the same number."""
-    return {name: value for name, value in fields.items() if _depends_on_every_bit(name)}
-
-
-def _depends_on_every_bit(field: str) -> bool:
-    return field.split(".")[0] in ("loss", "gradient_norm")

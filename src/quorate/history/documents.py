@@ -8,22 +8,19 @@ from datetime import datetime
 from typing import Any
 
 from quorate.core.finite import finite
-from quorate.history.advice import Advice
-from quorate.history.checkpoint_list import CheckpointList, Kept
-from quorate.history.checkpoint_record import CheckpointRecord, nearest_saved
-from quorate.history.curve import Curve, loss_curves, metric_curves
+from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, Kept, nearest_saved
 from quorate.history.difference import Pair, Parting, RunPair
-from quorate.history.job_value import JobValue, job_values
-from quorate.history.pace import RunPace
-from quorate.history.run_detail import RunDetail
+from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
 from quorate.history.run_list import Listing
 from quorate.history.run_record import RunRecord, moment
-from quorate.history.timeline import Timeline
+from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
+from quorate.observe.event import plain
+from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 from quorate.spec.override import Absent
 
 
 def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:
-    """A list of runs: those shown, how many fit the wish, and how many there are."""
+    """A list of runs: those shown, how many fit the query, and how many there are."""
     document: dict[str, Any] = finite(
         {
             "folder": str(listing.folder.absolute()),
@@ -144,30 +141,29 @@ def _events(timeline: Timeline) -> dict[str, Any]:
         "evaluations": [{"step": step, "metrics": metrics} for step, metrics in timeline.evaluations.items()],
         "generations": [
             {
-                "generation": event.fields.get("generation"),
+                "generation": event.generation,
                 "time": written(moment(event.time)),
-                "from_step": event.fields.get("from_step"),
-                "members": event.fields.get("members"),
+                "from_step": event.from_step,
+                "members": plain(event.members),
             }
-            for event in timeline.of_kind("generation")
+            for event in timeline.of_kind(GenerationFormed)
         ],
         "losses": [
             {
-                "worker": event.fields.get("worker"),
+                "worker": event.worker,
                 "step": event.step,
-                "phase": event.fields.get("phase"),
-                "message": event.fields.get("message"),
+                "phase": event.phase,
+                "message": event.message,
                 "time": written(moment(event.time)),
             }
-            for event in timeline.of_kind("lost")
+            for event in timeline.of_kind(WorkerLost)
         ],
         "stops": [
-            {"reason": event.fields.get("reason"), "time": written(moment(event.time))}
-            for event in timeline.of_kind("stop")
+            {"reason": event.reason, "time": written(moment(event.time))} for event in timeline.of_kind(RunStopped)
         ],
         "failures": [
-            {"message": event.fields.get("message"), "step": event.step, "time": written(moment(event.time))}
-            for event in timeline.of_kind("failure")
+            {"message": event.failure.message, "step": event.step, "time": written(moment(event.time))}
+            for event in timeline.of_kind(RunFailed)
         ],
     }
 

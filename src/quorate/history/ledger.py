@@ -12,8 +12,8 @@ from quorate.data.indices import Ranges, count_in, joined, numbers_in, ranges_of
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import Sampler
 from quorate.history.account import Account, Course
-from quorate.history.bad_places import BadPlace, bad_places
-from quorate.history.streaming import Streaming
+from quorate.history.streaming import BadPlace, Streaming, bad_places
+from quorate.observe.quantities import plural
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -79,7 +79,7 @@ class EpochEntry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The judgement of a run. `trouble` is what is wrong beside its epochs, `unplanned` why its steps were not compared
+    """The judgement of a run. `problem` is what is wrong beside its epochs, `unplanned` why its steps were not compared
     with the order of the job one by one; each is usually empty. `evaluated_bad` are samples of the validation set that
     could not be read: they are listed, and count for nothing here; not all of `evaluated_bad_samples` need be.
     `bad_places` are where the first bad samples of the training set lie, if that is known."""
@@ -87,7 +87,7 @@ class Ledger:
     epochs: tuple[EpochEntry, ...] = ()
     samples: int = 0
     told_again: int = 0
-    trouble: str = ""
+    problem: str = ""
     unplanned: str = ""
     evaluated_bad: Ranges = ()
     evaluated_bad_samples: int = 0
@@ -96,7 +96,7 @@ class Ledger:
     @property
     def is_whole(self) -> bool:
         """Whether nothing departs: no sample was used twice in an epoch, and none was left out without being listed."""
-        return not self.trouble and self.first_broken is None
+        return not self.problem and self.first_broken is None
 
     @property
     def first_broken(self) -> EpochEntry | None:
@@ -112,8 +112,8 @@ class Ledger:
     def verdict(self) -> str:
         """All of it in a few sentences."""
         broken = self.first_broken
-        if self.trouble:
-            return f"Broken: {self.trouble}."
+        if self.problem:
+            return f"Broken: {self.problem}."
         if broken is not None:
             return f"Broken in epoch {broken.epoch}: {broken.reason}."
         if not self.epochs:
@@ -130,9 +130,9 @@ class Ledger:
             count = sum(entry.bad_samples for entry in usual)
             but += [f"{count:,} bad"] if count else []
             but_for = f", but for {' and '.join(but)}" if but else ""
-            yield f"Whole: each of {_count(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
+            yield f"Whole: each of {plural(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
         if own:
-            yield f"{_count(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
+            yield f"{plural(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
         for entry in self.epochs:
             if entry.status is EpochStatus.INCOMPLETE:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
@@ -154,7 +154,7 @@ class Ledger:
         steps = [step for entry in self.epochs for step in entry.skipped_steps]
         samples = sum(entry.skipped_samples for entry in self.epochs)
         named = _steps(steps)
-        return f"Skipped, since the loss was not finite: {named}, with {_count(samples, 'sample')}"
+        return f"Skipped, since the loss was not finite: {named}, with {plural(samples, 'sample')}"
 
 
 def read_ledger(run: RunFolder) -> Ledger:
@@ -189,7 +189,7 @@ def _held_against(ledger: Ledger, account: Account, done: int, state: object) ->
     told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
     if str(told) == state:
         return ledger
-    return replace(ledger, trouble="the weights are made of other samples than the steps tell")
+    return replace(ledger, problem="the weights are made of other samples than the steps tell")
 
 
 def _check_told(run: RunFolder, account: Account, done: int) -> None:
@@ -212,8 +212,8 @@ def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -
     begin = account.courses[0]
     sizes = list(dict.fromkeys(course.samples for course in account.courses))
     if len(sizes) > 1:
-        trouble = f"the training set had {' and then '.join(f'{size:,}' for size in sizes)} samples"
-        return Ledger(samples=begin.samples, told_again=account.told_again, trouble=trouble, unplanned=unplanned)
+        problem = f"the training set had {' and then '.join(f'{size:,}' for size in sizes)} samples"
+        return Ledger(samples=begin.samples, told_again=account.told_again, problem=problem, unplanned=unplanned)
     first = min([course.from_step for course in account.courses] + [step - 1 for step in account.steps]) + 1
     last = max([done, first - 1, *account.steps])
     if last < first:
@@ -291,7 +291,7 @@ class _Epoch:
         if not self._is_own and used + dropped + len(self._bad) != self._set:
             left_out = f" and dropped {dropped:,}" if dropped else ""
             left_out += f" and left out {len(self._bad):,} bad ones" if len(self._bad) else ""
-            return f"its steps used {_count(used, 'sample')}{left_out}, where the training set has {self._set:,}"
+            return f"its steps used {plural(used, 'sample')}{left_out}, where the training set has {self._set:,}"
         dropped_tally = Tally.of(self._epoch, self._dropped)
         # Each step has used what the plan gives it, and so has the epoch: to add all samples up takes long.
         if plan is not None and dropped_tally == plan.dropped(self._epoch):
@@ -348,10 +348,6 @@ def _steps(steps: list[int]) -> str:
     more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
     named = ", ".join(f"{step:,}" for step in steps[:_NAMED])
     return f"{'step' if len(steps) == 1 else 'steps'} {named}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _each(epochs: list[EpochEntry]) -> str:

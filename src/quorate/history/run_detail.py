@@ -1,21 +1,24 @@
-"""Everything about one run."""
+"""Everything about one run, and what to type next about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quorate.core.cores import usable_cores
 from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
-from quorate.history.checkpoint_record import CheckpointRecord, read_checkpoints
-from quorate.history.curve import is_loss
-from quorate.history.pace import tells_pace
-from quorate.history.run_record import RunRecord
+from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
+from quorate.history.run_record import RunRecord, Status
 from quorate.history.timeline import Timeline
-from quorate.observe.data_knobs import Knobs
+from quorate.observe.events import RunBegan
+from quorate.observe.notices import EARLY_STOP
+from quorate.observe.waiting import Knobs
+from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.load import load_recorded
+from quorate.spec.marks import Mark
+from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
@@ -53,7 +56,7 @@ class RunDetail:
                 problems[file] = error.message
                 return None
 
-        timeline = attempt(run.events_file, lambda: Timeline.read(run.events_file, keep=_is_shown))
+        timeline = attempt(run.events_file, lambda: Timeline.read(run.events_file))
         job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
         environment = attempt(run.environment_file, run.read_environment) or {}
         checkpoints = read_checkpoints(run.checkpoints)
@@ -80,13 +83,86 @@ class RunDetail:
         """Which knobs may shorten the waiting for data; None where nothing is to be gained, or the job is not known."""
         if self.job is None or not self.timeline.waiting.is_worth_telling:
             return None
-        begun = self.timeline.of_kind("run")
-        data = begun[-1].fields.get("data") if begun else None
+        begun = self.timeline.of_kind(RunBegan)
+        data = begun[-1].data if begun else None
         return Knobs.of(self.job.spec, data, self.record.workers, usable_cores()).advice
 
 
-def _is_shown(field: str) -> bool:
-    return is_loss(field) or tells_pace(field)
+@dataclass(frozen=True)
+class JobValue:
+    """A key (dotted) with its value, where that was given, and whether it changes the bits."""
+
+    key: str
+    value: Any
+    origin: str
+    mark: Mark
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nobody gave it."""
+        return self.origin == DEFAULT
+
+
+def job_values(job: ResolvedJob) -> tuple[JobValue, ...]:
+    """Every value of a job, in the order of the job file's keys."""
+    return tuple(
+        JobValue(key, value, job.origins.get(key, DEFAULT), mark_of(key))
+        for key, value in _leaves("", job.spec.model_dump())
+    )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A command, if there is one to type, and what it is good for."""
+
+    command: str | None
+    purpose: str
+
+
+def advise(
+    record: RunRecord, spec: JobSpec | None, checkpoints: Sequence[CheckpointRecord], reference: str
+) -> Advice | None:
+    """What to type next; `reference` names the run on a command line. None where nothing is known to help."""
+    resume = f"quorate resume {reference}"
+    if record.status is Status.RUNNING:
+        return _about_running(record)
+    if record.status is Status.DAMAGED:
+        return None
+    if record.status is Status.COMPLETE:
+        return _about_complete(record, spec, resume)
+    newest = next((each for each in reversed(checkpoints) if not each.problem), None)
+    if newest is None:
+        return Advice(
+            None,
+            "nothing was saved to go on from: start it anew with quorate train; checkpoint.every saves on the way",
+        )
+    if record.failure is not None and record.failure.is_repeatable:
+        # A changed task is another job, which a run does not turn into.
+        return Advice(f"{resume} --branch", f"once it is mended, goes on from step {newest.step} in a new run")
+    return Advice(resume, f"goes on from step {newest.step}")
+
+
+def _about_running(record: RunRecord) -> Advice | None:
+    if record.launcher is None or record.launcher.pid is None:
+        return None
+    return Advice(f"kill -INT {record.launcher.pid}", "stops it cleanly and leaves a checkpoint")
+
+
+def _about_complete(record: RunRecord, spec: JobSpec | None, resume: str) -> Advice | None:
+    if record.ending == EARLY_STOP:
+        return Advice(f"{resume} --branch --set early_stop=null", "trains on without early_stop, in a new run")
+    if spec is None:
+        return None
+    longer = f"--steps {2 * spec.steps}" if spec.steps else f"--epochs {2 * (spec.epochs or 1)}"
+    return Advice(f"{resume} {longer}", "trains twice as long")
+
+
+def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _from_workers(checkpoints: tuple[CheckpointRecord, ...]) -> dict[str, str]:

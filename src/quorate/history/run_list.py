@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RunError
-from quorate.history.run_record import RunRecord
-from quorate.history.status import Status
+from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 
 
@@ -24,7 +23,7 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunQuery:
     """Which runs, in which order, and how many of them at most; by default all, the newest first."""
 
     statuses: tuple[Status, ...] = ()
@@ -37,23 +36,23 @@ class Wish:
 
 @dataclass(frozen=True)
 class Listing:
-    """The runs in a folder, and those of them that fit a wish, in its order."""
+    """The runs in a folder, and those of them that fit a query, in its order."""
 
     folder: Path
-    wish: Wish
+    query: RunQuery
     records: tuple[RunRecord, ...]
     fitting: tuple[RunRecord, ...]
 
     @classmethod
-    def read(cls, folder: Path, wish: Wish) -> "Listing":
+    def read(cls, folder: Path, query: RunQuery) -> "Listing":
         """From a folder of run folders; one that is not there has no runs."""
         records = read_runs(folder)
-        return cls(folder, wish, records, chosen(records, wish))
+        return cls(folder, query, records, chosen(records, query))
 
     @property
     def shown(self) -> tuple[RunRecord, ...]:
         """Those that fit, as many as were asked for."""
-        return self.fitting[: self.wish.limit]
+        return self.fitting[: self.query.limit]
 
 
 def read_runs(folder: Path) -> tuple[RunRecord, ...]:
@@ -67,12 +66,12 @@ def read_runs(folder: Path) -> tuple[RunRecord, ...]:
     return tuple(records)
 
 
-def chosen(records: Sequence[RunRecord], wish: Wish) -> tuple[RunRecord, ...]:
-    """Those that fit a wish, in its order, without its limit."""
-    fitting = [record for record in records if _fits(record, wish)]
-    placed, unplaced = _split(fitting, wish.order)
+def chosen(records: Sequence[RunRecord], query: RunQuery) -> tuple[RunRecord, ...]:
+    """Those that fit a query, in its order, without its limit."""
+    fitting = [record for record in records if _fits(record, query)]
+    placed, unplaced = _split(fitting, query.order)
     placed.sort(key=_newest_first)
-    placed.sort(key=_KEYS[wish.order], reverse=wish.reverse)
+    placed.sort(key=_KEYS[query.order], reverse=query.reverse)
     # What has no metric stands last in either direction: it is neither good nor bad.
     return (*placed, *sorted(unplaced, key=_newest_first))
 
@@ -84,11 +83,11 @@ def has_task(reference: str, wanted: str) -> bool:
     return any(name == wanted or name.endswith((f"/{wanted}", f".{wanted}")) for name in names)
 
 
-def _fits(record: RunRecord, wish: Wish) -> bool:
+def _fits(record: RunRecord, query: RunQuery) -> bool:
     return (
-        (not wish.statuses or record.status in wish.statuses)
-        and (not wish.task or has_task(record.task, wish.task))
-        and record.name.startswith(wish.name)
+        (not query.statuses or record.status in query.statuses)
+        and (not query.task or has_task(record.task, query.task))
+        and record.name.startswith(query.name)
     )
 
 

@@ -1,8 +1,9 @@
 """One run as its folder tells it: how it stands, how far it has come, and what came out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,13 +11,39 @@ from quorate.checkpoint.listing import newest_manifest
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.history.status import Status, decide_status
 from quorate.history.timeline import Timeline
+from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
 Read = TypeVar("Read")
+
+
+class Status(StrEnum):
+    """How a run stands, the most pressing first."""
+
+    RUNNING = "running"  # a launcher is at work on it
+    FAILED = "failed"  # it ended with a failure
+    LOST = "lost"  # nobody is at work on it and nobody has written how it ended: killed with its launcher
+    DAMAGED = "damaged"  # its files cannot be read
+    INTERRUPTED = "interrupted"  # stopped by Ctrl-C
+    TERMINATED = "terminated"  # stopped by SIGTERM
+    COMPLETE = "complete"
+
+
+def decide_status(held: bool, result: dict[str, Any] | None, problems: tuple[str, ...]) -> tuple[Status, str]:
+    """How a run stands, and why where that is not plain. `problems` are what cannot be read of its files."""
+    if held:
+        return Status.RUNNING, "; ".join(problems)
+    if problems:
+        return Status.DAMAGED, "; ".join(problems)
+    if result is None:
+        return Status.LOST, "it was killed together with its launcher, which could not write how it ended"
+    said = result.get("status")
+    if said in (Status.COMPLETE, Status.INTERRUPTED, Status.TERMINATED, Status.FAILED):
+        return Status(said), ""
+    return Status.DAMAGED, f"result.json says that it is {said!r}, which no run can be"
 
 
 @dataclass(frozen=True)
@@ -148,22 +175,15 @@ def _failure(result: dict[str, Any], told: Timeline) -> Failure | None:
     """As the result says it; without one as the events do, unless the run has gone on since."""
     said = result.get("failure")
     if isinstance(said, dict):
-        return _failure_of(said)
-    last = next((event for event in reversed(told.others) if event.kind in ("failure", "run")), None)
-    if result or last is None or last.kind != "failure":
-        return None
-    return _failure_of({**last.fields, "kind": last.fields.get("cause", ""), "step": last.step})
-
-
-def _failure_of(said: dict[str, Any]) -> Failure:
-    known = {name: said[name] for name in (each.name for each in fields(Failure)) if name in said}
-    return Failure(**{"kind": "unknown", "message": "no reason was written down", **known})
+        return failure_in(said)
+    last = next((event for event in reversed(told.others) if isinstance(event, RunFailed | RunBegan)), None)
+    return None if result or not isinstance(last, RunFailed) else last.failure
 
 
 def _workers(told: Timeline, job: dict[str, Any]) -> int | None:
     """As many as formed the last generation, or as the job asks for."""
-    formed = [event.fields.get("members") for event in told.of_kind("generation")]
-    members = next((members for members in reversed(formed) if isinstance(members, list)), None)
+    formed = (event.members for event in reversed(told.of_kind(GenerationFormed)) if event.members is not None)
+    members = next(formed, None)
     return _whole(job.get("workers")) if members is None else len(members)
 
 

@@ -1,14 +1,17 @@
-"""What a run has told of the shards that it reads, and where it stands in them."""
+"""What a run has told of the shards that it reads, where it stands in them, and where bad samples lie."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+
+import numpy
 
 from quorate.core.errors import QuorateError, RunError
 from quorate.data.block_sampler import BlockSampler
+from quorate.data.indices import Ranges
 from quorate.data.sharding import Sharding, sharding_at
 from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.timeline import Timeline
-from quorate.observe.event import Event
+from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -26,15 +29,11 @@ class Streaming:
     digest: str = ""
 
     @classmethod
-    def told(cls, fields: dict[str, Any]) -> "Streaming | None":
+    def told(cls, data: TrainingBlocks | None) -> "Streaming | None":
         """From what a run tells when it begins; None where it reads in no blocks."""
-        data = fields.get("data")
-        if not isinstance(data, dict):
+        if data is None or data.window < 1:
             return None
-        blocks, window = data.get("blocks"), data.get("window")
-        if type(blocks) is not int or type(window) is not int or window < 1:
-            return None
-        return cls(blocks, window, str(data.get("index", "")), str(data.get("digest", "")))
+        return cls(data.blocks, data.window, data.index or "", data.digest or "")
 
     def load_index(self) -> ShardIndex:
         """The index as it was when the run read by it."""
@@ -57,6 +56,35 @@ class Streaming:
 
 
 @dataclass(frozen=True)
+class BadPlace:
+    """Samples from `first` to `last`, which are so many records of a file from `record` on."""
+
+    first: int
+    last: int
+    file: str
+    record: int
+
+    @property
+    def in_words(self) -> str:
+        """The samples, the file, and which of its records they are."""
+        if self.first == self.last:
+            return f"sample {self.first}: record {self.record} of {self.file}"
+        end = self.record + self.last - self.first
+        return f"samples {self.first}-{self.last}: records {self.record}-{end} of {self.file}"
+
+
+def bad_places(index: ShardIndex, ranges: Ranges) -> Iterator[BadPlace]:
+    """Where these samples lie, one file after the other; what the index does not list is passed over."""
+    begins = index.first[index.first_block]
+    for first, last in ranges:
+        while first <= min(last, len(index) - 1):
+            shard = int(numpy.searchsorted(begins, first, side="right")) - 1
+            end = min(last, int(begins[shard + 1]) - 1)
+            yield BadPlace(first, end, index.shards[shard], first - int(begins[shard]))
+            first = end + 1
+
+
+@dataclass(frozen=True)
 class DataProgress:
     """Where a run stands in its shards, with their names."""
 
@@ -68,10 +96,10 @@ class DataProgress:
 def read_data_progress(run: RunFolder) -> DataProgress:
     """Where a run stands in its shards, by what its folder holds."""
     timeline = Timeline.glance(run.events_file)
-    begun = timeline.of_kind("run")
+    begun = timeline.of_kind(RunBegan)
     if not begun:
         raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")
-    streaming = Streaming.told(begun[-1].fields)
+    streaming = Streaming.told(begun[-1].data)
     if streaming is None:
         raise RunError(f"run {run.name} {_why_no_shards(run)} --data is for training sets in shards (quorate.Shards).")
     try:
@@ -80,14 +108,14 @@ def read_data_progress(run: RunFolder) -> DataProgress:
         raise RunError(f"run {run.name} cannot be held against its data: {error.message}.") from None
     spec = load_recorded(run.job_file, {}, []).spec
     order = streaming.sampler(spec, index)
-    hosts = _hosts(timeline.of_kind("generation"))
+    formed = timeline.of_kind(GenerationFormed)[-1:]
+    hosts = {lane: each.worker for event in formed for each in event.members or () for lane in each.lanes}
     sharding = sharding_at(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)
 
 
 def _why_no_shards(run: RunFolder) -> str:
-    steps = Timeline.read(run.events_file, {"own_order"}.__contains__).steps
-    if any(fields.get("own_order") for fields in steps.values()):
+    if any(step.own_order for step in Timeline.read(run.events_file, ("own_order",)).steps.values()):
         return (
             "reads its training set in the order that the task's order() gives, sample by sample and not block by "
             "block, so that no lane has shards of its own; without order() it would."
@@ -96,11 +124,3 @@ def _why_no_shards(run: RunFolder) -> str:
         "does not read its training set in shards: each sample is read by its number, in an order that is shuffled as "
         "a whole."
     )
-
-
-def _hosts(generations: tuple[Event, ...]) -> dict[int, int]:
-    """The worker of each lane, as the last generation says."""
-    told = generations[-1].fields.get("members") if generations else None
-    members = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
-    hosting = [(each.get("worker"), each.get("lanes")) for each in members]
-    return {lane: worker for worker, lanes in hosting if type(worker) is int for lane in lanes or ()}

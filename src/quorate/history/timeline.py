@@ -1,16 +1,24 @@
-"""What a run has told, read back from its `events.jsonl`."""
+"""What a run has told, read back from its `events.jsonl`: events in order, curves of its numbers, how fast it went."""
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeVar
 
+from quorate.checkpoint.retention import is_number
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
 from quorate.observe.event import Event
+from quorate.observe.events import (
+    CoordinatorReplaced,
+    EvaluationDone,
+    GenerationFormed,
+    RunBegan,
+    StepCompleted,
+    read_event,
+)
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
@@ -19,19 +27,18 @@ _WHOLE_LINE = b"}\n"
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
 
-Keep = Callable[[str], bool]
+PHASES = ("data", "compute", "exchange", "apply")
+PACE_AND_LOSSES = ("losses", "samples", "samples_per_second", *(f"{phase}_s" for phase in PHASES))
+"""The fields of a step that its curves and the pace of a run are made of."""
 
-
-def everything(name: str) -> bool:  # noqa: ARG001 (a Keep)
-    """Keep every field of a step."""
-    return True
+Kind = TypeVar("Kind", bound=Event)
 
 
 @dataclass(frozen=True)
 class Timeline:
     """A run's events, put in order.
 
-    `steps` holds the fields of each step and `evaluations` the metrics of each evaluation, in step order. A run that
+    `steps` holds each step and `evaluations` the metrics of each evaluation, in step order. A run that
     went on from a checkpoint tells some of them again: the last telling counts. `position` is the step that the run
     is at now. `others` are all events but the steps, as they were told, and `counts` says how often each kind was.
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
@@ -39,7 +46,7 @@ class Timeline:
     waited for data; neither is known at a glance.
     """
 
-    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+    steps: dict[int, StepCompleted] = field(default_factory=dict)
     others: tuple[Event, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     position: int = 0
@@ -51,36 +58,34 @@ class Timeline:
     waiting: DataWait = NO_WAIT
 
     @classmethod
-    def read(cls, path: Path, keep: Keep = everything) -> "Timeline":
+    def read(cls, path: Path, keep: tuple[str, ...] = PACE_AND_LOSSES) -> "Timeline":
         """All that a file tells: a file that is not there nothing, and a line that is no event is only counted.
 
-        `keep` says by their names which fields of a step are wanted: a million steps with all of theirs take a
-        gigabyte.
+        `keep` says which fields of a step are wanted: a million steps with all of theirs take a gigabyte.
         """
-        # Asked once for each name: steps have the same fields a hundred thousand times.
-        return _Reading(cache(keep)).through(path)
+        return _Reading(keep).through(path)
 
     @classmethod
     def glance(cls, path: Path) -> "Timeline":
         """The same without `steps`, which are counted and not looked into: ten times as fast, for a list of runs."""
         return _Reading(None).through(path)
 
-    def of_kind(self, kind: str) -> tuple[Event, ...]:
+    def of_kind(self, kind: type[Kind]) -> tuple[Kind, ...]:
         """All events of a kind other than steps, in the order in which they were told."""
-        return tuple(event for event in self.others if event.kind == kind)
+        return tuple(event for event in self.others if isinstance(event, kind))
 
     @property
-    def evaluations(self) -> dict[int, dict[str, float]]:
+    def evaluations(self) -> dict[int, dict[str, Any]]:
         """The metrics of each evaluation, by step."""
-        told = {event.step: event.fields.get("metrics") for event in self.of_kind("evaluation")}
-        found = {step: metrics for step, metrics in told.items() if step is not None and isinstance(metrics, dict)}
+        told = {event.step: event.metrics for event in self.of_kind(EvaluationDone)}
+        found = {step: metrics for step, metrics in told.items() if step is not None and metrics is not None}
         return {step: found[step] for step in sorted(found)}
 
     @property
     def total_steps(self) -> int | None:
         """How many steps the run is to have, as it was said last."""
-        said = [event.fields.get("total_steps") for event in self.of_kind("run")]
-        return next((total for total in reversed(said) if _is_whole(total)), None)
+        said = (event.total_steps for event in reversed(self.of_kind(RunBegan)))
+        return next((total for total in said if total is not None), None)
 
     @property
     def redone(self) -> int:
@@ -88,12 +93,80 @@ class Timeline:
         return self.counts.get("step", 0) - len(self.steps) if self.steps else 0
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A number by step, in order; at least one, and only finite ones."""
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The numbers without their steps."""
+        return tuple(value for _, value in self.points)
+
+    @property
+    def first(self) -> float:
+        """The number at the first step."""
+        return self.points[0][1]
+
+    @property
+    def last(self) -> float:
+        """The number at the last step."""
+        return self.points[-1][1]
+
+    @property
+    def least(self) -> tuple[int, float]:
+        """The first step with the least number, and that number."""
+        return min(self.points, key=lambda point: point[1])
+
+    @property
+    def greatest(self) -> tuple[int, float]:
+        """The first step with the greatest number, and that number."""
+        return max(self.points, key=lambda point: point[1])
+
+
+@dataclass(frozen=True)
+class RunPace:
+    """Means over all steps: seconds for a step, samples a second, and the share of each phase in a step's time."""
+
+    step_seconds: float
+    samples_per_second: float
+    shares: dict[str, float]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> "RunPace | None":
+        """From the steps of a run; none where no step tells its speed."""
+        steps, seconds, samples = 0, 0.0, 0
+        spent = dict.fromkeys(PHASES, 0.0)
+        for step in timeline.steps.values():
+            speed, size = step.samples_per_second or 0.0, step.samples or 0
+            if 0 < speed < math.inf and size:
+                steps, seconds, samples = steps + 1, seconds + size / speed, samples + size
+                for phase in PHASES:
+                    spent[phase] += getattr(step, f"{phase}_s") or 0.0
+        if not seconds:
+            return None
+        shares = {phase: spent[phase] / seconds for phase in PHASES if spent[phase]}
+        return cls(seconds / steps, samples / seconds, shares)
+
+
+def loss_curves(timeline: Timeline) -> tuple[Curve, ...]:
+    """The losses of the training steps."""
+    return _curves({number: step.by_optimizer("loss") for number, step in timeline.steps.items()})
+
+
+def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:
+    """The metrics of the evaluations."""
+    return _curves(timeline.evaluations)
+
+
 class _Reading:
     """Takes in a file line by line: it may be larger than all that is kept of it."""
 
-    def __init__(self, keep: Keep | None) -> None:
+    def __init__(self, keep: tuple[str, ...] | None) -> None:
         self._keep = keep
-        self._steps: dict[int, dict[str, Any]] = {}
+        self._steps: dict[int, StepCompleted] = {}
         self._others: list[Event] = []
         self._counts: Counter[str] = Counter()
         self._position = 0
@@ -149,10 +222,10 @@ class _Reading:
         self._counts[event.kind] += 1
         self._take_time(event.time, begins_part)
         if self._keep is not None:
-            self._recoveries.take_in(event)
-            self._waiting.take_in(event)
-        if event.kind == "step" and event.step is not None:
-            self._take_step(event.step, event.fields)
+            self._recoveries.handle(event)
+            self._waiting.handle(event)
+        if isinstance(event, StepCompleted):
+            self._take_step(event)
         else:
             self._take_other(event)
         return True
@@ -160,24 +233,24 @@ class _Reading:
     def _begins_part(self, event: Event) -> bool:
         """Whether a launcher takes the run up. It brings a coordinator of its own, whose generations are higher;
         those that follow when workers are lost or come back are of the same part."""
-        if event.kind == "coordinator":  # one that takes the place of another in the same part
-            self._incarnation = str(event.fields.get("incarnation"))
-        if event.kind != "generation":
-            return event.kind == "run"
-        before = self._incarnation
-        self._incarnation = str(event.fields.get("generation")).partition(".")[0]
+        if isinstance(event, CoordinatorReplaced):  # one that takes the place of another in the same part
+            self._incarnation = str(event.incarnation)
+        if not isinstance(event, GenerationFormed):
+            return isinstance(event, RunBegan)
+        before, self._incarnation = self._incarnation, event.incarnation
         return self._incarnation != before
 
     def _take_other(self, event: Event) -> None:
-        begin = event.fields.get("from_step")
-        if event.kind == "run" and _is_whole(begin):
-            self._position = begin
+        if isinstance(event, RunBegan) and event.from_step is not None:
+            self._position = event.from_step
         self._others.append(event)
 
-    def _take_step(self, step: int, fields: dict[str, Any]) -> None:
-        self._position = step
+    def _take_step(self, event: StepCompleted) -> None:
+        assert event.step is not None
+        self._position = event.step
         if self._keep is not None:
-            self._steps[step] = {name: value for name, value in fields.items() if self._keep(name)}
+            kept = {name: getattr(event, name) for name in self._keep}
+            self._steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
 
     def _take_time(self, time: float, begins_part: bool) -> None:
         if begins_part:
@@ -213,14 +286,16 @@ class _Reading:
 def _event(line: bytes) -> Event | None:
     """The event of a line, or none where a crash or an editor has left something else."""
     try:
-        event = Event.from_json(line.decode())
-        is_timed = type(event.time) in (int, float) and math.isfinite(event.time)
-    # Garbage can also be nested too deeply, or hold a number that is too large.
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        event = read_event(line)
+    except ValueError:
         return None
-    is_placed = _is_whole(event.step) or (event.step is None and event.kind != "step")
-    return event if isinstance(event.kind, str) and is_timed and is_placed else None
+    return None if isinstance(event, StepCompleted) and event.step is None else event
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for step, values in told.items():
+        for name, value in values.items():
+            if is_number(value) and math.isfinite(value):
+                points.setdefault(name, []).append((step, value))
+    return tuple(Curve(name, tuple(pairs)) for name, pairs in points.items())

@@ -7,13 +7,22 @@ from rich.live import Live
 from rich.text import Text
 
 from quorate.observe.event import Event
+from quorate.observe.events import (
+    CopyFailed,
+    EvaluationDone,
+    LogMessage,
+    RunBegan,
+    RunFinished,
+    RunStopped,
+    StepCompleted,
+    WorkerLost,
+)
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
 LINE_EVERY = 5.0
-LOUD = frozenset({"stop", "lost", "log", "copy_failed"})
 
 
 class Console:
@@ -38,12 +47,12 @@ class Console:
     def handle(self, event: Event) -> None:
         """Show an event."""
         notice = notice_of(event, self._progress)
-        self._progress.take_in(event)
-        if event.kind == "finished":
+        self._progress.handle(event)
+        if isinstance(event, RunFinished):
             self._end_progress()
         if notice is not None:
-            say(self._screen, notice)
-        if event.kind in ("step", "run"):
+            _print(self._screen, notice)
+        if isinstance(event, StepCompleted | RunBegan):
             self._show_progress(at_once=self._progress.is_at_the_end)
 
     def close(self) -> None:
@@ -57,8 +66,8 @@ class Console:
             return
         if self._live is not None:
             self._live.update(self._progress, refresh=True)
-        elif self._progress.fields and self._progress.step != self._shown:
-            say(self._screen, Notice(GAP.join([self._progress.place, *self._progress.facts]), ""))
+        elif self._progress.latest is not None and self._progress.step != self._shown:
+            _print(self._screen, Notice(GAP.join([self._progress.place, *self._progress.facts]), ""))
         else:
             return
         self._shown, self._shown_at = self._progress.step, now
@@ -83,16 +92,17 @@ class QuietConsole:
 
     def handle(self, event: Event) -> None:
         """Show an event, if it is one of those."""
-        is_loud = event.kind in LOUD or "warnings" in event.fields
+        warns = isinstance(event, StepCompleted | EvaluationDone) and event.warnings
+        is_loud = warns or isinstance(event, RunStopped | WorkerLost | LogMessage | CopyFailed)
         notice = notice_of(event, self._progress) if is_loud else None
-        self._progress.take_in(event)
+        self._progress.handle(event)
         if notice is not None:
-            say(self._screen, notice)
+            _print(self._screen, notice)
 
     def close(self) -> None:
         """Nothing is left to be shown."""
 
 
-def say(screen: Screen, notice: Notice) -> None:
+def _print(screen: Screen, notice: Notice) -> None:
     """Print a notice: broken between words on a terminal, and in a file one line, however long."""
     screen.print(Text(notice.text, style=notice.style), soft_wrap=not screen.is_terminal)

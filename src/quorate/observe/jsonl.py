@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quorate.core.regular_file import open_regular
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.storage.atomic import write_fully
 
 log = logging.getLogger(__name__)
@@ -29,12 +30,15 @@ class JsonlSink:
         self._closed = False
         self._turn = threading.Lock()
 
-    def write(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Append an event; it is in the file when this returns, unless the file could not be written."""
-        line = event.to_json().encode() + b"\n"
+        self.append(event.to_json())
+
+    def append(self, line: str) -> None:
+        """Append the line of an event."""
         with self._turn:
             try:
-                self._append(self._told_of_missing() + line)
+                self._append(self._note_of_missing() + line.encode() + b"\n")
                 self._missing = 0
             except OSError as error:
                 self._drop(error)
@@ -44,7 +48,7 @@ class JsonlSink:
         with self._turn:
             if self._missing and not self._closed:
                 with contextlib.suppress(OSError):
-                    self._append(self._told_of_missing())
+                    self._append(self._note_of_missing())
             self._closed = True
             self._release()
 
@@ -72,13 +76,13 @@ class JsonlSink:
         self.dropped += 1
         self._missing += 1
 
-    def _told_of_missing(self) -> bytes:
+    def _note_of_missing(self) -> bytes:
         """A line about the events that are not in the file, if there are such."""
         if not self._missing:
             return b""
         count = f"{self._missing:,} events are" if self._missing > 1 else "an event is"
         message = f"{count} missing here: {self.path.name} could not be written ({self._reason})"
-        return Event("log", fields={"message": message}).to_json().encode() + b"\n"
+        return LogMessage(message=message).to_json().encode() + b"\n"
 
     def _release(self) -> None:
         if self._descriptor is not None:

@@ -64,7 +64,7 @@ class NotebookConsole:
     def handle(self, event: Event) -> None:
         """Show an event."""
         notice = notice_of(event, self._progress)
-        self._progress.take_in(event)
+        self._progress.handle(event)
         if notice is not None:
             self._notices.append(notice)
         if notice is not None or self._clock() - self._drawn_at >= REDRAW_EVERY:

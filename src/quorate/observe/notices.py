@@ -3,15 +3,36 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from quorate.observe.event import Event
-from quorate.observe.progress import GAP, Progress, plural
-from quorate.observe.quantities import duration, measure, size
-from quorate.observe.recoveries import brief, workers_of
+from quorate.observe.events import (
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointSaved,
+    CheckpointSkipped,
+    CopyFailed,
+    CopyRecovered,
+    EvaluationDone,
+    GenerationFormed,
+    LogMessage,
+    Resized,
+    RolledBack,
+    RunBegan,
+    RunFailed,
+    RunFinished,
+    RunStopped,
+    StepCompleted,
+    WorkerLost,
+)
+from quorate.observe.progress import GAP, Progress
+from quorate.observe.quantities import duration, measure, plural, size
+from quorate.observe.recoveries import brief
 
 EARLY_STOP = "early stop"
 LONGEST_SILENT_WAIT = 0.05
 """Seconds for which training waits for a checkpoint without a word."""
+NO_REASON = "no reason was given"
 
 
 @dataclass(frozen=True)
@@ -24,26 +45,26 @@ class Notice:
 
 def notice_of(event: Event, progress: Progress) -> Notice | None:
     """What is said of an event; none if nothing is. `progress` is what was known before it."""
-    say = _SAYINGS.get(event.kind)
-    return None if say is None else say(event, progress)
+    make = _NOTICES.get(type(event))
+    return None if make is None else make(event, progress)
 
 
-def _run(event: Event, progress: Progress) -> Notice | None:
+def _run(event: RunBegan, progress: Progress) -> Notice | None:
     if progress.has_begun:
         return None
-    first = event.fields.get("from_step", 0)
-    total = event.fields.get("total_steps")
-    start = f", from step {first:,}" + (f" of {total:,}" if total else "") if first else ""
+    of_all = f" of {event.total_steps:,}" if event.total_steps else ""
+    start = f", from step {event.from_step:,}{of_all}" if event.from_step else ""
     place = f" in {progress.folder}" if progress.folder else ""
     return Notice(f"{progress.run}{place}: {progress.hosting}{start}", "bold")
 
 
-def _generation(event: Event, progress: Progress) -> Notice | None:
+def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    hosting, first = progress.hosting_by(event), event.fields.get("from_step", progress.step)
+    hosting = progress.hosting_by(event)
+    first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
-    back = sorted(workers_of(event) & progress.lost.keys())
+    back = sorted(event.workers & progress.lost.keys())
     if not back:
         return Notice(f"going on with {hosting}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))
@@ -56,67 +77,48 @@ def _workers(numbers: list[int]) -> str:
     return f"workers {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} are"
 
 
-def _lost(event: Event, _: Progress) -> Notice:
-    return Notice(brief(event.fields.get("message", "a worker is lost")), "yellow")
+def _step(event: StepCompleted, progress: Progress) -> Notice | None:
+    return Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
 
 
-def _step(event: Event, progress: Progress) -> Notice | None:
-    warnings = _warnings(event, progress)
-    return Notice("\n".join(warnings), "yellow") if warnings else None
-
-
-def _warnings(event: Event, progress: Progress) -> list[str]:
+def _warnings(event: StepCompleted | EvaluationDone, progress: Progress) -> list[str]:
     """With the name of the run, which the worker that warns does not write."""
-    return [
-        warning.replace("quorate show RUN ", f"quorate show {progress.run} ")
-        for warning in event.fields.get("warnings") or ()
-    ]
+    return [warning.replace("quorate show RUN ", f"quorate show {progress.run} ") for warning in event.warnings]
 
 
-def _evaluation(event: Event, progress: Progress) -> Notice:
-    metrics = GAP.join(f"{name} {measure(value)}" for name, value in event.fields.get("metrics", {}).items())
-    best = f"{GAP}best so far" if event.fields.get("best") else ""
-    bad = event.fields.get("bad_samples", 0)
-    left_out = f"{GAP}{plural(bad, 'bad sample')} left out" if bad else ""
+def _evaluation(event: EvaluationDone, progress: Progress) -> Notice:
+    metrics = GAP.join(f"{name} {measure(value)}" for name, value in (event.metrics or {}).items())
+    best = f"{GAP}best so far" if event.best else ""
+    left_out = f"{GAP}{plural(event.bad_samples, 'bad sample')} left out" if event.bad_samples else ""
     warnings = "".join(f"\n{warning}" for warning in _warnings(event, progress))
     return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
 
 
-def _checkpoint(event: Event, _: Progress) -> Notice:
-    name = PurePath(event.fields.get("path", "")).name
-    cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
-    added = event.fields.get("added_s", 0.0)
+def _checkpoint(event: CheckpointSaved, _: Progress) -> Notice:
+    added = event.added_s or 0.0
     waited = f", training waited {duration(added)}" if added >= LONGEST_SILENT_WAIT else ""
-    return Notice(f"checkpoint {name}: {cost}{waited}", "dim")
+    return Notice(f"checkpoint {PurePath(event.path).name}: {_cost(event)}{waited}", "dim")
 
 
-def _checkpoint_failed(event: Event, _: Progress) -> Notice:
-    reason = event.fields.get("reason", "no reason was given")
-    return Notice(f"not saved{_at(event)}: {reason}", "yellow")
+def _not_saved(event: CheckpointFailed | CheckpointSkipped, _: Progress) -> Notice:
+    return Notice(f"not saved{_at(event)}: {event.reason or NO_REASON}", "yellow")
 
 
-def _checkpoint_skipped(event: Event, _: Progress) -> Notice:
-    return Notice(f"not saved{_at(event)}: {event.fields.get('reason', 'no reason was given')}", "yellow")
+def _copied_to(event: CheckpointCopied, _: Progress) -> Notice:
+    return Notice(f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim")
 
 
-def _copied_to(event: Event, _: Progress) -> Notice:
-    cost = f"{size(event.fields.get('bytes', 0))} in {duration(event.fields.get('seconds', 0.0))}"
-    return Notice(
-        f"checkpoint {event.fields.get('checkpoint', '')} copied to {event.fields.get('place')}: {cost}", "dim"
-    )
+def _cost(event: CheckpointSaved | CheckpointCopied) -> str:
+    return f"{size(event.bytes or 0)} in {duration(event.seconds or 0.0)}"
 
 
-def _copy_failed(event: Event, _: Progress) -> Notice:
-    return Notice(f"not copied{_of(event)}, and training goes on: {event.fields.get('reason', '')}", "yellow")
+def _copy_failed(event: CopyFailed, _: Progress) -> Notice:
+    which = "" if event.step is None else f" (checkpoint of step {event.step:,})"
+    return Notice(f"not copied{which}, and training goes on: {event.reason}", "yellow")
 
 
-def _copy_recovered(event: Event, _: Progress) -> Notice:
-    place, lasted = event.fields.get("place"), duration(event.fields.get("seconds", 0.0))
-    return Notice(f"copying to {place} works again, after {lasted}", "green")
-
-
-def _stop(event: Event, progress: Progress) -> Notice:
-    reason = event.fields.get("reason", "asked to")
+def _stop(event: RunStopped, progress: Progress) -> Notice:
+    reason = event.reason or "asked to"
     if not progress.has_begun:
         return Notice(f"stopping before the first step: {reason}", "yellow")
     ending = "stopping after the running step, which is saved"
@@ -124,14 +126,10 @@ def _stop(event: Event, progress: Progress) -> Notice:
     return Notice(f"{ending}; Ctrl-C again stops at once" if is_typed else f"{reason}: {ending}", "yellow")
 
 
-def _failure(event: Event, _: Progress) -> Notice:
-    return Notice(f"failed{_at(event)}: {event.fields.get('message', 'no reason was given')}", "bold red")
-
-
-def _finished(event: Event, progress: Progress) -> Notice | None:
+def _finished(event: RunFinished, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    result = event.fields.get("result") or {}
+    result = event.result or {}
     steps = result.get("steps", progress.step)
     counted = plural(steps, "step")
     ending = result.get("ending", "complete")
@@ -151,45 +149,38 @@ def _why_early(progress: Progress) -> str:
     return f": {spell} brought no better {rule.metric}"
 
 
-def _log(event: Event, _: Progress) -> Notice | None:
-    message = event.fields.get("message")
-    style = "bold" if event.fields.get("level") == "info" else "yellow"
-    return None if message is None else Notice(str(message), style)
+def _log(event: LogMessage, _: Progress) -> Notice | None:
+    return None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
 
 
-def _resize(event: Event, _: Progress) -> Notice:
-    before, workers = event.fields.get("before"), event.fields.get("workers")
-    return Notice(f"asked to go on with {workers} workers instead of {before}", "bold")
-
-
-def _rollback(event: Event, progress: Progress) -> Notice:
-    return Notice(f"back to step {event.step:,}: what follows it is trained again, up to {progress.place}", "yellow")
-
-
-def _of(event: Event) -> str:
-    return "" if event.step is None else f" (checkpoint of step {event.step:,})"
+def _rollback(event: RolledBack, progress: Progress) -> Notice:
+    return Notice(
+        f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
+    )
 
 
 def _at(event: Event) -> str:
     return "" if event.step is None else f" at step {event.step:,}"
 
 
-_SAYINGS: dict[str, Callable[[Event, Progress], Notice | None]] = {
-    "run": _run,
-    "generation": _generation,
-    "lost": _lost,
-    "step": _step,
-    "resize": _resize,
-    "rollback": _rollback,
-    "evaluation": _evaluation,
-    "checkpoint": _checkpoint,
-    "checkpoint_failed": _checkpoint_failed,
-    "checkpoint_skipped": _checkpoint_skipped,
-    "copied_to": _copied_to,
-    "copy_failed": _copy_failed,
-    "copy_recovered": _copy_recovered,
-    "stop": _stop,
-    "failure": _failure,
-    "finished": _finished,
-    "log": _log,
+_NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
+    RunBegan: _run,
+    GenerationFormed: _generation,
+    WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
+    StepCompleted: _step,
+    Resized: lambda event, _: Notice(f"asked to go on with {event.workers} workers instead of {event.before}", "bold"),
+    RolledBack: _rollback,
+    EvaluationDone: _evaluation,
+    CheckpointSaved: _checkpoint,
+    CheckpointFailed: _not_saved,
+    CheckpointSkipped: _not_saved,
+    CheckpointCopied: _copied_to,
+    CopyFailed: _copy_failed,
+    CopyRecovered: lambda event, _: Notice(
+        f"copying to {event.place} works again, after {duration(event.seconds or 0.0)}", "green"
+    ),
+    RunStopped: _stop,
+    RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
+    RunFinished: _finished,
+    LogMessage: _log,
 }

@@ -1,8 +1,8 @@
 """A job's progress: what is known of it, and how a terminal shows it, in as many lines as its width asks for."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,13 +11,44 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.observe.event import Event
-from quorate.observe.pace import Pace
-from quorate.observe.quantities import count, duration, measure
-from quorate.observe.recoveries import workers_of
+from quorate.observe.events import GenerationFormed, RunBegan, RunFinished, StepCompleted, WorkerLost
+from quorate.observe.quantities import count, duration, measure, plural
 from quorate.spec.job import EarlyStopSpec
 
 GAP = "   "
 SHORTEST_BAR = 8
+SPACING = 0.5
+MARKS = 60
+
+
+class Pace:
+    """Steps and the times at which they ended, the recent ones only: a job that slows down says so soon.
+
+    Marks are apart by half a second at least. Of steps that take less, the last sixty would be a moment too short to
+    hold an evaluation or a checkpoint, and the time left would jump about.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
+        self._latest: tuple[int, float] | None = None
+
+    def passed(self, step: int, time: float) -> None:
+        """A step has ended."""
+        # After a restart steps are told again: what was measured before says nothing about now.
+        if self._latest is not None and step <= self._latest[0]:
+            self._marks.clear()
+        self._latest = (step, time)
+        if not self._marks or time - self._marks[-1][1] >= SPACING:
+            self._marks.append(self._latest)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """How long a step takes at present; none until two have been seen."""
+        if self._latest is None or self._latest[0] == self._marks[0][0]:
+            return None
+        (first_step, first_time), (last_step, last_time) = self._marks[0], self._latest
+        # The clock of the wall may be set back meanwhile.
+        return max(0.0, last_time - first_time) / (last_step - first_step)
 
 
 @dataclass
@@ -33,30 +64,31 @@ class Progress:
     step: int = 0
     has_begun: bool = False
     is_over: bool = False
-    fields: dict[str, Any] = field(default_factory=dict)
+    latest: StepCompleted | None = None
     pace: Pace = field(default_factory=Pace)
     # Those who are lost and not back yet, and since when.
     lost: dict[int, float] = field(default_factory=dict)
 
-    def take_in(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Learn from an event."""
-        if event.kind == "step" and event.step is not None:
-            self.has_begun = True
-            self.step = event.step
-            self.fields = event.fields
-            self.pace.passed(event.step, event.time)
-        elif event.kind == "run":
-            self.has_begun = True
-            self.step = event.fields.get("from_step", self.step)
-            self.total_steps = event.fields.get("total_steps", self.total_steps)
-        elif event.kind == "lost":
-            self.lost.setdefault(event.fields.get("worker", -1), event.time)
-        elif event.kind == "generation":
-            self.workers, self.lanes = self._hosts_by(event)
-            for worker in workers_of(event):
-                self.lost.pop(worker, None)
-        elif event.kind == "finished":
-            self.is_over = True
+        match event:
+            case StepCompleted(step=int(step)):
+                self.has_begun = True
+                self.step = step
+                self.latest = event
+                self.pace.passed(step, event.time)
+            case RunBegan():
+                self.has_begun = True
+                self.step = self.step if event.from_step is None else event.from_step
+                self.total_steps = self.total_steps if event.total_steps is None else event.total_steps
+            case WorkerLost():
+                self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
+            case GenerationFormed():
+                self.workers, self.lanes = self._hosts_by(event)
+                for worker in event.workers:
+                    self.lost.pop(worker, None)
+            case RunFinished():
+                self.is_over = True
 
     @property
     def is_at_the_end(self) -> bool:
@@ -78,22 +110,24 @@ class Progress:
         """How the job runs."""
         return _hosting(self.workers, self.lanes)
 
-    def hosting_by(self, generation: Event) -> str:
+    def hosting_by(self, generation: GenerationFormed) -> str:
         """How the job runs from now on."""
         return _hosting(*self._hosts_by(generation))
 
-    def _hosts_by(self, generation: Event) -> tuple[int, int]:
-        members = generation.fields.get("members", [])
-        return len(members) or self.workers, generation.fields.get("lanes", self.lanes)
+    def _hosts_by(self, generation: GenerationFormed) -> tuple[int, int]:
+        lanes = self.lanes if generation.lanes is None else generation.lanes
+        return len(generation.members or ()) or self.workers, lanes
 
     def _losses(self) -> list[str]:
-        names = [name for name in self.fields if name == "loss" or name.startswith("loss.")]
-        return [f"{name} {measure(self.fields[name])}" for name in names]
+        losses = {} if self.latest is None else self.latest.by_optimizer("loss")
+        return [f"{name} {measure(loss)}" for name, loss in losses.items()]
 
     def _speed(self) -> list[str]:
-        speed, seconds = self.fields.get("samples_per_second"), self.pace.seconds_per_step
-        if seconds and "samples" in self.fields:
-            speed = self.fields["samples"] / seconds  # over many steps: that of a single one jumps about
+        if self.latest is None:
+            return []
+        speed, seconds = self.latest.samples_per_second, self.pace.seconds_per_step
+        if seconds and self.latest.samples is not None:
+            speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about
         return [] if speed is None else [f"{count(speed)} samples/s"]
 
     def _time_left(self) -> list[str]:
@@ -146,8 +180,3 @@ def lines_of(facts: Sequence[str], width: int) -> list[str]:
 
 def _hosting(workers: int, lanes: int) -> str:
     return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}"
-
-
-def plural(number: int, noun: str) -> str:
-    """So many of them."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

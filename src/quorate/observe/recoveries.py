@@ -4,11 +4,18 @@ Steps are told with heartbeats, so they may be written after a loss that came la
 an event happened, not its place in the file.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quorate.observe.event import Event
+from quorate.observe.events import (
+    CoordinatorReplaced,
+    GenerationFormed,
+    RunBegan,
+    StateCopied,
+    StepCompleted,
+    WorkerLost,
+)
 
 
 @dataclass(frozen=True)
@@ -36,17 +43,9 @@ class Recovery:
         return asdict(self)
 
 
-def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
-    """What has been recovered from, in order."""
-    log = RecoveryLog()
-    for event in events:
-        log.take_in(event)
-    return log.recoveries
-
-
-def brief(message: object) -> str:
+def brief(message: str) -> str:
     """The first sentence of an autopsy, which says what happened; hints come after it."""
-    return str(message).partition(". ")[0].rstrip(".")
+    return message.partition(". ")[0].rstrip(".")
 
 
 @dataclass
@@ -102,32 +101,30 @@ class RecoveryLog:
         told = (loss.recovery() for loss in (*self._closed, *self._losses))
         return [recovery for recovery in told if recovery is not None]
 
-    def take_in(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Learn from an event."""
-        if event.kind == "step" and event.step is not None:
-            self._take_step(event.step, event.time)
-        elif event.kind == "run":
-            self._position = _whole(event.fields.get("from_step"))
-        elif event.kind == "coordinator":  # one that takes the place of another goes on with what it has begun
-            self._incarnation = str(event.fields.get("incarnation"))
-        elif event.kind == "lost":
-            self._take_loss(event)
-        elif event.kind == "generation":
-            self._take_generation(event)
-        elif event.kind == "copied":
-            for loss in self._mended.get(str(event.fields.get("generation")), ()):
-                loss.copied += _seconds(event.fields.get("seconds"))
+        match event:
+            case StepCompleted(step=int(step)):
+                self._take_step(step, event.time)
+            case RunBegan():
+                self._position = event.from_step or 0
+            case CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
+                self._incarnation = str(event.incarnation)
+            case WorkerLost(worker=int(worker)):
+                self._take_loss(event, worker)
+            case GenerationFormed():
+                self._take_generation(event)
+            case StateCopied():
+                for loss in self._mended.get(str(event.generation), ()):
+                    loss.copied += event.seconds or 0.0
 
-    def _take_loss(self, event: Event) -> None:
-        worker = event.fields.get("worker")
-        if type(worker) is not int:
-            return
+    def _take_loss(self, event: WorkerLost, worker: int) -> None:
         loss = _Loss(
             worker=worker,
             time=event.time,
             step=self._position if event.step is None else event.step,
-            cause=brief(event.fields.get("message", "")),
-            detect=_seconds(event.fields.get("detect_s")),
+            cause=brief(event.message or ""),
+            detect=event.detect_s or 0.0,
             last_step=self._position,
         )
         if self._members and worker not in self._members:
@@ -136,20 +133,19 @@ class RecoveryLog:
             loss.from_step = loss.last_step
         self._losses.append(loss)
 
-    def _take_generation(self, event: Event) -> None:
-        name = str(event.fields.get("generation"))
-        self._begin_part(name.partition(".")[0])
-        self._members = workers_of(event)
+    def _take_generation(self, event: GenerationFormed) -> None:
+        self._begin_part(event.incarnation)
+        self._members = event.workers
         for loss in self._losses:
             is_mended = False
             if loss.formed is None:
-                loss.formed, loss.from_step = event.time, _whole(event.fields.get("from_step"))
+                loss.formed, loss.from_step = event.time, event.from_step or 0
                 is_mended = True
             if loss.refilled is None and loss.worker in self._members:
                 loss.refilled = event.time
                 is_mended = True
             if is_mended:
-                self._mended.setdefault(name, []).append(loss)
+                self._mended.setdefault(str(event.generation), []).append(loss)
 
     def _begin_part(self, incarnation: str) -> None:
         """Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
@@ -175,20 +171,5 @@ class RecoveryLog:
             self._closed.append(self._losses.pop(0))
 
 
-def workers_of(generation: Event) -> frozenset[int]:
-    """Who belongs to a generation."""
-    told = generation.fields.get("members")
-    members = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
-    return frozenset(worker for each in members if type(worker := each.get("worker")) is int)
-
-
 def _span(begin: float, end: float) -> float:
     return round(max(0.0, end - begin), 4)
-
-
-def _whole(value: object) -> int:
-    return value if type(value) is int else 0
-
-
-def _seconds(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0

@@ -5,8 +5,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from quorate.observe.progress import plural
-from quorate.observe.quantities import count, duration, measure
+from quorate.observe.quantities import count, duration, measure, plural
 from quorate.observe.screen import Screen
 from quorate.observe.waiting import waiting_in_words
 

@@ -1,11 +1,25 @@
-"""Events as they are appended to a file."""
+"""Events as they are appended to a file, for whoever looks on from another process."""
 
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
-from quorate.observe.disk_watch import DiskWatch
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage, read_event
+from quorate.observe.sinks import Sink
+from quorate.storage.atomic import write_atomically
+
+log = logging.getLogger(__name__)
+
+SILENCE = 5.0
+"""Seconds without an event after which the folder is tried: a job that tells something can obviously write it."""
+_BLOCK = 4096
+_SAVED_EVERY = 1000
 
 
 class EventTail:
@@ -14,40 +28,155 @@ class EventTail:
     Where nothing comes because nothing can be written, it tells that itself.
     """
 
-    def __init__(self, path: Path, watch: DiskWatch | None = None) -> None:
+    def __init__(self, path: Path, watch: "DiskWatch | None" = None) -> None:
         self.path = path
         self.offset = 0
         self._watch = DiskWatch(path.parent) if watch is None else watch
 
     def read_new(self) -> list[Event]:
-        """What was appended since the last call: whole lines only, the rest is read once it is whole."""
-        return [event for line in self.read_lines() if (event := read_event(line)) is not None]
+        """What was appended since the last call."""
+        return events_in(self.read_lines())
 
-    def read_lines(self, limit: int = -1) -> list[str]:
-        """The same as lines of JSON, so many bytes at most; where a crash has left half of one, that is among them."""
-        whole, newline, _ = self._new_bytes(limit).rpartition(b"\n")
-        self.offset += len(whole) + len(newline)
-        lines = [line.decode(errors="replace") for line in whole.split(b"\n") if line]
-        trouble = self._watch.look(has_heard=bool(lines))
-        return lines if trouble is None else [*lines, trouble.to_json()]
+    def read_lines(self, limit: int | None = None) -> list[str]:
+        """The same as lines of JSON; where a crash has left half of one, that is among them.
 
-    def _new_bytes(self, limit: int) -> bytes:
+        They are so many bytes at most, but for a single line that is longer.
+        """
+        lines: list[str] = []
+        size = 0
+        for line in self._whole_lines():
+            size += len(line)
+            if lines and limit is not None and size > limit:
+                break
+            if text := line[:-1].decode(errors="replace"):
+                lines.append(text)
+        warning = self._watch.look(has_news=bool(lines))
+        return lines if warning is None else [*lines, warning.to_json()]
+
+    def __iter__(self) -> Iterator[Event]:
+        """What was appended, one by one.
+
+        `offset` is behind an event when the next is asked for: whoever stops at one is given it again.
+        """
+        for line in self._whole_lines():
+            with contextlib.suppress(ValueError):  # a crash has left half a line
+                yield read_event(line)
+
+    def _whole_lines(self) -> Iterator[bytes]:
+        """The rest is read once it is whole."""
         try:
             with opened_regular(self.path) as file:
                 # A file that has become shorter is another file: begin at its start.
                 if file.seek(0, 2) < self.offset:
                     self.offset = 0
                 file.seek(self.offset)
-                return file.read(limit)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    yield line
+                    self.offset += len(line)
         except FileNotFoundError:
-            return b""
+            return
         except OSError as error:
             raise RunError(f"cannot read {self.path}: {error.strerror}. Move it out of the way.") from error
 
 
-def read_event(line: str) -> Event | None:
-    """The event of a line, or none where a crash has left half of one."""
-    try:
-        return Event.from_json(line)
-    except (ValueError, KeyError, TypeError, AttributeError):
+def events_in(lines: Iterable[str]) -> list[Event]:
+    """The events of lines, but for what a crash has left of one."""
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            events.append(read_event(line))
+    return events
+
+
+class Follower:
+    """Gives a sink that must be complete every event of a run's file, in order and at least once.
+
+    It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled
+    after the last time that was written down is given again. An event for which the sink raises is given again by the
+    next `poll`, and nothing after it before.
+    """
+
+    def __init__(self, events_file: Path, sink: Sink, offset_file: Path) -> None:
+        self.failed = 0
+        self._tail = EventTail(events_file)
+        self._sink = sink
+        self._offset_file = offset_file
+        self._tail.offset = self._saved = self._read_offset()
+
+    def poll(self) -> None:
+        """Give the sink what is new. Called now and then, by whoever is not in the way of training."""
+        for handled, event in enumerate(self._tail):
+            try:
+                self._sink.handle(event)
+            except Exception:
+                if not self.failed:
+                    log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
+                self.failed += 1
+                break
+            if handled % _SAVED_EVERY == 0:
+                self._save()
+        self._save()
+
+    def close(self) -> None:
+        """Give the sink the rest."""
+        self.poll()
+        self._sink.close()
+
+    def _save(self) -> None:
+        if self._tail.offset != self._saved:
+            self._saved = self._tail.offset
+            with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
+                write_atomically(self._offset_file, str(self._saved))
+
+    def _read_offset(self) -> int:
+        try:
+            return max(0, int(self._offset_file.read_text()))
+        except (FileNotFoundError, ValueError):
+            return 0
+
+
+def try_to_write(folder: Path) -> None:
+    """Write a block into a file without a name, which is gone at once."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(bytes(_BLOCK))
+
+
+class DiskWatch:
+    """Tells that nothing can be written in a folder, once while it lasts: the job itself cannot write it down."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        attempt: Callable[[Path], None] = try_to_write,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._attempt = attempt
+        self._tried_at = clock()
+        self._is_told = False
+
+    def look(self, has_news: bool) -> LogMessage | None:
+        """What is to be told, if anything is. `has_news`: the job has told something since the last look."""
+        now = self._clock()
+        if has_news:
+            self._tried_at, self._is_told = now, False
+        if self._is_told or now - self._tried_at < SILENCE:
+            return None
+        self._tried_at = now
+        try:
+            self._attempt(self._folder)
+        except FileNotFoundError:
+            return None  # a run folder that is not there yet, or no longer
+        except OSError as error:
+            self._is_told = True
+            return LogMessage(message=self._sentence(error.strerror or str(error)))
         return None
+
+    def _sentence(self, why: str) -> str:
+        return (
+            f"cannot write in {self._folder}: {why}. Training goes on, unseen: no progress is shown or kept meanwhile. "
+            "Make room there: a checkpoint that fails is tried again when the next is due, but the last must be saved."
+        )

@@ -20,6 +20,7 @@ from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
+from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -120,7 +121,7 @@ class Supervisor:
             workers = WorkerProcesses(
                 self._engine,
                 assign=functools.partial(self._assignment, coordinator),
-                notify=lambda message: self._handle(Event("log", fields={"level": "info", "message": message})),
+                notify=lambda message: self._handle(LogMessage(level="info", message=message)),
                 setup_timeout=self._launch.spec.setup_timeout,
                 has_formed=lambda: self._has_formed,
             )
@@ -263,9 +264,9 @@ class Supervisor:
         """Pass on what is new; whether a step is among it."""
         has_stepped = False
         for event in follower.new():
-            self._has_formed = self._has_formed or event.kind == "generation"
-            self._saved = event.step if event.kind == "checkpoint" else self._saved
-            if event.kind == "step":
+            self._has_formed = self._has_formed or isinstance(event, GenerationFormed)
+            self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
+            if isinstance(event, StepCompleted):
                 self._step, has_stepped = event.step or 0, True
             self._handle(event)
         return has_stepped

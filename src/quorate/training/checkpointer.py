@@ -24,7 +24,7 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.worker_status import DISK
-from quorate.observe.event import Event
+from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
 from quorate.training.progress import Progress
@@ -103,7 +103,7 @@ class Checkpointer:
             # Training has gone on from the best state so far, so no later save makes up for it. Everybody who knows
             # says so, and the coordinator writes it down once.
             lost = "a worker was lost while it was written, so the best evaluation so far is not saved"
-            self._publish("checkpoint_failed", progress, reason=lost)
+            self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=lost))
 
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
@@ -203,7 +203,7 @@ class Checkpointer:
             message = f"the checkpoint of step {progress.cursor.step:,} is tried again in {pause:.0f} s: {failure}"
             log.warning("%s", message)
             if 0 in strategy.hosted:
-                self._publish("log", progress, level="warning", message=message)
+                self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=message))
             self._pause(pause)
 
     def _save_once(
@@ -237,7 +237,7 @@ class Checkpointer:
             with self._activity.waiting(DISK):
                 attempt = self._context.store.open(progress.cursor, TensorFile(held.encoded.tensors).size)
         except CheckpointError as error:
-            self._publish("checkpoint_failed", progress, reason=str(error))
+            self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=str(error)))
             if isinstance(error, NoSpace) and self._context.may_act():
                 self._free_space(progress)
             return Answer(self._identity, failure=str(error))
@@ -275,7 +275,8 @@ class Checkpointer:
         if first.attempt:
             self._context.store.open(progress.cursor, name=first.attempt).give_up()
         if not self._owes:
-            self._publish("checkpoint_skipped", progress, reason="the one before it is still being saved")
+            reason = "the one before it is still being saved"
+            self._context.publish(CheckpointSkipped(step=progress.cursor.step, reason=reason))
 
     def _free_space(self, progress: Progress) -> None:
         """Remove what retention would remove after this save; never the newest that is whole, nor the best."""
@@ -330,7 +331,8 @@ class Checkpointer:
                 over = float("inf")
                 skip = "set `checkpoint.when_busy: skip` to leave such saves out"
                 why = "the best evaluation so far comes next" if progress.is_best else skip
-                self._publish("log", progress, level="warning", message=f"{message} ({why})")
+                warning = f"{message} ({why})"
+                self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=warning))
 
         self._await(running, running.done, tell_once)
 
@@ -360,6 +362,3 @@ class Checkpointer:
                 self._check_lease()
                 self._activity.advance()
                 self._context.wait(never, LOOK)
-
-    def _publish(self, kind: str, progress: Progress, **fields: object) -> None:
-        self._context.publish(Event(kind, progress.cursor.step, fields))

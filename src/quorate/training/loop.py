@@ -1,10 +1,9 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
 
 from quorate.core.cursor import Phase
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
@@ -15,12 +14,12 @@ from quorate.data.ledger import Tally
 from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
 from quorate.data.samples import Batch
 from quorate.observe.event import Event
+from quorate.observe.events import EvaluationDone, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.optimizers import SOLE
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -239,86 +238,77 @@ class Loop:
             self.saver.save(self.progress, self.strategy)
 
     def _publish_begin(self) -> None:
-        fields = {
-            "from_step": self.progress.cursor.step,
-            "total_steps": self.sampler.total_steps,
-            "steps_per_epoch": self.sampler.steps_per_epoch,
-            "epoch_length": self.sampler.epoch_length,
-            "dataset_samples": self.sampler.samples,
-            "lanes": self.spec.lanes,
-            **self.sampler.describe(),
-        }
-        self.publish(Event("run", None, fields))
+        event = RunBegan(
+            from_step=self.progress.cursor.step,
+            total_steps=self.sampler.total_steps,
+            steps_per_epoch=self.sampler.steps_per_epoch,
+            epoch_length=self.sampler.epoch_length,
+            dataset_samples=self.sampler.samples,
+            lanes=self.spec.lanes,
+            data=TrainingBlocks.of(self.sampler.describe()),
+        )
+        self.publish(event)
 
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
-        fields: dict[str, Any] = {"metrics": evaluated.metrics, "best": self.progress.best is not before.best}
-        if evaluated.bad:
-            fields["bad_samples"] = len(evaluated.bad)
-            # An evaluation leaves out the same ones as the last.
-            if evaluated.bad != self._bad_listed:
-                fields["bad"] = ranges_of(evaluated.bad)[:MOST_RANGES]
+        # An evaluation leaves out the same ones as the last.
+        listed = ranges_of(evaluated.bad)[:MOST_RANGES] if evaluated.bad != self._bad_listed else ()
         self._notes += evaluated.notes
-        if warnings := self._warnings(Source.VALIDATION, evaluated):
-            fields["warnings"] = warnings
+        event = EvaluationDone(
+            step=self.progress.cursor.step,
+            metrics=evaluated.metrics,
+            best=self.progress.best is not before.best,
+            bad_samples=len(evaluated.bad),
+            bad=listed,
+            warnings=tuple(self._warnings(Source.VALIDATION, evaluated)),
+        )
         self._bad_listed = evaluated.bad
-        self.publish(Event("evaluation", self.progress.cursor.step, fields))
+        self.publish(event)
 
     def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float], warnings: list[str]) -> None:
         now = perf_counter()
         elapsed, self._step_ended = now - self._step_ended, now
         seconds = self.activity.seconds
-        fields: dict[str, Any] = {
-            "epoch": self.sampler.epoch_of(step),
-            **self._losses(agreement),
-            **_by_optimizer("learning_rate", self.replica.optimizers.learning_rates),
-            **_by_optimizer("gradient_norm", norms),
-            "samples": agreement.samples,
-            "samples_per_second": round(agreement.samples / elapsed, 1),
-            "data_s": round(seconds[DATA], 6),
-            "compute_s": round(seconds[COMPUTE], 6),
-            "exchange_s": round(seconds[EXCHANGE], 6),
-            "apply_s": round(seconds[APPLY], 6),
-            "ledger": str(agreement.tally),
-            **self._ledger_of_epoch(step),
-        }
-        if (longest := round(agreement.data_s, 6)) > fields["data_s"]:
-            fields["longest_data_s"] = longest  # of another worker, for which this one has waited in the exchange
-        if self._draws:
-            fields["draws"] = True  # what is decoded is another sample in each epoch, and cannot be cached
-        if agreement.log:
-            fields["log"] = agreement.log
-        if agreement.bad:
+        skipped = agreement.skipped
+        is_own, dropped, planned = self._ledger_of_epoch(step)
+        event = StepCompleted(
+            step=step,
+            epoch=self.sampler.epoch_of(step),
+            losses=self._losses(agreement),
+            learning_rates=self.replica.optimizers.learning_rates,
+            gradient_norms=norms,
+            samples=agreement.samples,
+            samples_per_second=agreement.samples / elapsed,
+            data_s=seconds[DATA],
+            compute_s=seconds[COMPUTE],
+            exchange_s=seconds[EXCHANGE],
+            apply_s=seconds[APPLY],
+            ledger=str(agreement.tally),
+            own_order=is_own,
+            dropped=dropped,
+            planned=planned,
+            # Of another worker, for which this one has waited in the exchange.
+            longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
+            draws=self._draws,  # what is decoded is another sample in each epoch, and cannot be cached
+            log=agreement.log or None,
             # All of them, however many: the ledger adds up what was left out with what was used.
-            fields |= {"bad_samples": len(agreement.bad), "bad": ranges_of(agreement.bad)}
-        if warnings:
-            fields["warnings"] = warnings
-        if agreement.skipped is not None:
-            skipped = agreement.skipped
-            fields["skipped"] = {"lanes": list(skipped.lanes), "samples": list(skipped.samples)}
-        self.publish(Event("step", step, fields))
+            bad_samples=len(agreement.bad),
+            bad=ranges_of(agreement.bad) if agreement.bad else (),
+            warnings=tuple(warnings),
+            skipped=None if skipped is None else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples)),
+        )
+        self.publish(event)
 
-    def _losses(self, agreement: Agreement) -> dict[str, Any]:
+    def _losses(self, agreement: Agreement) -> dict[str, float | None]:
         """The mean of each; a step that changes nothing has none."""
         if agreement.is_void:
-            return _by_optimizer("loss", dict.fromkeys(self.replica.optimizers.by_name))
-        return _by_optimizer("loss", {name: loss.mean for name, loss in agreement.losses.items()})
+            return dict.fromkeys(self.replica.optimizers.by_name)
+        return {name: loss.mean for name, loss in agreement.losses.items()}
 
-    def _ledger_of_epoch(self, step: int) -> dict[str, Any]:
+    def _ledger_of_epoch(self, step: int) -> tuple[bool, tuple[int, ...], str | None]:
         """What the ledger must know of a step's epoch: whether the task orders it, and in the end what was left out."""
         epoch = self.sampler.epoch_of(step)
         is_own = self.sampler.is_own(epoch)
-        fields: dict[str, Any] = {"own_order": True} if is_own else {}
-        if self.sampler.ends_epoch(step):
-            dropped = self.sampler.dropped(epoch)
-            if len(dropped):
-                fields["dropped"] = sorted(dropped.tolist())
-            if is_own:
-                fields["planned"] = str(self.sampler.planned(epoch))
-        return fields
-
-
-def _by_optimizer(name: str, values: Mapping[str, float | None]) -> dict[str, Any]:
-    """One number for one optimizer; with several, their sum is meaningless, so each has its name."""
-    if SOLE in values:
-        return {name: values[SOLE]}
-    return {f"{name}.{key}": value for key, value in values.items()}
+        if not self.sampler.ends_epoch(step):
+            return is_own, (), None
+        dropped = tuple(sorted(self.sampler.dropped(epoch).tolist()))
+        return is_own, dropped, str(self.sampler.planned(epoch)) if is_own else None

@@ -22,6 +22,7 @@ from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateErr
 from quorate.core.generation import GenerationId
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
+from quorate.observe.events import CheckpointFailed, CheckpointSaved
 from quorate.storage.atomic import Buffer
 from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence
@@ -291,8 +292,8 @@ class Save:
         except (CheckpointError, LinkError) as error:
             # What was committed is a checkpoint all the same; the next one removes what is too much.
             log.info("old checkpoints are left for now: %s", error)
-        self._publish(
-            "checkpoint",
+        event = CheckpointSaved(
+            step=plan.progress.cursor.step,
             path=str(self.info.path),
             bytes=self.info.bytes,
             seconds=seconds,
@@ -301,6 +302,7 @@ class Save:
             added_s=round(self.added_s, 4),
             parts=len(plan.parts),
         )
+        context.publish(event)
 
     def _manifest(self) -> Manifest:
         held = self.plan.held
@@ -338,13 +340,10 @@ class Save:
             log.exception("the checkpoint of step %d failed unexpectedly", step)
         self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
         self.plan.attempt.give_up()
-        self._publish("checkpoint_failed", reason=self.failure)
+        self._context.publish(CheckpointFailed(step=step, reason=self.failure))
 
     def _elapsed(self) -> float:
         return round(self._context.clock() - self._began, 4)
-
-    def _publish(self, kind: str, **fields: object) -> None:
-        self._context.publish(Event(kind, self.plan.progress.cursor.step, fields))
 
 
 def part_file(held: HeldState, names: Sequence[str]) -> TensorFile:

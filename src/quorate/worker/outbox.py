@@ -29,7 +29,8 @@ class Outbox:
     """A queue of events. `publish` never waits; batches are taken by one thread at a time."""
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque()
+        self._events: deque[Event] = deque()
+        self._left_over = ""  # the line of the event that did not fit into the last batch
         self._batch = Batch(0, ())
         self._answered = True
         # How many events were ever queued, and how many have arrived.
@@ -38,13 +39,9 @@ class Outbox:
         self._taking = threading.Lock()
 
     def publish(self, event: Event) -> None:
-        """Queue an event."""
-        line = event.to_json()
-        if len(line) > _EVENT_LIMIT:
-            log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
-            return
+        """Queue an event. It becomes JSON later, on the thread that sends it: training waits for this call."""
         self.queued += 1
-        self._lines.append(line)
+        self._events.append(event)
 
     def next_batch(self) -> Batch:
         """What to tell next: what has not been answered yet, or the oldest that is queued."""
@@ -57,10 +54,30 @@ class Outbox:
     def _take(self) -> list[str]:
         lines: list[str] = []
         size = 0
-        while self._lines and (not lines or size + len(self._lines[0]) <= _BATCH_BYTES):
-            lines.append(self._lines.popleft())
-            size += len(lines[-1])
+        while (line := self._next_line()) is not None:
+            if lines and size + len(line) > _BATCH_BYTES:
+                self._left_over = line
+                break
+            lines.append(line)
+            size += len(line)
         return lines
+
+    def _next_line(self) -> str | None:
+        if self._left_over:
+            line, self._left_over = self._left_over, ""
+            return line
+        while self._events:
+            event = self._events.popleft()
+            try:
+                line = event.to_json()
+            except (TypeError, ValueError) as error:  # which must not end the heartbeats
+                log.warning("an event of kind %s is left out: %s", event.kind, error)
+            else:
+                if len(line) <= _EVENT_LIMIT:
+                    return line
+                log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
+            self.arrived += 1
+        return None
 
     def answered(self) -> None:
         """The last batch has arrived."""
@@ -71,7 +88,7 @@ class Outbox:
     def is_empty(self) -> bool:
         """Whether everything has arrived."""
         with self._taking:
-            return not self._lines and (self._answered or not self._batch.lines)
+            return not self._events and not self._left_over and (self._answered or not self._batch.lines)
 
 
 class Backlog:

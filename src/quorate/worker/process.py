@@ -29,7 +29,7 @@ from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
 from quorate.spec.job import EarlyStopSpec, JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -299,7 +299,7 @@ class Worker:
         log.warning("%s", warning)
         # All workers find the same, so one tells it.
         if self._assignment.slot == 0 and not self._assignment.is_replacement:
-            self._membership.publish(Event("log", fields={"level": "warning", "message": warning}))
+            self._membership.publish(LogMessage(level="warning", message=warning))
 
     def _registration(self, ground: SessionParts, progress: Progress, listeners: Listeners) -> Registration:
         return Registration(

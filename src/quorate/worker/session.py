@@ -14,7 +14,7 @@ from quorate.core.generation import Generation
 from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
-from quorate.observe.event import Event
+from quorate.observe.events import StateCopied
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.strategies.kinds import Connection as StrategyConnection
 from quorate.training.activity import Activity
@@ -260,8 +260,8 @@ class LoopTrainer:
         )
         if 0 in generation.members[generation.position(self.worker)].lanes:
             seconds = round(time.perf_counter() - began, 4)
-            fields = {"generation": str(generation.id), "bytes": size, "seconds": seconds}
-            self.backlog.publish(Event("copied", self.progress.cursor.step, fields))
+            step, formed = self.progress.cursor.step, str(generation.id)
+            self.backlog.publish(StateCopied(step=step, generation=formed, bytes=size, seconds=seconds))
 
     def result(self, ending: str) -> tuple[str, dict[str, Any]]:
         """What a worker that is done tells."""

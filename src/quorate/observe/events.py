@@ -1,0 +1,359 @@
+"""The kinds of events: a class for each, and what it tells. `docs/json/events.schema.json` is written from them."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Self
+
+from quorate.core.failure import Failure
+from quorate.observe.event import HEAD, KINDS, Count, Event, Number, Ranges, UnknownEvent, event, plain, record_in
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReading:
+    """How a training set in shards is read, as far as waiting for it depends on it.
+
+    `window_bytes` are what a lane reads from at a time, `memory_bytes` what all lanes of a worker have for that.
+    """
+
+    remote: bool = False
+    decode: bool = False
+    columns: bool = False
+    cache: bool = False
+    window_bytes: Count = 0
+    memory_bytes: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBlocks:
+    """A training set in blocks: how many there are, how many samples a lane shuffles at a time, and the index that
+    lists them, with its digest; None for blocks that no file lists."""
+
+    blocks: Count
+    window: Count
+    reading: ShardReading | None = None
+    index: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> "TrainingBlocks | None":
+        """From how the order of samples describes itself; None where there are no blocks."""
+        data = described.get("data")
+        if data is None:
+            return None
+        reading = data.get("reading")
+        return cls(**{**data, "reading": None if reading is None else ShardReading(**reading)})
+
+
+@event(kind="run")
+class RunBegan(Event):
+    """A launcher has taken the run up: training begins after `from_step`."""
+
+    from_step: Count | None = None
+    total_steps: Count | None = None
+    steps_per_epoch: Count | None = None
+    epoch_length: Count | None = None
+    dataset_samples: Count | None = None
+    lanes: Count | None = None
+    data: TrainingBlocks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostedLanes:
+    """A worker of a generation, and the lanes that it hosts."""
+
+    worker: Count
+    address: str = ""
+    lanes: tuple[Count, ...] = ()
+
+
+@event(kind="generation")
+class GenerationFormed(Event):
+    """Who hosts which lanes from now on, after `from_step`; those `behind` copy the state first."""
+
+    generation: str | None = None
+    lanes: Count | None = None
+    members: tuple[HostedLanes, ...] | None = None
+    from_step: Count | None = None
+    behind: tuple[Count, ...] | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """Of the coordinator that has formed it."""
+        return str(self.generation).partition(".")[0]
+
+    @property
+    def workers(self) -> frozenset[int]:
+        """Who belongs to it."""
+        return frozenset(member.worker for member in self.members or ())
+
+
+@event(kind="copied")
+class StateCopied(Event):
+    """Those who were behind at the beginning of a generation have the state now."""
+
+    generation: str | None = None
+    bytes: Count | None = None
+    seconds: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedStep:
+    """The lanes whose loss was not finite, and the samples that they had read."""
+
+    lanes: tuple[Count, ...] = ()
+    samples: tuple[Count, ...] = ()
+
+
+FAMILIES = {"loss": "losses", "learning_rate": "learning_rates", "gradient_norm": "gradient_norms"}
+"""What is written of a step for each optimizer (`loss`, or `loss.NAME` for each of several), and the field of it."""
+
+_DIGITS = (
+    ("samples_per_second", 1),
+    *((f"{each}_s", 6) for each in ("data", "compute", "exchange", "apply", "longest_data")),
+)
+_SELDOM = ("own_order", "dropped", "planned", "draws", "log", "bad_samples", "bad", "warnings", "skipped")
+_SELDOM_VALUES = attrgetter(*_SELDOM)
+
+
+@event(kind="step")
+class StepCompleted(Event):
+    """A step is in the weights of all workers, unless it was skipped.
+
+    Losses, learning rates and norms are by the names of the optimizers, "" for a sole one; a step that changes nothing
+    has no loss (None). `ledger` is the digest of the samples that were used, `dropped` and `planned` are what the step
+    that ends an epoch tells of it. `bad` samples could not be read. `longest_data_s` is how long that worker has waited
+    for data for which the others wait. `draws`: random numbers are drawn for samples, which differ in the next epoch.
+    """
+
+    epoch: Count | None = None
+    losses: dict[str, Number | None] = field(default_factory=dict)
+    learning_rates: dict[str, Number] = field(default_factory=dict)
+    gradient_norms: dict[str, Number] = field(default_factory=dict)
+    samples: Count | None = None
+    samples_per_second: Number | None = None
+    data_s: Number | None = None
+    compute_s: Number | None = None
+    exchange_s: Number | None = None
+    apply_s: Number | None = None
+    ledger: str | None = None
+    own_order: bool = False
+    dropped: tuple[Count, ...] = ()
+    planned: str | None = None
+    longest_data_s: Number | None = None
+    draws: bool = False
+    log: dict[str, Any] | None = None
+    bad_samples: Count = 0
+    bad: Ranges = ()
+    warnings: tuple[str, ...] = ()
+    skipped: SkippedStep | None = None
+
+    def by_optimizer(self, *families: str) -> dict[str, float | None]:
+        """These numbers by the names under which they are written and shown."""
+        return {
+            f"{family}.{optimizer}" if optimizer else family: number
+            for family in families
+            for optimizer, number in getattr(self, FAMILIES[family]).items()
+        }
+
+    def own_fields(self) -> dict[str, Any]:
+        """By hand, since there is one of these for every step: it takes half the time."""
+        content: dict[str, Any] = {} if self.epoch is None else {"epoch": self.epoch}
+        for family, field_name in FAMILIES.items():
+            for optimizer, number in getattr(self, field_name).items():
+                content[f"{family}.{optimizer}" if optimizer else family] = number
+        if self.samples is not None:
+            content["samples"] = self.samples
+        for name, digits in _DIGITS:
+            if (number := getattr(self, name)) is not None:
+                content[name] = round(number, digits)
+        if self.ledger is not None:
+            content["ledger"] = self.ledger
+        if any(seldom := _SELDOM_VALUES(self)):
+            content |= {name: plain(value) for name, value in zip(_SELDOM, seldom, strict=True) if value}
+        return content
+
+    @classmethod
+    def own_record(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with each family of numbers by optimizer."""
+        told, extra = dict[str, Any](), dict[str, Any]()
+        for name, value in record.items():
+            if name in _AS_WRITTEN:
+                told[name] = value
+            elif name in FAMILIES:
+                told[FAMILIES[name]] = {"": value}
+            elif (family := name.partition("."))[0] in FAMILIES:
+                told.setdefault(FAMILIES[family[0]], {})[family[2]] = value
+            elif name not in HEAD:
+                extra[name] = value
+        return {**told, "extra": extra} if extra else told
+
+
+_AS_WRITTEN = frozenset(each.name for each in fields(StepCompleted)) - {"extra", *FAMILIES.values()}
+
+
+@event(kind="evaluation")
+class EvaluationDone(Event):
+    """The metrics of the validation set; `bad` samples of it are listed where they differ from those of the last."""
+
+    metrics: dict[str, Any] | None = None
+    best: bool | None = None
+    bad_samples: Count = 0
+    bad: Ranges = ()
+    warnings: tuple[str, ...] = ()
+
+
+@event(kind="checkpoint")
+class CheckpointSaved(Event):
+    """A checkpoint is committed. `added_s` is how long training has waited for it."""
+
+    path: str = ""
+    bytes: Count | None = None
+    seconds: Number | None = None
+    copied_s: Number | None = None
+    written_s: Number | None = None
+    added_s: Number | None = None
+    parts: Count | None = None
+
+
+@event(kind="checkpoint_failed")
+class CheckpointFailed(Event):
+    """A checkpoint could not be saved; training goes on."""
+
+    reason: str | None = None
+
+
+@event(kind="checkpoint_skipped")
+class CheckpointSkipped(Event):
+    """A checkpoint was left out."""
+
+    reason: str | None = None
+
+
+@event(kind="copied_to")
+class CheckpointCopied(Event):
+    """A checkpoint is at a further place as well."""
+
+    place: str | None = None
+    checkpoint: str = ""
+    bytes: Count | None = None
+    seconds: Number | None = None
+
+
+@event(kind="copy_failed")
+class CopyFailed(Event):
+    """A checkpoint could not be copied to a further place, or nothing at all can be."""
+
+    place: str | None = None
+    checkpoint: str = ""
+    reason: str = ""
+    missing: Count | None = None
+    tries: Count | None = None
+
+
+@event(kind="copy_recovered")
+class CopyRecovered(Event):
+    """Copying works again, after so many seconds."""
+
+    place: str | None = None
+    seconds: Number | None = None
+
+
+@event(kind="lost")
+class WorkerLost(Event):
+    """A worker is gone, `detect_s` after the first sign of it, and the job goes on."""
+
+    worker: Count | None = None
+    cause: str = ""
+    message: str | None = None
+    phase: str | None = None
+    detect_s: Number | None = None
+
+
+@event(kind="rollback")
+class RolledBack(Event):
+    """Replicas differed, and the job goes back to a step: what was told of later ones is told again."""
+
+
+@event(kind="coordinator")
+class CoordinatorReplaced(Event):
+    """Another coordinator has taken over, and waits for those who are there to come back to it."""
+
+    incarnation: Count | None = None
+    present: Count | None = None
+
+
+@event(kind="resize")
+class Resized(Event):
+    """Somebody wants another number of workers."""
+
+    before: Count | None = None
+    workers: Count | None = None
+
+
+@event(kind="stop")
+class RunStopped(Event):
+    """Somebody stops the job."""
+
+    reason: str | None = None
+
+
+@event(kind="failure")
+class RunFailed(Event):
+    """Why the job ended. It is written flat, with the kind of failure as its `cause`: `kind` is the event's own."""
+
+    failure: Failure
+
+    @classmethod
+    def of(cls, failure: Failure) -> Self:
+        """At the step of the failure."""
+        return cls(step=failure.step, failure=failure)
+
+    def own_fields(self) -> dict[str, Any]:
+        """Flat, but for what every event has."""
+        told = {name: value for name, value in self.failure.to_dict().items() if name not in ("kind", "step")}
+        return {**told, "cause": self.failure.kind}
+
+    @classmethod
+    def own_record(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Into a failure again."""
+        place = {name: record[name] for name in ("time", "step") if name in record}
+        return {**place, "failure": failure_in({**record, "kind": str(record.get("cause", ""))})}
+
+
+@event(kind="finished")
+class RunFinished(Event):
+    """The job is complete, with what came out."""
+
+    weights_digest: str | None = None
+    result: dict[str, Any] | None = None
+
+
+@event(kind="log")
+class LogMessage(Event):
+    """A sentence for whoever looks on; its level is info or warning, a warning where none is given."""
+
+    level: str | None = None
+    message: str | None = None
+
+
+def read_event(line: str | bytes) -> Event:
+    """The event that a line of `events.jsonl` tells. Raises ValueError for a line that is none."""
+    return event_of(record_in(line))
+
+
+def event_of(record: dict[str, Any]) -> Event:
+    """The event of a record that has a kind and a time."""
+    known = KINDS.get(record["kind"])
+    if known is not None:
+        with suppress(ValueError):
+            return known.from_record(record)
+    return UnknownEvent(step=record.get("step"), time=record["time"], record=record)
+
+
+def failure_in(said: Mapping[str, Any]) -> Failure:
+    """The failure that somebody has written down, perhaps by another version."""
+    known = {each.name: said[each.name] for each in fields(Failure) if each.name in said}
+    listed = {name: tuple(told) for name in ("samples", "culprits") if isinstance(told := known.get(name), list)}
+    return Failure(**{"kind": "unknown", "message": "no reason was written down", **known, **listed})

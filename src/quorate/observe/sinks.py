@@ -1,0 +1,108 @@
+"""Who is given events: the sinks, and what keeps a slow or failing one away from whoever publishes."""
+
+import logging
+import threading
+from collections import deque
+from typing import Protocol
+
+from quorate.observe.event import Event
+
+log = logging.getLogger(__name__)
+
+MOST_QUEUED = 10_000
+
+
+class Sink(Protocol):
+    """Makes something of events: a console, a file, a service.
+
+    The launcher gives it each event of a run, in order and on one thread, and closes it once when the run is over.
+    """
+
+    def handle(self, event: Event) -> None:
+        """Take an event, of whatever kind."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class Guarded:
+    """A sink that ends no job: what it raises is counted, and told once in the log."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.failed = 0
+        self._sink = sink
+
+    def handle(self, event: Event) -> None:
+        """Give the sink an event."""
+        try:
+            self._sink.handle(event)
+        except Exception:
+            self._count()
+
+    def close(self) -> None:
+        """Close the sink."""
+        try:
+            self._sink.close()
+        except Exception:
+            self._count()
+
+    def _count(self) -> None:
+        if not self.failed:
+            log.exception("%s fails: what it should show is missing. Training goes on.", type(self._sink).__name__)
+        self.failed += 1
+
+
+class Queued:
+    """A sink behind a queue, for one that may take long: a thread of its own serves it, and whoever publishes waits for
+    nothing.
+
+    Where the queue is full the oldest events are dropped, since what is shown live is about now; `dropped` counts them.
+    A sink that needs all events is served from the file instead (`Follower`). Not for the process that forks workers.
+    """
+
+    def __init__(self, sink: Sink, most: int = MOST_QUEUED, patience: float = 5.0) -> None:
+        self.dropped = 0
+        self._sink = Guarded(sink)
+        self._most = most
+        self._patience = patience
+        self._events: deque[Event] = deque()
+        self._news = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name=f"sink {type(sink).__name__}", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> int:
+        """How often the sink has raised."""
+        return self._sink.failed
+
+    def handle(self, event: Event) -> None:
+        """Queue an event."""
+        with self._news:
+            if len(self._events) >= self._most:
+                self._events.popleft()
+                self.dropped += 1
+            self._events.append(event)
+            self._news.notify()
+
+    def close(self) -> None:
+        """Give the sink the rest, for as long as patience lasts; what it has not taken by then is dropped."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        self._thread.join(self._patience)
+        with self._news:
+            self.dropped += len(self._events)
+            self._events.clear()
+
+    def _serve(self) -> None:
+        while (event := self._next()) is not None:
+            self._sink.handle(event)
+        self._sink.close()
+
+    def _next(self) -> Event | None:
+        with self._news:
+            self._news.wait_for(lambda: self._events or self._closing)
+            return self._events.popleft() if self._events else None
