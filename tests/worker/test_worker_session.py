@@ -11,6 +11,7 @@ from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.timing import Timing
+from quorate.observe.event import Event
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded
 from quorate.worker.outbox import Backlog
