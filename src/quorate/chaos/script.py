@@ -167,10 +167,10 @@ def parse_mean(text: str) -> float:
 
 def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int) -> None:
     """Refuse what cannot happen in a job of so many workers, lanes and, if that is known, steps."""
-    mistakes = []
+    mistakes, present = [], workers
     for fault in sorted(faults, key=lambda fault: fault.step):
-        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, workers, steps, lanes)]
-        workers += RESIZES.get(fault.act, 0)
+        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, present, steps, lanes)]
+        present = _present_after(fault, present, workers)
     if mistakes:
         raise FaultError("\n".join(mistakes))
 
@@ -205,7 +205,7 @@ def random_script(
     """
     chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
     faults: list[Fault] = []
-    moment = 0.0
+    moment, present = 0.0, workers
     while True:
         moment += -math.log(1.0 - chance.random()) * mean
         step = math.ceil(moment)
@@ -213,14 +213,19 @@ def random_script(
             return tuple(faults)
         is_saved = saves_every is not None and step > 2 * saves_every
         fault = _random_fault(
-            chance, max(1, step), workers, lanes, can_cut=can_cut, is_saved=is_saved, has_loaders=has_loaders
+            chance, max(1, step), present, lanes, can_cut=can_cut, is_saved=is_saved, has_loaders=has_loaders
         )
-        if is_saved and workers > 1 and chance.random() < FLIPS and (not faults or step > faults[-1].step + CALM):
+        if is_saved and present > 1 and chance.random() < FLIPS and (not faults or step > faults[-1].step + CALM):
             # It is found by comparing with others: they must be there, and live to see it.
             fault = Fault(Act.FLIP, fault.worker or 0, step)
             moment += 2 * CALM
         faults.append(fault)
-        workers += RESIZES.get(fault.act, 0)
+        present = _present_after(fault, present, workers)
+
+
+def _present_after(fault: Fault, present: int, workers: int) -> int:
+    """How many workers a job of so many has after a fault: who resumes it begins with as many as the job says."""
+    return workers if fault.whom is Whom.LAUNCHER else present + RESIZES.get(fault.act, 0)
 
 
 def _random_fault(
