@@ -57,7 +57,7 @@ def test_a_running_job_is_called_and_troubles_around_it_are_told(
     assert "its job is under way" in found["run tiny-0001"]["text"]
     assert found["torch"]["level"] == "problem"
     assert "libtorch_cpu.so is not there" in found["torch"]["text"]
-    assert "pip install 'torch>=" in found["torch"]["remedy"]
+    assert "pip install 'torch" in found["torch"]["remedy"]
     assert found["QUORATE_WORKRS"]["level"] == "warning"
     assert "QUORATE_WORKERS" in found["QUORATE_WORKRS"]["remedy"]
     assert found["QUORATE_SEED"]["level"] == "note"

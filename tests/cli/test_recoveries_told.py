@@ -32,7 +32,14 @@ def test_steps_that_the_lost_host_of_lane_0_had_not_told_are_told_by_another(
 ) -> None:
     # Heartbeats, which carry events, are a minute apart, and nothing is saved: so nothing is told before the kill.
     running = start_and_hold_step_5(
-        workplace, "--json", "--set", "failure_timeout=600", "--set", "checkpoint.every=100"
+        workplace,
+        "--json",
+        "--set",
+        "failure_timeout=600",
+        "--set",
+        "checkpoint.every=100",
+        "--set",
+        "evaluate.every=100",
     )
     running.await_event("generation")
     held = {0: (5, "compute"), 1: (5, "compute")}

@@ -268,7 +268,7 @@ def test_a_disk_that_stalls_in_the_last_save_is_named(troubled: Workplace) -> No
     running = troubled.start("train", "job.yaml", "--json", *settings, TROUBLE="hang in fsync")
     loss = running.await_event("lost")
     assert loss["message"].startswith(f"the checkpoint of step {STEPS} has not come any further for ")
-    assert re.search(r"is in checkpoint and waits for the disk.* waits for the disk, which does not", loss["message"])
+    assert re.search(r"is in checkpoint and waits for the disk.* wait for the disk, which does not", loss["message"])
     assert (loss["step"], loss["phase"]) == (STEPS, "checkpoint")
     troubled.go()
     done = running.done()

@@ -65,7 +65,9 @@ def test_a_killed_launcher_is_followed_by_another_that_resumes(place: Workplace)
     with held_until_saved(place, 8):
         document = chaos(place, "kill launcher at step 12", HOLD=in_step(10, workers=2))
     assert_same(place, document)
-    assert [event["from_step"] for event in told(place, document, "run")] == [0, 8]
+    begun, resumed = [event["from_step"] for event in told(place, document, "run")]
+    # The workers live on for a moment, in which step 12 may be done, evaluated and saved.
+    assert (begun, resumed in (8, 12)) == (0, True)
 
 
 @pytest.mark.long
