@@ -142,6 +142,8 @@ def connected(kind: Kind) -> Iterator[list[Worker]]:
             stack.callback(connection.close)
             worker.begin(connection)
             stack.callback(worker.strategy.close)
+            stack.callback(worker.__dict__.clear)  # an update knows its worker: in a circle its memory would stay
+        del connections, connection, worker
         yield workers
 
 

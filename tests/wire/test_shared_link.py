@@ -1,5 +1,6 @@
 """What only shared memory does: slots that are used again, doorbells beside it, and what a death leaves of it."""
 
+import gc
 import os
 import signal
 import socket
@@ -35,6 +36,7 @@ def mappings() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
+    gc.collect()  # what other tests have left in circles, such as an error and its frames
     descriptors, mapped = open_descriptors(), mappings()
     yield
     assert open_descriptors() <= descriptors
