@@ -47,6 +47,8 @@ class Launch:
     # Where the task is loaded from, if not from where the job says.
     task: str | None = None
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+    # What an earlier part of the run has told, before this place of its event log, is not news.
+    events_from: int = 0
 
     @property
     def preparation(self) -> Preparation:
@@ -127,7 +129,7 @@ class Supervisor:
             )
             # Asked first, while torch is being imported: a port in use is told at once.
             client = coordinator.open()
-            follower = EventFollower(client, coordinator.events_from)
+            follower = EventFollower(client, self._launch.events_from)
             stack.callback(self._conclude, coordinator, follower)
             return self._attend(coordinator, workers, client, follower)
 
@@ -228,7 +230,7 @@ class Supervisor:
         coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
-        roster = workers.roster() | {"events_from": coordinator.events_from, "has_begun": self._has_formed}
+        roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
         if not coordinator.replace({"workers": watch.workers or self._launch.workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.departure))
         return True
