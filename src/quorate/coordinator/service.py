@@ -242,11 +242,13 @@ class CoordinatorService(CoordinatorServicer):
     def apply(self, event: MembershipEvent) -> Decision:
         """Decide, and carry out what was decided."""
         decision = decide(self._state, event, self._clock())
-        self._state = decision.state
+        was_incomplete, self._state = self._is_incomplete, decision.state
         notable = any(not isinstance(action, GrantLease | RecordEvents) for action in decision.actions)
         log.log(logging.INFO if notable else logging.DEBUG, "%s: %s", type(event).__name__, decision.reason)
         for action in decision.actions:
             self._carry_out(action)
+        if was_incomplete and not self._is_incomplete:
+            self._tell_news()  # which places are vacant
         return decision
 
     async def keep_time(self) -> None:
@@ -308,6 +310,11 @@ class CoordinatorService(CoordinatorServicer):
         news, self._news = self._news, asyncio.Event()
         news.set()
 
+    @property
+    def _is_incomplete(self) -> bool:
+        """Whether some are still to come back to this coordinator, which may hold the state of the job."""
+        return isinstance(self._state, Recalling) and bool(self._state.missing)
+
     def _expelled(self) -> list[pb.Process]:
         """Told until they have been reaped."""
         lost = () if isinstance(self._state, Ended) else sorted(self._state.members.expelled)
@@ -323,17 +330,19 @@ class CoordinatorService(CoordinatorServicer):
     def _vacant(self, processes: frozenset[tuple[int, int]]) -> list[pb.Vacancy]:
         """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty.
 
-        By processes, not by places: what the supervisor knew when it asked may be reaped by now.
+        By processes, not by places: what the supervisor knew when it asked may be reaped by now. Not before everybody
+        has come back: one would be started from a checkpoint that nobody needs, and a damaged one would end the job.
         """
-        if isinstance(self._state, Ended) or self._state.members.stop is not None:
+        if isinstance(self._state, Ended) or self._state.members.stop is not None or self._is_incomplete:
             return []
         members, now = self._state.members, self._clock()
         taken = {worker for worker, _ in (processes - members.reaped) | members.expelled}
-        # By the order, not by the state now: who may begin where nobody holds the state was decided with it.
+        # By the order, not by the state now: who may begin where nobody holds the state was decided with it. But where
+        # somebody has come back with the state since, nobody begins.
         usual = now, Refill(0, 0.0, restore=not members.has_state)
         orders = {worker: self._refills.get(worker, usual) for worker in sorted(members.awaited - taken)}
         return [
-            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore)
+            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore and not members.has_state)
             for worker, (due, order) in orders.items()
         ]
 
