@@ -15,7 +15,7 @@ from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
 class Coordinator:
     """Answers as it is told, one answer after the other, and then keeps silent."""
 
-    def __init__(self, *answers: News | LinkError) -> None:
+    def __init__(self, *answers: News | Exception) -> None:
         self._answers = list(answers)
         self.asked = 0
         self.silent = threading.Event()
@@ -26,7 +26,7 @@ class Coordinator:
             self.silent.wait(5)
             raise LinkError("the call was closed")
         answer = self._answers.pop(0)
-        if isinstance(answer, LinkError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -37,6 +37,13 @@ def test_a_call_without_answer_does_not_lose_the_outcome() -> None:
     with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
         assert await_condition("the outcome", lambda: watch.outcome) == ended
     assert coordinator.asked == 4
+
+
+def test_trouble_that_nobody_expects_does_not_lose_the_outcome() -> None:
+    ended = Outcome(None, {"ending": "complete"})
+    coordinator = Coordinator(RuntimeError("dictionary changed size during iteration"), News(ended))
+    with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
+        assert await_condition("the outcome", lambda: watch.outcome) == ended
 
 
 def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> None:

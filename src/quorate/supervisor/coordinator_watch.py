@@ -60,6 +60,10 @@ class OutcomeWatch:
                 # a job that is over. Whoever holds the coordinator's process sees to it that there is one.
                 log.info("how the job ended could not be asked: %s", error)
                 self._closed.wait(PAUSE)
+            except Exception:
+                # Nobody else asks: the job would never be seen to end, and its coordinator be killed as silent.
+                log.exception("how the job ended could not be asked")
+                self._closed.wait(PAUSE)
 
 
 class EventFollower:
