@@ -69,10 +69,11 @@ def test_when_it_was_last_answered_is_known() -> None:
 
 
 def test_nobody_is_asked_any_more_once_it_is_closed() -> None:
+    others = threading.enumerate()  # those of the tests before may be about to end
     coordinator = Coordinator()
     watch = OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)
     await_condition("the first question", lambda: coordinator.asked)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome" and thread not in others]
     watch.close()
     coordinator.silent.set()
     thread.join(5)
@@ -126,7 +127,7 @@ def test_no_event_is_lost_or_told_twice_across_coordinators_and_the_last_are_rea
 
     await_condition("all events", have_come)
     log.count = 22
-    follower.close(read_rest=True)
+    assert follower.close(read_rest=True)
     assert [event.step for event in [*told, *follower.new()]] == list(range(6, 23))
     assert log.asked == [5, 7, 7, 13, 20]
 
@@ -136,5 +137,6 @@ def test_without_a_coordinator_nobody_is_asked_for_the_rest() -> None:
     follower = EventFollower(cast(SupervisorClient, log), 0)
     await_condition("the event", follower.new)
     log.count = 2
-    follower.close(read_rest=False)
+    assert not follower.close(read_rest=False)
     assert follower.new() == []
+    assert follower.offset == 1

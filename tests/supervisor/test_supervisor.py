@@ -126,3 +126,18 @@ def test_a_hook_is_asked_at_every_start_and_in_every_round_and_a_coordinator_tha
     assert hook.seen[-1].workers == 2
     # The last is of the coordinator that is let go.
     assert [event.kind for event in told] == ["coordinator", "stop"] == kinds(tmp_path)[:2]
+
+
+class DeadlyHook(Hook):
+    """Kills the coordinator, and the job with it."""
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        controls.kill_coordinator()
+        raise JobFailed(Failure("Other", "everything is lost"))
+
+
+def test_why_a_job_has_ended_is_told_too_where_its_coordinator_is_dead(tmp_path: Path) -> None:
+    signals, told = Signals(), list[Event]()
+    with pytest.raises(JobFailed, match="everything is lost"):
+        supervised(tmp_path, Engine(), signals, DeadlyHook(signals), handle=told.append).run()
+    assert [event.kind for event in told] == ["failure"] == kinds(tmp_path)

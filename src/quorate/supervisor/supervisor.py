@@ -22,6 +22,7 @@ from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
@@ -148,8 +149,20 @@ class Supervisor:
     def _conclude(self, coordinator: CoordinatorProcess, follower: EventFollower) -> None:
         """End all workers, and pass on the last events."""
         self._engine.close()
-        follower.close(read_rest=coordinator.is_alive)
+        is_complete = follower.close(read_rest=coordinator.is_alive)
         self._handle_events(follower)
+        if not is_complete:
+            self._handle_rest(follower.offset)
+
+    def _handle_rest(self, offset: int) -> None:
+        """Pass on what no coordinator tells any more: what the last one wrote before it died, and why the job ended."""
+        tail = EventTail(self._launch.run.events_file)
+        tail.offset = offset
+        try:
+            for event in tail:
+                self._handle(event)
+        except QuorateError as error:
+            log.warning("the last events could not be read: %s", error)
 
     def _attend(
         self,
