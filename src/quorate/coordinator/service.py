@@ -55,10 +55,11 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
-from quorate.core.errors import RequestError
+from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.worker_status import WorkerStatus
+from quorate.observe.events import LogMessage
 from quorate.observe.tail import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
@@ -229,8 +230,16 @@ class CoordinatorService(CoordinatorServicer):
         """Tell what stands in the event log from a place on, and then what is written to it."""
         tail = EventTail(self._event_log.path)
         tail.offset = request.offset
+        is_trouble_told = False
         while True:
-            if lines := tail.read_lines(_EVENTS_AT_ONCE):
+            try:
+                # Beside the loop: a disk that hangs must not keep heartbeats from being answered.
+                lines = await asyncio.to_thread(tail.read_lines, _EVENTS_AT_ONCE)
+                is_trouble_told = False
+            except RunError as error:
+                lines = [] if is_trouble_told else [LogMessage(message=error.message).to_json()]
+                is_trouble_told = True
+            if lines:
                 yield pb.EventsReply(lines=lines, offset=tail.offset)
             elif request.follow:
                 await asyncio.sleep(_EVENTS_EVERY)
