@@ -10,6 +10,7 @@ import pytest
 from command import Workplace
 from made_events import make_event
 from quorate.api import session
+from quorate.api.copies import Copies
 from quorate.api.resume_rules import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
 from quorate.core import cores
@@ -107,6 +108,29 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     with pytest.raises(Shown) as shown:
         session.start(resolve_mapping(job, "the job", {}, []), stop_here)
     assert shown.value.args == (3,)
+
+
+def test_what_copiers_write_before_the_job_has_begun_is_news(
+    used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(used_workplace.last)
+    before, told = run.events_file.stat().st_size, []
+
+    class Hasty(Copies):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            self._publish("log", None, {"message": "copied"})
+
+    def refuse(launch: Launch, *_: Any) -> Outcome:
+        told.append(launch.events_from)
+        raise RunError("the engine's refusal")
+
+    monkeypatch.setattr(session, "Copies", Hasty)
+    layer = [Override("steps", 16, "--steps")]
+    with pytest.raises(RequestError, match="refusal"):
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay(), runner=refuse)
+    assert told == [before]
+    assert run.events_file.stat().st_size > before > 0
 
 
 def test_events_that_are_a_folder_are_told_before_a_worker_is_started(used_workplace: Workplace) -> None:

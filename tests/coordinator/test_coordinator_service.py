@@ -1,6 +1,7 @@
 """Who may call the coordinator, and what its client says when a call fails."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from quorate.coordinator.client import News, SupervisorClient, Vacancy
 from quorate.coordinator.service import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
-from quorate.observe.events import Resized
+from quorate.observe.events import LogMessage, Resized
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
@@ -220,3 +221,19 @@ def test_the_events_of_a_job_are_told_from_any_place_of_its_log_on(tmp_path: Pat
         client.close()
         with pytest.raises(LinkError, match="was closed"):
             client.events(0, follow=True)
+
+
+def test_trouble_with_reading_the_event_log_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=1, lanes=4) as served:
+        client = SupervisorClient(served.address, TOKEN)
+        served.events_file.mkdir()
+        following = iter(client.events(0, follow=True))
+        ((trouble,), offset) = next(following)
+        assert isinstance(trouble, LogMessage) and "Is a directory" in (trouble.message or "")
+        assert offset == 0
+        time.sleep(0.2)  # for some more looks
+        served.events_file.rmdir()
+        client.resize(2)
+        ((event,), _) = next(following)
+        assert isinstance(event, Resized)
+        client.close()

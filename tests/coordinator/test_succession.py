@@ -1,6 +1,8 @@
 """A coordinator that takes the place of another, played to the pure membership."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +34,10 @@ from quorate.coordinator.actions import (
     Regroup,
     Welcome,
 )
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import Registered, StateReported, StopRequested, Tick
 from quorate.coordinator.membership import decide
+from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import Decision, Forming, Handover, JobSettings, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
 from quorate.core.cursor import Cursor
@@ -41,6 +45,8 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position
 from quorate.observe.events import RunFailed, RunFinished, read_event
+from quorate.observe.jsonl import JsonlSink
+from quorate.wire.proto import coordinator_pb2 as pb
 
 NEXT: JobSettings = replace(SETTINGS, incarnation=4)
 EVERYBODY = frozenset((worker, pid_of(worker)) for worker in range(3))
@@ -102,6 +108,25 @@ def test_nobody_is_decided_about_before_everybody_is_back() -> None:
     decision = last_of(taking_over(), (100.1, at_work(0)), (100.1, waiting(1, 17)))
     assert isinstance(decision.state, Recalling)
     assert DeclareGeneration not in kinds(decision)
+
+
+def test_no_place_is_filled_before_everybody_is_back_and_then_it_is_at_once(tmp_path: Path) -> None:
+    """Or one would be started from a checkpoint, although those who come back hold the state."""
+
+    async def ask() -> None:
+        service = CoordinatorService(NEXT, EventLog(JsonlSink(tmp_path / "e")), taking_over(), lambda: 100.1)
+        service.apply(killed(2))
+        processes = [pb.Process(slot=worker, pid=pid_of(worker)) for worker in range(2)]
+        reply = await service.Outcome(pb.OutcomeRequest(timeout=0.01, processes=processes), None)
+        assert not reply.vacant
+        service.apply(waiting(0, 17))
+        asked = asyncio.create_task(service.Outcome(pb.OutcomeRequest(timeout=60.0, processes=processes), None))
+        await asyncio.sleep(0.01)
+        service.apply(waiting(1, 17))
+        reply = await asyncio.wait_for(asked, 5.0)
+        assert [(vacancy.slot, vacancy.restore) for vacancy in reply.vacant] == [(2, False)]
+
+    asyncio.run(ask())
 
 
 def test_a_generation_that_only_some_have_heard_of_is_over() -> None:

@@ -15,7 +15,7 @@ from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
 class Coordinator:
     """Answers as it is told, one answer after the other, and then keeps silent."""
 
-    def __init__(self, *answers: News | LinkError) -> None:
+    def __init__(self, *answers: News | Exception) -> None:
         self._answers = list(answers)
         self.asked = 0
         self.silent = threading.Event()
@@ -26,7 +26,7 @@ class Coordinator:
             self.silent.wait(5)
             raise LinkError("the call was closed")
         answer = self._answers.pop(0)
-        if isinstance(answer, LinkError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -37,6 +37,13 @@ def test_a_call_without_answer_does_not_lose_the_outcome() -> None:
     with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
         assert await_condition("the outcome", lambda: watch.outcome) == ended
     assert coordinator.asked == 4
+
+
+def test_trouble_that_nobody_expects_does_not_lose_the_outcome() -> None:
+    ended = Outcome(None, {"ending": "complete"})
+    coordinator = Coordinator(RuntimeError("dictionary changed size during iteration"), News(ended))
+    with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
+        assert await_condition("the outcome", lambda: watch.outcome) == ended
 
 
 def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> None:
@@ -62,10 +69,11 @@ def test_when_it_was_last_answered_is_known() -> None:
 
 
 def test_nobody_is_asked_any_more_once_it_is_closed() -> None:
+    others = threading.enumerate()  # those of the tests before may be about to end
     coordinator = Coordinator()
     watch = OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)
     await_condition("the first question", lambda: coordinator.asked)
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome" and thread not in others]
     watch.close()
     coordinator.silent.set()
     thread.join(5)
@@ -119,7 +127,7 @@ def test_no_event_is_lost_or_told_twice_across_coordinators_and_the_last_are_rea
 
     await_condition("all events", have_come)
     log.count = 22
-    follower.close(read_rest=True)
+    assert follower.close(read_rest=True)
     assert [event.step for event in [*told, *follower.new()]] == list(range(6, 23))
     assert log.asked == [5, 7, 7, 13, 20]
 
@@ -129,5 +137,6 @@ def test_without_a_coordinator_nobody_is_asked_for_the_rest() -> None:
     follower = EventFollower(cast(SupervisorClient, log), 0)
     await_condition("the event", follower.new)
     log.count = 2
-    follower.close(read_rest=False)
+    assert not follower.close(read_rest=False)
     assert follower.new() == []
+    assert follower.offset == 1

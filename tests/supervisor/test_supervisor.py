@@ -13,6 +13,7 @@ from quorate.core.errors import RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
@@ -63,7 +64,8 @@ def supervised(folder: Path, engine: Engine, signals: Signals, hook: Hook | None
         {"task": "task.py:T", "lanes": 2, "batch_size": 2, "steps": 1, "failure_timeout": 2.0}
     )
     handle, accept = parts.get("handle", lambda _: None), parts.get("accept", lambda _: None)
-    return Supervisor(engine, Launch(run, spec, 2, "job.yaml"), handle, accept, signals, hook)
+    launch = Launch(run, spec, 2, "job.yaml", events_from=parts.get("events_from", 0))
+    return Supervisor(engine, launch, handle, accept, signals, hook)
 
 
 def kinds(folder: Path) -> list[str]:
@@ -87,6 +89,16 @@ def test_what_the_engine_finds_wrong_with_the_task_is_raised_and_stands_in_the_e
     assert engine.is_closed
     assert kinds(tmp_path) == ["failure"]
     assert [event.kind for event in told] == ["failure"], "by the coordinator's stream, to its end"
+
+
+def test_what_an_earlier_part_of_the_run_has_told_is_not_news(tmp_path: Path) -> None:
+    events_file, told = tmp_path / "events.jsonl", list[Event]()
+    events_file.write_text(LogMessage(message="earlier").to_json() + "\n")
+    size, engine = events_file.stat().st_size, Engine(Failure("TaskError", "there is no such task", exit_code=2))
+    with pytest.raises(RequestError, match="no such task"):
+        supervised(tmp_path, engine, Signals(), handle=told.append, events_from=size).run()
+    assert kinds(tmp_path) == ["log", "failure"]
+    assert [event.kind for event in told] == ["failure"]
 
 
 def test_a_machine_that_is_not_accepted_starts_no_worker(tmp_path: Path) -> None:
@@ -114,3 +126,18 @@ def test_a_hook_is_asked_at_every_start_and_in_every_round_and_a_coordinator_tha
     assert hook.seen[-1].workers == 2
     # The last is of the coordinator that is let go.
     assert [event.kind for event in told] == ["coordinator", "stop"] == kinds(tmp_path)[:2]
+
+
+class DeadlyHook(Hook):
+    """Kills the coordinator, and the job with it."""
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        controls.kill_coordinator()
+        raise JobFailed(Failure("Other", "everything is lost"))
+
+
+def test_why_a_job_has_ended_is_told_too_where_its_coordinator_is_dead(tmp_path: Path) -> None:
+    signals, told = Signals(), list[Event]()
+    with pytest.raises(JobFailed, match="everything is lost"):
+        supervised(tmp_path, Engine(), signals, DeadlyHook(signals), handle=told.append).run()
+    assert [event.kind for event in told] == ["failure"] == kinds(tmp_path)

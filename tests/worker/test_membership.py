@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,15 @@ from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
+from quorate.core.runtime import SYSTEM, Latch
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
+from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.worker.heartbeats import Lease
+from quorate.worker.heartbeats import Heartbeats, Lease
 from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import JobEnded
-from quorate.worker.outbox import Outbox
+from quorate.worker.outbox import Batch, Outbox
 
 
 def registration(slot: int, **facts: str) -> Registration:
@@ -369,6 +372,63 @@ def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> Non
         sizes.append(len(outbox.next_batch().lines))
         outbox.answered()
     assert sizes == [2] * 5
+
+
+def test_an_event_that_is_left_out_counts_as_arrived_with_those_before_it() -> None:
+    outbox = Outbox()
+    outbox.publish(make_event("log", fields={"n": 1}))
+    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
+    outbox.next_batch()
+    assert (outbox.queued, outbox.arrived) == (2, 0)
+    outbox.answered()
+    assert outbox.arrived == 2
+    outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
+    outbox.next_batch()
+    outbox.answered()
+    assert outbox.arrived == 3
+
+
+class Silent:
+    """A coordinator that never answers; it counts how often it is asked."""
+
+    address = "a:1"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def call(self, request: Any, timeout: float) -> Any:
+        self.asked += 1
+
+    def follow(self, request: Any) -> Iterator[Any]:
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def test_nobody_is_asked_again_once_the_membership_is_closed() -> None:
+    link = Silent()
+    member = Membership(link, Timing(5.0), lambda: WorkerStatus(0, ""))
+    member.close()
+    with pytest.raises(LinkError, match="was closed"):
+        member.register(registration(0))
+    assert link.asked == 1
+
+
+def test_a_heartbeat_that_fails_unexpectedly_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    link, closing, timing = Silent(), Latch(SYSTEM), Timing(0.2)
+    composed: list[int] = []
+
+    def compose(batch: Batch) -> pb.HeartbeatRequest:
+        composed.append(batch.sequence)
+        if len(composed) == 2:
+            closing.set()
+        raise ValueError("nobody expects this")
+
+    lease = Lease(timing, SYSTEM.now)
+    Heartbeats(link, lease, timing, compose, lambda _: None, closing, SYSTEM).keep_beating()
+    assert len(composed) == 2
+    assert "a heartbeat could not be sent" in caplog.text
 
 
 def test_a_wrong_token_is_turned_away(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_pace_is_the_mean_of_own_work_by_lane_and_waiting_does_not_count() -> 
 
 def test_what_a_worker_lingers_counts_for_the_phase() -> None:
     meter = PaceMeter()
-    activity = Activity(lambda *_: None, add_step=meter.add_step, linger=lambda phase, _: 50.0 * (phase == COMPUTE))
+    activity = Activity(lambda *_: None, add_step=meter.add_step, stretch=lambda phase, _: 50.0 * (phase == COMPUTE))
     activity.begin_step(1)
     for phase in (DATA, COMPUTE, EXCHANGE, APPLY):
         with activity.during(phase):

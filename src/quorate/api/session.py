@@ -50,6 +50,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import RunFailed, RunFinished, StepCompleted
 from quorate.observe.recoveries import Recovery, RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
+from quorate.observe.tail import end_of_events
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
@@ -293,9 +294,11 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     copied: list[dict[str, Any]] = []
     started = time.perf_counter()
     try:
+        # Before there are copiers, which write events themselves: those are news.
+        events_from = end_of_events(run.events_file)
         copies = Copies(run, spec, tracker.handle)
         try:
-            outcome = _launch(plan, workers, signals, tracker, copies)
+            outcome = _launch(plan, workers, signals, tracker, copies, events_from)
             fields = _conclude(plan, outcome, time.perf_counter() - started, tracker)
         finally:
             copied = copies.conclude(signals) if tracker.has_trained else copies.abandon()
@@ -307,11 +310,13 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     return Result.of(run, fields)
 
 
-def _launch(plan: Plan, workers: int, signals: Signals, tracker: EventTracker, copies: Copies) -> Outcome:
+def _launch(
+    plan: Plan, workers: int, signals: Signals, tracker: EventTracker, copies: Copies, events_from: int
+) -> Outcome:
     """Train on processes of this machine. Raises a refusal that comes before the first step; the rest is an outcome."""
     spec = plan.resolved.spec
     checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint)
+    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint, events_from=events_from)
     if plan.place is not None:
         launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
     try:

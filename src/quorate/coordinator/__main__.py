@@ -28,7 +28,6 @@ from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -102,15 +101,13 @@ async def _serve(appointment: Appointment) -> None:
         spares=appointment.spares,
         balance=appointment.balance,
     )
-    earlier = EventTail(run.events_file)
-    earlier.read_lines()  # what an earlier part of the run has told is not news
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
         server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(server.address, appointment.token)
         try:
-            _answer({"address": server.address, "events_from": earlier.offset})
+            _answer({"address": server.address})
             await _until_over(service, timing)
         finally:
             run.remove_address()

@@ -146,7 +146,7 @@ def _reap(state: Active, event: ExitReported, now: float) -> Decision:
     reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
     if process in members.reaped and event.worker not in members.awaited:
         return Decision(state, (), reason)
-    # Where the answer was lost it is told again; the answer is given again, and nobody is counted twice.
+    # An exit whose answer was lost is reported again: the place is ordered again, and nobody is counted twice.
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     return vacate(reaped, event.worker, (), reason, now)
 

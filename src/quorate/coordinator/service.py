@@ -55,10 +55,11 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
-from quorate.core.errors import RequestError
+from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.worker_status import WorkerStatus
+from quorate.observe.events import LogMessage
 from quorate.observe.tail import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
@@ -229,8 +230,16 @@ class CoordinatorService(CoordinatorServicer):
         """Tell what stands in the event log from a place on, and then what is written to it."""
         tail = EventTail(self._event_log.path)
         tail.offset = request.offset
+        is_trouble_told = False
         while True:
-            if lines := tail.read_lines(_EVENTS_AT_ONCE):
+            try:
+                # Beside the loop: a disk that hangs must not keep heartbeats from being answered.
+                lines = await asyncio.to_thread(tail.read_lines, _EVENTS_AT_ONCE)
+                is_trouble_told = False
+            except RunError as error:
+                lines = [] if is_trouble_told else [LogMessage(message=error.message).to_json()]
+                is_trouble_told = True
+            if lines:
                 yield pb.EventsReply(lines=lines, offset=tail.offset)
             elif request.follow:
                 await asyncio.sleep(_EVENTS_EVERY)
@@ -242,11 +251,13 @@ class CoordinatorService(CoordinatorServicer):
     def apply(self, event: MembershipEvent) -> Decision:
         """Decide, and carry out what was decided."""
         decision = decide(self._state, event, self._clock())
-        self._state = decision.state
+        was_incomplete, self._state = self._is_incomplete, decision.state
         notable = any(not isinstance(action, GrantLease | RecordEvents) for action in decision.actions)
         log.log(logging.INFO if notable else logging.DEBUG, "%s: %s", type(event).__name__, decision.reason)
         for action in decision.actions:
             self._carry_out(action)
+        if was_incomplete and not self._is_incomplete:
+            self._tell_news()  # which places are vacant
         return decision
 
     async def keep_time(self) -> None:
@@ -308,6 +319,11 @@ class CoordinatorService(CoordinatorServicer):
         news, self._news = self._news, asyncio.Event()
         news.set()
 
+    @property
+    def _is_incomplete(self) -> bool:
+        """Whether some are still to come back to this coordinator, which may hold the state of the job."""
+        return isinstance(self._state, Recalling) and bool(self._state.missing)
+
     def _expelled(self) -> list[pb.Process]:
         """Told until they have been reaped."""
         lost = () if isinstance(self._state, Ended) else sorted(self._state.members.expelled)
@@ -323,17 +339,19 @@ class CoordinatorService(CoordinatorServicer):
     def _vacant(self, processes: frozenset[tuple[int, int]]) -> list[pb.Vacancy]:
         """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty.
 
-        By processes, not by places: what the supervisor knew when it asked may be reaped by now.
+        By processes, not by places: what the supervisor knew when it asked may be reaped by now. Not before everybody
+        has come back: one would be started from a checkpoint that nobody needs, and a damaged one would end the job.
         """
-        if isinstance(self._state, Ended) or self._state.members.stop is not None:
+        if isinstance(self._state, Ended) or self._state.members.stop is not None or self._is_incomplete:
             return []
         members, now = self._state.members, self._clock()
         taken = {worker for worker, _ in (processes - members.reaped) | members.expelled}
-        # By the order, not by the state now: who may begin where nobody holds the state was decided with it.
+        # By the order, not by the state now: who may begin where nobody holds the state was decided with it. But where
+        # somebody has come back with the state since, nobody begins.
         usual = now, Refill(0, 0.0, restore=not members.has_state)
         orders = {worker: self._refills.get(worker, usual) for worker in sorted(members.awaited - taken)}
         return [
-            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore)
+            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore and not members.has_state)
             for worker, (due, order) in orders.items()
         ]
 

@@ -113,11 +113,11 @@ class Engine(Protocol):
         ...
 
     def start(self, assignment: Assignment) -> None:
-        """Have a worker; the engine says at which address it listens. `poll` tells of its start and of its end."""
+        """Start a worker, in the network that the engine has for it. `poll` tells of its start and of its end."""
         ...
 
     def poll(self, seconds: float) -> Sequence[Notice]:
-        """What has happened since the last call, in order; waits that long for something to happen."""
+        """What has happened since the last call, in order; waits at most that long for something to happen."""
         ...
 
     def kill(self, slot: int, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,7 +79,22 @@ class EventTail:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise RunError(f"cannot read {self.path}: {error.strerror}. Move it out of the way.") from error
+            raise _unreadable(self.path, error) from error
+
+
+def end_of_events(path: Path) -> int:
+    """The place in the file after all that is there by now, without reading it: a long job writes gigabytes."""
+    try:
+        with opened_regular(path) as file:
+            return file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot read {path}: {error.strerror}. Move it out of the way.")
 
 
 def events_in(lines: Iterable[str]) -> list[Event]:

@@ -43,15 +43,12 @@ class CoordinatorProcess:
         self._deaths = 0
         self._began = self._looked = time.monotonic()
         self.address = ""
-        self.events_from = 0
         # How the last one that died has ended.
         self.departure = ""
 
     def open(self) -> SupervisorClient:
         """The calls to it, whoever it is at the time."""
-        answer = self._process.await_answer()
-        # What an earlier part of the run has told, before this place of its event log, is not news.
-        self.address, self.events_from = str(answer["address"]), int(answer["events_from"])
+        self.address = str(self._process.await_answer()["address"])
         self._client = SupervisorClient(self.address, self._token, timeout=self._timing.failure_timeout)
         return self._client
 

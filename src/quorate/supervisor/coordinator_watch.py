@@ -60,18 +60,22 @@ class OutcomeWatch:
                 # a job that is over. Whoever holds the coordinator's process sees to it that there is one.
                 log.info("how the job ended could not be asked: %s", error)
                 self._closed.wait(PAUSE)
+            except Exception:
+                # Nobody else asks: the job would never be seen to end, and its coordinator be killed as silent.
+                log.exception("how the job ended could not be asked")
+                self._closed.wait(PAUSE)
 
 
 class EventFollower:
     """Follows the job's events from a place of its log on.
 
     The place is a number of bytes, the same for every coordinator: whoever takes another's place goes on from it, and
-    no event is lost or told twice.
+    no event is lost or told twice. `offset` is how far it has come.
     """
 
     def __init__(self, client: SupervisorClient, offset: int) -> None:
         self._client = client
-        self._offset = offset
+        self.offset = offset
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._closed = threading.Event()
         self._stream: EventStream | None = None
@@ -87,22 +91,25 @@ class EventFollower:
         except Empty:
             return found
 
-    def close(self, *, read_rest: bool) -> None:
-        """Follow no longer; `read_rest`: have first what is written by now, from a coordinator that is alive."""
+    def close(self, *, read_rest: bool) -> bool:
+        """Follow no longer; `read_rest`: have first what is written by now, from a coordinator that is alive. Whether
+        that has come; otherwise there may be more after `offset`."""
         self._closed.set()
         if self._stream is not None:
             self._stream.cancel()
         self._thread.join(CLOSE_PATIENCE)
         if read_rest and not self._thread.is_alive():
             try:
-                self._take(self._client.events(self._offset, follow=False))
+                self._take(self._client.events(self.offset, follow=False))
+                return True
             except LinkError as error:
                 log.warning("the last events could not be asked for: %s", error)
+        return False
 
     def _follow(self) -> None:
         while not self._closed.is_set():
             try:
-                self._stream = self._client.events(self._offset, follow=True)
+                self._stream = self._client.events(self.offset, follow=True)
                 if self._closed.is_set():  # `close` came before there was a stream that it could cancel
                     self._stream.cancel()
                 self._take(self._stream)
@@ -114,4 +121,4 @@ class EventFollower:
         for events, offset in stream:
             for event in events:
                 self._events.put(event)
-            self._offset = offset
+            self.offset = offset

@@ -22,6 +22,7 @@ from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
@@ -47,6 +48,8 @@ class Launch:
     # Where the task is loaded from, if not from where the job says.
     task: str | None = None
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
+    # What an earlier part of the run has told, before this place of its event log, is not news.
+    events_from: int = 0
 
     @property
     def preparation(self) -> Preparation:
@@ -127,7 +130,7 @@ class Supervisor:
             )
             # Asked first, while torch is being imported: a port in use is told at once.
             client = coordinator.open()
-            follower = EventFollower(client, coordinator.events_from)
+            follower = EventFollower(client, self._launch.events_from)
             stack.callback(self._conclude, coordinator, follower)
             return self._attend(coordinator, workers, client, follower)
 
@@ -146,8 +149,20 @@ class Supervisor:
     def _conclude(self, coordinator: CoordinatorProcess, follower: EventFollower) -> None:
         """End all workers, and pass on the last events."""
         self._engine.close()
-        follower.close(read_rest=coordinator.is_alive)
+        is_complete = follower.close(read_rest=coordinator.is_alive)
         self._handle_events(follower)
+        if not is_complete:
+            self._handle_rest(follower.offset)
+
+    def _handle_rest(self, offset: int) -> None:
+        """Pass on what no coordinator tells any more: what the last one wrote before it died, and why the job ended."""
+        tail = EventTail(self._launch.run.events_file)
+        tail.offset = offset
+        try:
+            for event in tail:
+                self._handle(event)
+        except QuorateError as error:
+            log.warning("the last events could not be read: %s", error)
 
     def _attend(
         self,
@@ -228,7 +243,7 @@ class Supervisor:
         coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
-        roster = workers.roster() | {"events_from": coordinator.events_from, "has_begun": self._has_formed}
+        roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
         if not coordinator.replace({"workers": watch.workers or self._launch.workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.departure))
         return True

@@ -145,9 +145,12 @@ class WorkerProcesses:
             self._reported = time.monotonic()
 
     def processes(self) -> set[Process]:
-        """Those that there are, will be (with the pid 0), or have been and are yet to be reported."""
+        """Those that there are, will be (with the pid 0), or have been and are yet to be reported.
+
+        Also called from another thread, so from copies: what is walked through must not change meanwhile.
+        """
         coming = {(slot, 0) for slot in [*self._starting, *self._vacant]}
-        return coming | set(self.running.items()) | {(one.slot, one.pid) for one in list(self._exited)}
+        return coming | set(dict(self.running).items()) | {(one.slot, one.pid) for one in list(self._exited)}
 
     def handle(self, news: News) -> None:
         """End who counts as lost, and have somebody in every place that nobody has or is on the way to."""

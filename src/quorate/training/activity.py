@@ -19,12 +19,12 @@ class Activity:
         write_status: Callable[[int, str, int | None], None],
         write_samples: Callable[[int, memoryview], None] = lambda _epoch, _samples: None,
         add_step: Callable[[Mapping[str, float], int], None] = lambda _seconds, _lanes: None,
-        linger: Callable[[str, float], float] | None = None,
+        stretch: Callable[[str, float], float] | None = None,
     ) -> None:
         self._write_status = write_status
         self._write_samples = write_samples
         self._add_step = add_step
-        self._linger = linger
+        self._stretch = stretch
         self.step = 0
         self.lane: int | None = None
         self.phase = "start"
@@ -55,8 +55,8 @@ class Activity:
         if kind is not None:
             return
         seconds = perf_counter() - self._entered
-        if self._linger is not None:  # somebody makes this worker slow
-            seconds += self._linger(self.phase, seconds)
+        if self._stretch is not None:  # somebody makes this worker slow
+            seconds += self._stretch(self.phase, seconds)
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + seconds
         self.lane = None
 

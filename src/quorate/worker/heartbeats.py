@@ -65,7 +65,12 @@ class Heartbeats:
     def keep_beating(self) -> None:
         """Until the membership is closed."""
         while not self._closing.is_set:
-            arrived = self._beat(self._timing.lease / 2)
+            try:
+                arrived = self._beat(self._timing.lease / 2)
+            except Exception:
+                # Without heartbeats a worker that could go on would count as lost.
+                log.exception("a heartbeat could not be sent")
+                arrived = False
             # A burst of events goes out at once; a coordinator that is away is not hurried.
             if not arrived or self._outbox.is_empty():
                 self._closing.wait(self._timing.heartbeat_every)

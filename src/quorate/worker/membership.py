@@ -333,6 +333,9 @@ class Membership:
             reply = self._link.call(request, self._timing.failure_timeout)
             if reply is not None or not go_on():
                 return reply
+            if self._closing.is_set:
+                # A link that is closed gives no answer, and that at once: to ask on would keep a core busy.
+                raise LinkError(f"the link to the coordinator at {self._link.address} was closed")
             self._closing.wait(self._timing.heartbeat_every)
 
     def _may_still_be_answered(self) -> bool:

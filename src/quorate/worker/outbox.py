@@ -35,6 +35,7 @@ class Outbox:
         self._answered = True
         # How many events were ever queued, and how many have arrived.
         self.queued = self.arrived = 0
+        self._left_out = 0  # of the events of the batch; they count as arrived when those before them have
         # Whoever asks while a batch is taken must not find neither lines nor batch.
         self._taking = threading.Lock()
 
@@ -76,13 +77,14 @@ class Outbox:
                 if len(line) <= _EVENT_LIMIT:
                     return line
                 log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
-            self.arrived += 1
+            self._left_out += 1
         return None
 
     def answered(self) -> None:
         """The last batch has arrived."""
         if not self._answered:
-            self.arrived += len(self._batch.lines)
+            self.arrived += len(self._batch.lines) + self._left_out
+            self._left_out = 0
         self._answered = True
 
     def is_empty(self) -> bool:

@@ -102,6 +102,7 @@ class Worker:
             code = self._live()
             # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
             self._close_saver()
+            self._membership.flush_last()  # that this one was saved
             if code == LEFT and self._saver is not None and self._saver.divergence is not None:
                 return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
             return code
@@ -193,20 +194,20 @@ class Worker:
 
     def _train(self) -> None:
         with announcing(self._page.write_setup):
-            ground, progress = self._build()
+            parts, progress = self._build()
         if self._hook is not None:
-            self._hook.on_built(ground.replica.state_tensors)
+            self._hook.on_built(parts.replica.state_tensors)
         listeners = Listeners.bind(self._assignment.network.address, shares_memory=self._spec.links == "auto")
         try:
-            worker = self._membership.register(self._registration(ground, progress, listeners))
+            worker = self._membership.register(self._registration(parts, progress, listeners))
             self._write_status(progress.cursor.step, WAITING, None)
-            self._run_session(ground, worker, progress, listeners)
+            self._run_session(parts, worker, progress, listeners)
         finally:
             listeners.close()
 
-    def _run_session(self, ground: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
+    def _run_session(self, parts: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
         self._saver = saver = saver_of(
-            ground,
+            parts,
             self._assignment.mode,
             publish=self._membership.publish,
             check_lease=self._membership.check_lease,
@@ -217,7 +218,7 @@ class Worker:
             restored=None if self._assignment.checkpoint is None else progress.cursor,
         )
         trainer = LoopTrainer(
-            ground,
+            parts,
             worker,
             progress,
             listeners,
@@ -256,18 +257,18 @@ class Worker:
             self._page.write_setup("metrics()")
             sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
-        ground = SessionParts(spec, task, replica, samples, environment, folder)
-        return ground, self._restore(ground)
+        parts = SessionParts(spec, task, replica, samples, environment, folder)
+        return parts, self._restore(parts)
 
     def _configure(self) -> Task:
         return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)
 
-    def _restore(self, ground: SessionParts) -> Progress:
+    def _restore(self, parts: SessionParts) -> Progress:
         if self._assignment.checkpoint is None:
             return Progress()
         self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
-        folder = CheckpointFolder(path.parent, cipher=ground.folder.cipher)
+        folder = CheckpointFolder(path.parent, cipher=parts.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)
         if info is None and self._assignment.is_replacement:
             info = newest_instead(path, folder, self._run.checkpoints)
@@ -278,20 +279,20 @@ class Worker:
             )
         if self._assignment.mode.is_training:
             # Only now: no fact of the launcher tells what datasets() gives.
-            self._check_data(ground, info)
-        progress = _under(ground.layout.load(folder.load(info).encoded), self._spec.early_stop)
+            self._check_data(parts, info)
+        progress = _under(parts.layout.load(folder.load(info).encoded), self._spec.early_stop)
         # A branch may watch another metric, and has no checkpoint of what another run has evaluated.
         return progress if self._is_own(info) else replace(progress, best=None)
 
     def _is_own(self, info: CheckpointInfo) -> bool:
         return info.path.parent == self._run.checkpoints
 
-    def _check_data(self, ground: SessionParts, info: CheckpointInfo) -> None:
+    def _check_data(self, parts: SessionParts, info: CheckpointInfo) -> None:
         warning = check_same_data(
             self._run.name,
             info.manifest.environment,
-            ground.environment,
-            of_shards=bool(ground.samples.shards),
+            parts.environment,
+            of_shards=bool(parts.samples.shards),
             is_branch=not self._is_own(info),
         )
         if warning is None:
@@ -301,15 +302,15 @@ class Worker:
         if self._assignment.slot == 0 and not self._assignment.is_replacement:
             self._membership.publish(LogMessage(level="warning", message=warning))
 
-    def _registration(self, ground: SessionParts, progress: Progress, listeners: Listeners) -> Registration:
+    def _registration(self, parts: SessionParts, progress: Progress, listeners: Listeners) -> Registration:
         return Registration(
             slot=self._assignment.slot,
             pid=os.getpid(),
             host=socket.gethostname(),
             ring_address=listeners.network.address,
             local_address=listeners.local_address,
-            facts=ground.environment,
-            tensors=digests(ground.replica.tensors(), ground.replica.device),
+            facts=parts.environment,
+            tensors=digests(parts.replica.tensors(), parts.replica.device),
             cursor=progress.cursor,
         )
 

@@ -1,4 +1,4 @@
-"""A page of memory that tells what a worker is doing, readable by its supervisor after the worker's death."""
+"""A small mapped file that tells what a worker is doing: its engine reads it during setup, and after its death."""
 
 import logging
 import mmap
