@@ -20,7 +20,7 @@ from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired
+from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired, PeerLost
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved
 from quorate.spec.job import CheckpointSpec
@@ -355,6 +355,28 @@ class TestSomebodyIsGone:
             monkeypatch.undo()
             self._the_next_is_committed(crew, gate)
         assert len(crew.whole(2).manifest.parts) == 3
+
+    @pytest.mark.parametrize("index", [0, 2], ids=["who commits", "who writes a part"])
+    def test_only_as_it_was_begun_by_the_others(self, crew: Crew, index: int) -> None:
+        """All are there again; but one never learned what they had answered, and so never began."""
+        late = crew.present[index]
+        gather = late.seat.gather
+
+        def lose_the_answers(step: int, payload: bytes) -> tuple[bytes, ...]:
+            gather(step, payload)
+            raise PeerLost("somebody", "is gone")
+
+        late.seat.gather = lose_the_answers  # type: ignore[method-assign]
+        with pytest.raises(PeerLost):
+            crew.begin(at(1))
+        crew.leave()
+        crew.sit(crew.hands)
+        crew.enter(1)
+        crew.await_done()
+        assert crew.steps() == []
+        assert any(crew.wants)
+        crew.save_in_background(at(1))
+        crew.whole(1)
 
     def test_who_comes_back_as_another_is_not_taken_for_the_one_that_was_gone(
         self, crew: Crew, monkeypatch: pytest.MonkeyPatch

@@ -86,11 +86,14 @@ class Checkpointer:
 
     def enter(self, strategy: Strategy, step: int) -> None:
         """A generation begins: give up what cannot be completed without those who are gone."""
-        present = {payload.decode() for payload in strategy.gather(step, self._identity.encode())}
         save = self._latest
+        own = [self._identity, "" if save is None else save.plan.attempt.name]
+        told = [json.loads(payload) for payload in strategy.gather(step, json.dumps(own).encode())]
         if save is None:
             return
         writers, progress = save.plan.writers, save.plan.progress
+        # A generation may have ended when some knew what all had answered, and others did not: those never began it.
+        present = {identity for identity, attempt in told if attempt == save.plan.attempt.name}
         waits = save.plan.commits and not (save.done.is_set() or save.is_complete)
         if reason := why_void(
             writers,
