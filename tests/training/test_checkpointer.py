@@ -20,6 +20,7 @@ from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
+from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired, PeerLost
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved
@@ -620,6 +621,10 @@ class TestThereIsNoSpaceUntilOldOnesAreGone:
         crew.save(progress)
         assert held.reached.is_set(), "first what is too much goes, and then the new one is committed"
         assert crew.steps() == [2, 4]
+
+    def test_whoever_commits_next_knows_what_is_whole(self, crew: Crew) -> None:
+        crew.begin(replace(at(3), best=best_at(2).best))
+        assert [hand.saver._known_whole for hand in crew.present] == [Cursor(3)] * 2
 
     def test_nothing_goes_where_none_is_known_to_be_whole(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkpointer_module, "PAUSES", (0.01,))

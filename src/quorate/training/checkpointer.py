@@ -21,7 +21,7 @@ from typing import Any
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.cursor import Cursor
+from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.worker_status import DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
@@ -225,9 +225,15 @@ class Checkpointer:
             answer = self._answer_as_committer(progress, held)
         else:
             answer = Answer(self._identity, is_busy=self._running() is not None)
-        answer = replace(answer, lacked_space=self._lacks_space)
+        known = self._known_whole
+        whole = None if known is None else (known.step, int(known.phase))
+        answer = replace(answer, lacked_space=self._lacks_space, whole=whole)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
-        return [Answer(**json.loads(payload)) for payload in told]
+        answers = [Answer(**json.loads(payload)) for payload in told]
+        # Who has committed it knows it first, and another may commit the next.
+        for step, phase in (answer.whole for answer in answers if answer.whole is not None):
+            self._knows_whole(Cursor(step, Phase(phase)))
+        return answers
 
     def _answer_as_committer(self, progress: Progress, held: HeldState) -> Answer:
         latest = self._latest
@@ -266,8 +272,11 @@ class Checkpointer:
     def _ended(self, save: Save, error: Exception | None) -> None:
         """Called by the save's thread."""
         if save.info is not None:
-            self._known_whole = save.info.cursor
+            self._knows_whole(save.info.cursor)
         self._lacks_space = isinstance(error, NoSpace)
+
+    def _knows_whole(self, cursor: Cursor) -> None:
+        self._known_whole = cursor if self._known_whole is None else max(self._known_whole, cursor)
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()

@@ -12,6 +12,7 @@ class Answer:
     """What a worker says before a save. That of the one that hosts lane 0, which commits, decides.
 
     `attempt` is what it has begun, `failure` why it could not; `lacked_space`: its last save failed for want of space.
+    `whole` are step and phase of the newest checkpoint that it knows to be whole.
     """
 
     identity: str
@@ -20,6 +21,7 @@ class Answer:
     attempt: str = ""
     failure: str = ""
     lacked_space: bool = False
+    whole: tuple[int, int] | None = None
 
 
 class Beginning(Enum):
