@@ -18,7 +18,7 @@ from checkpoint.memory_store import MemoryStore
 from made_events import fields_of
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
-from quorate.checkpoint.store import FolderAttempt
+from quorate.checkpoint.store import CheckpointFolder, FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired, PeerLost
@@ -346,6 +346,20 @@ class TestSomebodyIsGone:
         crew.save(at(1))
         assert crew.steps() == [1]
 
+    def test_where_the_checkpoints_cannot_be_listed_it_counts_as_not_saved(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        crew.save_in_background(at(1))
+        crew.sit(crew.hands[1:])
+
+        def refuse(_: CheckpointFolder) -> Any:
+            raise CheckpointError("cannot be read")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFolder, "list", refuse)
+            crew.enter(1)
+        assert all(crew.wants)
+
     def test_and_a_newcomer_takes_part_in_the_next(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate = self._begun(crew, monkeypatch, 1)
         with opened_in_the_end(gate):
@@ -621,6 +635,11 @@ class TestThereIsNoSpaceUntilOldOnesAreGone:
         crew.save(progress)
         assert held.reached.is_set(), "first what is too much goes, and then the new one is committed"
         assert crew.steps() == [2, 4]
+
+    def test_a_lease_that_is_lost_meanwhile_fails_no_save(self, crew: Crew) -> None:
+        crew.first.check_commit = _gone
+        crew.first.saver._free_space(at(4))
+        assert crew.steps() == [1, 2, 3]
 
     def test_whoever_commits_next_knows_what_is_whole(self, crew: Crew) -> None:
         crew.begin(replace(at(3), best=best_at(2).best))

@@ -22,7 +22,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.cursor import Cursor, Phase
-from quorate.core.errors import CheckpointError, ReplicasDiffer
+from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
 from quorate.core.worker_status import DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
@@ -295,14 +295,20 @@ class Checkpointer:
         retention, best = self._context.retention, progress.best
         if retention is None:
             return
-        for info in remove_surplus(
-            self._context.store,
-            retention,
-            None if best is None else best.step,
-            self._known_whole,
-            check=self._context.check_commit,
-            coming=progress.cursor,
-        ):
+        try:
+            removed = remove_surplus(
+                self._context.store,
+                retention,
+                None if best is None else best.step,
+                self._known_whole,
+                check=self._context.check_commit,
+                coming=progress.cursor,
+            )
+        except (CheckpointError, LinkError) as error:
+            # The lease may come back while the save goes on; whether there is space enough is found by writing.
+            log.info("old checkpoints are left for now: %s", error)
+            return
+        for info in removed:
             log.warning(
                 "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
             )
@@ -316,7 +322,11 @@ class Checkpointer:
             return set()
 
     def _is_listed(self, save: Save) -> bool:
-        return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+        try:
+            return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+        except CheckpointError as error:
+            log.warning("it is not known whether step %d is saved: %s", save.plan.progress.cursor.step, error)
+            return False
 
     def _running(self) -> Save | None:
         return None if self._latest is None or self._latest.done.is_set() else self._latest
