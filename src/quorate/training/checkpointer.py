@@ -6,8 +6,9 @@
     thread            └ digest ─ copy ────────────┘           └ write ─ sync ─ read back ─┐
     host of lane 0                                               all parts there ─ commit ─ retain ─ event
 
-*Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy, and has all compare the
-digests of what they hold. The rest is up to the `Save` of each worker.
+*Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
+`Save` of each worker: it leaves a voucher, with the digests of what it holds, beside its part in the store, and whoever
+commits compares them first.
 """
 
 import json
