@@ -96,8 +96,8 @@ def why_void(
 ) -> str | None:
     """Why a save of the last generation cannot be completed by those who are present now; None if it can be, or is.
 
-    `writers` and those `present`, who have begun it too, are identities; the first writer commits. `is_saved`: it is here to do so, or has.
-    `delivered` are the positions of the writers that nothing is missing of.
+    `writers` and those `present`, who have begun it too, are identities; the first writer commits. `is_saved`: it is
+    here to do so, or has. `delivered` are the positions of the writers that nothing is missing of.
     """
     if not is_saved:
         # Also when our part is done: nobody else knows by now that it was not committed.
