@@ -135,7 +135,8 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        return _train_in_new_run(with_task_at(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
+        resolved = with_task_at(resolved, place)
+        return _train_in_new_run(resolved, folder, watch, checkpoint=checkpoint, runner=runner, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
