@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from history.run_builder import Story, add_checkpoint, build_run
-from quorate.api.checkpoints import verify_run
+from quorate.api.checkpoints import copy_run, remove_from_run, verify_run
 from quorate.api.recorded_run import (
     recorded_and_asked,
     recorded_environment,
     recorded_job,
     set_foreign_aside,
 )
+from quorate.api.result import open_run
 from quorate.api.resume_rules import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
@@ -96,6 +97,19 @@ def test_a_newer_checkpoint_of_another_job_is_passed_over_and_moved_aside(
     set_foreign_aside(run, spec)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [8, 12]
     assert (run.path / "checkpoints-of-other-runs" / other.path.name / "manifest.json").is_file()
+
+
+def test_whoever_looks_for_the_last_passes_over_one_of_another_job(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    own, other = save(run, 8), save(run, 100, seed=7)
+    assert open_run(run.path).steps == 8
+    assert [each.path for each in verify_run(run, "last").examined] == [own.path]
+    with pytest.raises(RunError, match="has no whole checkpoint any more"):
+        remove_from_run(run, ["last"], force=False)
+    (tmp_path / "copies").mkdir()
+    assert [copied.name for copied in copy_run(run, str(tmp_path / "copies"), "last").copied] == [own.path.name]
+    assert [each.path for each in remove_from_run(run, ["last"], force=True)] == [own.path]
+    assert [each.path for each in verify_run(run, "last").examined] == [other.path]
 
 
 def test_where_no_checkpoint_agrees_it_is_the_job_that_was_changed(tmp_path: Path) -> None:

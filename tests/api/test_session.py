@@ -74,6 +74,20 @@ def test_a_refusal_leaves_a_run_as_it_was_until_a_step_was_trained(
     assert "steps: 16  # --steps" in job.read_text()
 
 
+def test_a_branch_is_trained_by_the_runner_that_is_given(used_workplace: Workplace) -> None:
+    run = RunFolder(used_workplace.last)
+    began: list[Path] = []
+
+    def train(launch: Launch, _: Show, __: Callable[[Prepared], None], ___: Signals) -> Outcome:
+        began.append(launch.run.path)
+        return refuse_as_engine()
+
+    layer, watch = [Override("steps", 16, "--steps")], lambda _: session.NoDisplay()
+    with pytest.raises(RunError, match="the engine's refusal"):
+        session.resume(run.path.parent, run.name, {}, layer, watch=watch, branch=True, runner=train)
+    assert [path != run.path for path in began] == [True]
+
+
 def test_a_result_that_cannot_be_written_does_not_hide_that_the_job_is_done(
     used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,12 @@ def test_the_best_before_stays_until_the_best_itself_is_saved() -> None:
     assert surplus(saved, Retention(1), 25, Cursor(40), bests) == tuple(steps(10, 20, 30))
 
 
+def test_for_one_that_is_coming_neither_the_best_so_far_goes_nor_what_is_newer_than_the_newest_whole() -> None:
+    saved, bests = steps(10, 20, 30, 40), {Cursor(step): 10 for step in (10, 20, 30, 40)}
+    assert surplus(saved, Retention(1), 50, Cursor(30), bests, coming=Cursor(50)) == (Cursor(20),)
+    assert surplus(saved, Retention(1), 20, Cursor(40), bests, coming=Cursor(50)) == tuple(steps(10, 30))
+
+
 @given(st.sets(cursors, min_size=1), retentions, best_steps, st.data())
 def test_what_must_stay_stays_and_no_more(
     saved: set[Cursor], retention: Retention, best: int | None, data: st.DataObject

@@ -18,6 +18,7 @@ from quorate.data.block_sampler import BlockOrder, BlockSampler, shuffle
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import EvaluationPlan, planned_requests
 from quorate.lanes.hosting import host_lanes
+from quorate.observe.events import TrainingBlocks
 
 
 @given(cases())
@@ -227,9 +228,19 @@ def test_blocks_may_be_any_list_of_whole_numbers(blocks: Any) -> None:
 
 def test_what_a_dataset_says_of_itself_is_told() -> None:
     dataset: Any = InBlocks([5, 5], 4)
-    dataset.facts = {"index": "/data/index.quorate", "digest": "ab"}
+    dataset.reading_facts = {"index": "/data/index.quorate", "digest": "ab"}
     order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
-    assert order.describe() == {"data": {"blocks": 2, "window": 4, **dataset.facts}}
+    assert order.describe() == {"data": {"blocks": 2, "window": 4, **dataset.reading_facts}}
+
+
+def test_an_attribute_of_the_users_own_is_not_taken_for_what_is_told() -> None:
+    dataset: Any = InBlocks([5, 5], 4)
+    dataset.facts = {"license": "mine"}
+    order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
+    assert order.describe() == {"data": {"blocks": 2, "window": 4}}
+    dataset.reading_facts = {"license": "mine", "digest": "ab"}
+    order = BlockSampler.of(job(lanes=2, batch_size=4, epochs=1), dataset, 10)
+    assert TrainingBlocks.of(order.describe()) == TrainingBlocks(2, 4, digest="ab")
 
 
 def test_a_hundred_million_samples_take_no_more_memory_than_their_blocks() -> None:

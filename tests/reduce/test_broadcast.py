@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorate.core.errors import LinkError
-from quorate.reduce.memory import layout_of
+from quorate.reduce import connect
 from quorate.reduce.reduction import Reduction
 from reduce.rings import memory_rings
 from reduce.test_shared_memory_reduction import plan_of, reductions
 
-ROOM = layout_of(plan_of(11)).size  # what passes through shared memory at once
+ROOM = 4096  # what passes through shared memory at once
 
 
 def content(size: int, seed: int) -> bytes:
@@ -59,9 +59,18 @@ def test_on_the_ring_whoever_needs_it_has_it(data: st.DataObject, members: int, 
 
 @pytest.mark.parametrize("receivers", [{0}, {2}, {0, 2}, set(), {0, 1, 2}])
 @pytest.mark.parametrize("size", [0, 1, ROOM // 2, ROOM // 2 + 1, 2 * ROOM + 17])
-def test_in_shared_memory_whoever_needs_it_has_it(receivers: set[int], size: int) -> None:
+def test_in_shared_memory_whoever_needs_it_has_it(
+    receivers: set[int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "STAGING", ROOM)
     with reductions(3, 3, plan_of(11)) as met:
         check(list(met), [size, 5, size], 1, receivers)
+
+
+def test_few_gradients_do_not_cut_a_state_into_many_pieces() -> None:
+    with reductions(2, 2, plan_of(3)) as met:
+        assert [len(reduction.memory.staging) for reduction in met] == [connect.STAGING] * 2
+        assert [bucket.numel() for bucket in met[0].memory.total] == [3]
 
 
 def test_on_the_ring_who_comes_after_the_last_receiver_is_sent_nothing() -> None:

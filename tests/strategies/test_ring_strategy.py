@@ -22,12 +22,13 @@ from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote,
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
-from quorate.training.device import same_bits
+from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update
+from training.counting_device import CountingDevice, ReadsPast
 
 
 class Tables(nn.Module):
@@ -54,13 +55,14 @@ class NoUpdate:
 class Alone:
     """A strategy on a ring of one worker that hosts three lanes."""
 
-    def __init__(self, *, skips: bool = False) -> None:
+    def __init__(self, *, skips: bool = False, device: Device = CPU) -> None:
         model = Tables()
         own = Member(0, "here", range(3))
         self.ring = Ring(Generation(GenerationId(1, 1), (own,)), 0, None, None, lambda: 10.0)
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         parameters, digests = list(model.parameters()), cast(ReplicaDigests, None)
-        agreement = StepAgreement(self.ring.gather, [own], own, parameters, Buffers(model, RULES), digests, skips=skips)
+        buffers = Buffers(model, RULES, device)
+        agreement = StepAgreement(self.ring.gather, [own], own, parameters, buffers, digests, skips=skips)
         activity, update = Activity(lambda *_: None), cast(Update, NoUpdate())
         self.strategy = RingStrategy(own, self.ring, self.gradients, agreement, update, activity)
         activity.begin_step(4)
@@ -137,6 +139,14 @@ def test_a_step_tells_how_long_it_has_waited_for_data_also_if_it_is_void(total: 
     agreed = alone.advance(*(lane(i, loss=LossSum(total, 1), data_s=0.25) for i in range(3)))
     assert agreed.is_void is math.isnan(total)
     assert agreed.data_s == 0.75
+
+
+def test_whether_the_weights_are_to_blame_is_read_from_the_device_in_one_go() -> None:
+    device = CountingDevice()
+    alone = Alone(skips=True, device=device)
+    with ReadsPast(device):
+        assert alone.advance(*(lane(i, loss=LossSum(math.nan, 1)) for i in range(3))).is_void
+    assert device.counts["numbers"] == 1
 
 
 class TestBuffers:

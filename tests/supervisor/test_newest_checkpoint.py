@@ -26,6 +26,13 @@ def test_one_that_is_damaged_is_passed_over_for_the_one_before(tmp_path: Path) -
     assert find_newest(CheckpointFolder(tmp_path), None, saved=8) == whole
 
 
+def test_one_of_another_job_is_passed_over_unless_there_is_no_other(tmp_path: Path) -> None:
+    own, other = save(tmp_path, 4), save(tmp_path, 8)
+    folder = CheckpointFolder(tmp_path)
+    assert find_newest(folder, None, 4, lambda info: "another" if info.path == other else "") == own
+    assert find_newest(folder, None, 4, lambda _: "another") == other
+
+
 def test_a_job_that_has_never_saved_begins_again(tmp_path: Path) -> None:
     assert find_newest(CheckpointFolder(tmp_path / "none yet"), None, saved=None) is None
 

@@ -18,9 +18,10 @@ from checkpoint.memory_store import MemoryStore
 from made_events import fields_of
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
-from quorate.checkpoint.store import FolderAttempt
+from quorate.checkpoint.store import CheckpointFolder, FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired
+from quorate.core.cursor import Cursor
+from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired, PeerLost
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved
 from quorate.spec.job import CheckpointSpec
@@ -345,6 +346,20 @@ class TestSomebodyIsGone:
         crew.save(at(1))
         assert crew.steps() == [1]
 
+    def test_where_the_checkpoints_cannot_be_listed_it_counts_as_not_saved(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        crew.save_in_background(at(1))
+        crew.sit(crew.hands[1:])
+
+        def refuse(_: CheckpointFolder) -> Any:
+            raise CheckpointError("cannot be read")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFolder, "list", refuse)
+            crew.enter(1)
+        assert all(crew.wants)
+
     def test_and_a_newcomer_takes_part_in_the_next(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate = self._begun(crew, monkeypatch, 1)
         with opened_in_the_end(gate):
@@ -355,6 +370,28 @@ class TestSomebodyIsGone:
             monkeypatch.undo()
             self._the_next_is_committed(crew, gate)
         assert len(crew.whole(2).manifest.parts) == 3
+
+    @pytest.mark.parametrize("index", [0, 2], ids=["who commits", "who writes a part"])
+    def test_only_as_it_was_begun_by_the_others(self, crew: Crew, index: int) -> None:
+        """All are there again; but one never learned what they had answered, and so never began."""
+        late = crew.present[index]
+        gather = late.seat.gather
+
+        def lose_the_answers(step: int, payload: bytes) -> tuple[bytes, ...]:
+            gather(step, payload)
+            raise PeerLost("somebody", "is gone")
+
+        late.seat.gather = lose_the_answers  # type: ignore[method-assign]
+        with pytest.raises(PeerLost):
+            crew.begin(at(1))
+        crew.leave()
+        crew.sit(crew.hands)
+        crew.enter(1)
+        crew.await_done()
+        assert crew.steps() == []
+        assert any(crew.wants)
+        crew.save_in_background(at(1))
+        crew.whole(1)
 
     def test_who_comes_back_as_another_is_not_taken_for_the_one_that_was_gone(
         self, crew: Crew, monkeypatch: pytest.MonkeyPatch
@@ -598,6 +635,15 @@ class TestThereIsNoSpaceUntilOldOnesAreGone:
         crew.save(progress)
         assert held.reached.is_set(), "first what is too much goes, and then the new one is committed"
         assert crew.steps() == [2, 4]
+
+    def test_a_lease_that_is_lost_meanwhile_fails_no_save(self, crew: Crew) -> None:
+        crew.first.check_commit = _gone
+        crew.first.saver._free_space(at(4))
+        assert crew.steps() == [1, 2, 3]
+
+    def test_whoever_commits_next_knows_what_is_whole(self, crew: Crew) -> None:
+        crew.begin(replace(at(3), best=best_at(2).best))
+        assert [hand.saver._known_whole for hand in crew.present] == [Cursor(3)] * 2
 
     def test_nothing_goes_where_none_is_known_to_be_whole(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkpointer_module, "PAUSES", (0.01,))

@@ -28,7 +28,7 @@ class InBlocks(Points):
 
     blocks = BLOCKS
     window = 5
-    facts: ClassVar[dict[str, str]] = {"index": "/nowhere/index.quorate", "digest": "ab" * 16}
+    reading_facts: ClassVar[dict[str, str]] = {"index": "/nowhere/index.quorate", "digest": "ab" * 16}
 
 
 class Streamed(Regression):

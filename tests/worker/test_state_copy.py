@@ -18,6 +18,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.memory import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.training.activity import Activity
+from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated
@@ -25,6 +26,7 @@ from quorate.training.task import Task, configure
 from quorate.worker import state_copy
 from quorate.worker.state_copy import align
 from reduce.rings import memory_links
+from training.counting_device import CountingDevice
 from wire.pairs import within
 
 AHEAD = Progress().after_step(8)
@@ -35,9 +37,9 @@ class Large(Regression):
         return nn.Linear(1000, 1000)
 
 
-def replica_of(task: type[Task] = Adam, *, is_trained: bool) -> Replica:
+def replica_of(task: type[Task] = Adam, *, is_trained: bool, device: Device = CPU) -> Replica:
     spec = gang.job(task)
-    replica = Replica(configure(task, spec.params, "test", spec.seed), spec)
+    replica = Replica(configure(task, spec.params, "test", spec.seed), spec, device)
     if is_trained:
         for index, (_, parameter) in enumerate(replica.parameters):
             parameter.grad = torch.full_like(parameter, float(index + 1))
@@ -128,6 +130,13 @@ def test_a_piece_that_is_changed_on_its_way_is_noticed(monkeypatch: pytest.Monke
     assert isinstance(found[1], WorkerUnfit)
     assert "is not the one that was sent" in str(found[1])
     assert members.replicas[1].weights_digest() == before, "it has still the state that it had"
+
+
+def test_what_is_held_is_digested_through_its_device() -> None:
+    members, device = Members(3, {2}), CountingDevice()
+    members.replicas[0] = replica_of(is_trained=True, device=device)
+    members.align()
+    assert device.counts["content"] == len(members.replicas[0].state_tensors())
 
 
 def test_nobody_copies_from_holders_that_differ() -> None:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from quorate.checkpoint.copier import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
-from quorate.checkpoint.selection import BEST, LAST, best_among, select, why_foreign
+from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
@@ -74,7 +75,7 @@ def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tup
     """Remove checkpoints; not the only whole one, unless forced."""
     folder, _ = _folder_with_key(run)
     doomed = {each.path: each for word in which for each in _meant(run, word)}
-    rest = [each for each in survey(run.checkpoints) if each.path not in doomed]
+    rest = [each for each in _own(run, survey(run.checkpoints)) if each.path not in doomed]
     if not force and not _has_whole(folder, rest) and _has_whole(folder, list(doomed.values())):
         raise RunError(
             f"without {', '.join(path.name for path in doomed)}, run {run.name} has no whole checkpoint any more, and "
@@ -188,7 +189,7 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     if which is None:
         infos = list(folder.list())
     else:
-        infos = [select(run.name, folder, which, lambda: RunRecord.read(run).best)]
+        infos = [select(run.name, folder, which, lambda: RunRecord.read(run).best, partial(why_foreign, spec=spec))]
     copied: list[Copied] = []
     damaged = [found for found in survey(run.checkpoints) if isinstance(found, Skipped)] if which is None else []
     for info in sorted(infos, key=lambda info: info.cursor, reverse=True):
@@ -204,9 +205,9 @@ def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
     """What a person means by a word, damaged or not: the last, the best, all of a step, or a checkpoint's name."""
     found = survey(run.checkpoints)
     if which == LAST:
-        meant = list(found[-1:])
+        meant = _own(run, found)[-1:]
     elif which == BEST:
-        meant = [best_among(CheckpointFolder(run.checkpoints).list(), run.name, RunRecord.read(run).best)]
+        meant = [best_among(_infos(_own(run, found)), run.name, RunRecord.read(run).best)]
     else:
         meant = [each for each in found if which in (each.path.name, str(_step(each.path)))]
     if not meant:
@@ -214,6 +215,16 @@ def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
         there = f"There are those of steps {', '.join(map(str, steps))}" if steps else "It has no checkpoint at all"
         raise RunError(f"run {run.name} has no checkpoint '{which}': give a step, {LAST} or {BEST}. {there}")
     return meant
+
+
+def _own(run: RunFolder, found: Sequence[CheckpointInfo | Skipped]) -> list[CheckpointInfo | Skipped]:
+    """Without those of other jobs; what is damaged may be of the run."""
+    own = own_among(_infos(found), partial(_why_foreign, run))
+    return [each for each in found if isinstance(each, Skipped) or each in own]
+
+
+def _infos(found: Sequence[CheckpointInfo | Skipped]) -> list[CheckpointInfo]:
+    return [each for each in found if isinstance(each, CheckpointInfo)]
 
 
 def _step(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of
 from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select, why_foreign
+from quorate.checkpoint.selection import LAST, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import RunError
+from quorate.core.errors import QuorateError, RunError
 from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
+from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_search import runs_folder
 
@@ -197,7 +199,10 @@ def _ending_of(run: RunFolder) -> dict[str, Any]:
 
 def _so_far(run: RunFolder) -> dict[str, Any]:
     """What the newest checkpoint tells, for a run that has not told how it ended."""
-    checkpoints: tuple[CheckpointInfo, ...] = CheckpointFolder(run.checkpoints).list()
+    checkpoints: Sequence[CheckpointInfo] = CheckpointFolder(run.checkpoints).list()
+    with contextlib.suppress(QuorateError):  # without its job nobody knows which are of another
+        spec = load_recorded(run.job_file, {}, []).spec
+        checkpoints = own_among(checkpoints, lambda info: why_foreign(info, spec))
     if not checkpoints:
         return {"steps": 0, "final_metrics": {}, "weights_digest": ""}
     manifest = checkpoints[-1].manifest

@@ -39,6 +39,7 @@ from quorate.api.resume_rules import (
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
 from quorate.core.cores import usable_cores
@@ -135,7 +136,8 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        return _train_in_new_run(with_task_at(resolved, place), folder, watch, checkpoint=checkpoint, place=place)
+        resolved = with_task_at(resolved, place)
+        return _train_in_new_run(resolved, folder, watch, checkpoint=checkpoint, runner=runner, place=place)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -397,7 +399,9 @@ def _result_fields(
 
 def _state_so_far(plan: Plan) -> dict[str, Any]:
     """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
-    info = CheckpointFolder(plan.run.checkpoints).newest_whole() or plan.checkpoint
+    spec = plan.resolved.spec
+    search = search_own(CheckpointFolder(plan.run.checkpoints), lambda info: why_foreign(info, spec))
+    info = search.newest or plan.checkpoint
     return {
         "steps": 0 if info is None else info.cursor.step,
         "weights_digest": "" if info is None else info.manifest.weights_digest,

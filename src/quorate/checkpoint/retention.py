@@ -122,8 +122,20 @@ def surplus(
     best: int | None,
     newest_whole: Cursor | None,
     bests: Mapping[Cursor, int | None] = NOT_TOLD,
+    coming: Cursor | None = None,
 ) -> tuple[Cursor, ...]:
-    """The checkpoints that nothing keeps, oldest first. Where none is known to be whole, nothing goes."""
+    """The checkpoints that nothing keeps, oldest first. Where none is known to be whole, nothing goes.
+
+    With `coming`, what nothing keeps once that one is saved too. It may come to nothing: so what is the best without it
+    stays, and so does whatever is newer than `newest_whole`: it may be whole, too.
+    """
     if newest_whole is None:
         return ()
-    return tuple(cursor for cursor, why in reasons(saved, retention, best, newest_whole, bests).items() if not why)
+    now = reasons(saved, retention, best, newest_whole, bests)
+    if coming is None:
+        return tuple(cursor for cursor, why in now.items() if not why)
+    then = reasons([*saved, coming], retention, best, newest_whole, bests)
+    as_best = {Reason.BEST, Reason.BEST_SAVED}
+    return tuple(
+        cursor for cursor, why in now.items() if cursor < newest_whole and not then[cursor] and not as_best & {*why}
+    )

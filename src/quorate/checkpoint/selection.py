@@ -35,12 +35,11 @@ def select(
     """
     if which == LAST:
         return _newest(run, search_own(folder, foreign))
-    infos = list(folder.list())
-    own = [info for info in infos if not foreign(info)]
-    for info in infos if own else ():
-        if info not in own:
+    found_here = folder.list()
+    infos = own_among(found_here, foreign)
+    for info in found_here:
+        if info not in infos:
             log.warning("checkpoint %s %s: %s", info.path.name, Unusable.FOREIGN, foreign(info))
-    infos = own or infos
     found = best_among(infos, run, best()) if which == BEST else _of_step(infos, run, which)
     try:
         folder.verify(found)
@@ -79,6 +78,11 @@ def search_own(folder: CheckpointFolder, foreign: Foreign) -> Search:
     if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
         return folder.search()
     return search
+
+
+def own_among(infos: Sequence[CheckpointInfo], foreign: Foreign) -> Sequence[CheckpointInfo]:
+    """Those of the run itself; all of them where none at all is, by the same rule."""
+    return [info for info in infos if not foreign(info)] or infos
 
 
 def best_among(infos: Sequence[CheckpointInfo], run: str, best: BestEvaluation | None) -> CheckpointInfo:

@@ -158,9 +158,7 @@ def remove_surplus(
     removed: list[CheckpointInfo] = []
     if newest_whole not in infos:
         return ()
-    for cursor in surplus([*infos, *([coming] if coming else [])], retention, best, newest_whole, bests):
-        if cursor not in infos:
-            continue
+    for cursor in surplus(list(infos), retention, best, newest_whole, bests, coming):
         check()
         try:
             store.remove(infos[cursor].path)

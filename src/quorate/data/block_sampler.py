@@ -48,7 +48,7 @@ class Described(Protocol):
     """It has something that a run tells when it begins: where its blocks are listed, what waiting for it depends on."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def reading_facts(self) -> dict[str, Any]:
         """As JSON can hold them, without secrets."""
 
 
@@ -166,7 +166,7 @@ class BlockSampler(Sampler):
     @classmethod
     def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "BlockSampler":
         """The order of a dataset that has so many samples."""
-        facts = dataset.facts if isinstance(dataset, Described) else {}
+        facts = dataset.reading_facts if isinstance(dataset, Described) else {}
         return cls(spec, records_of(dataset, length), dataset.window, facts)
 
     def describe(self) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class TrainingBlocks:
         if data is None:
             return None
         reading = data.get("reading")
-        return cls(**{**data, "reading": None if reading is None else ShardReading(**reading)})
+        # A dataset of the user's may say more of itself.
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        return cls(**{**known, "reading": None if reading is None else ShardReading(**reading)})
 
 
 @event(kind="run")

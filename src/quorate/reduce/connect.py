@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 GLANCE = 0.05
 """Seconds until one of two waits notices that the other has failed."""
 
+STAGING = 2 * 2**20
+"""Bytes that the memory of the total has at least: a state passes through it too, and each piece costs a barrier."""
+
 _PATIENCE = 0.25
 """The part of the time of silence for which a worker that does not come is just late: mostly it is there by then."""
 
@@ -138,12 +141,13 @@ def _why_not_shared(endpoint: Endpoint) -> str:
 
 def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMemory, dict[int, Doorbell]]:
     position, hosting, size = endpoint.position, endpoint.hosting, layout_of(plan).size
+    total_size = max(size, STAGING)
     with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as on_failure:
         lanes = {position: Segment.create(len(hosting[position]) * size)}
         descriptors.callback(lanes[position].close)
         total = None
         if position == 0:
-            total = Segment.create(size)
+            total = Segment.create(total_size)
             descriptors.callback(total.close)
         connections: dict[int, socket.socket] = {}
         for peer, sock in _connections(endpoint):
@@ -158,7 +162,7 @@ def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMem
             lanes[peer] = Segment.adopt(given[0], len(hosting[peer]) * size)
             descriptors.callback(lanes[peer].close)
             if peer == 0:
-                total = Segment.adopt(given[1], size)
+                total = Segment.adopt(given[1], total_size)
                 descriptors.callback(total.close)
         assert total is not None, "position 0 makes it, and passes it to all others"
         memory = SharedMemory(plan, hosting, position, [lanes[place] for place in range(len(hosting))], total)

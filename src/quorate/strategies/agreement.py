@@ -197,7 +197,8 @@ class StepAgreement:
 
     def _state_is_finite(self) -> bool:
         buffers = (value for _, value in self._buffers.committed())
-        return all(bool(torch.isfinite(value).all()) for value in (*self._parameters, *buffers))
+        found = [torch.isfinite(value).all() for value in (*self._parameters, *buffers)]
+        return all(self._buffers.device.numbers(found)())
 
     # --- buffers
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Protocol
 
+from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome, SupervisorClient
 from quorate.coordinator.event_log import EventLog
@@ -267,7 +268,8 @@ class Supervisor:
 
     def _newest(self) -> Path | None:
         folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
-        return find_newest(folder, self._launch.checkpoint, self._saved)
+        foreign = functools.partial(why_foreign, spec=self._launch.spec)
+        return find_newest(folder, self._launch.checkpoint, self._saved, foreign)
 
     def _let_leave(self, workers: WorkerProcesses, outcome: Outcome) -> None:
         """They have been told of the end; whoever does not leave in time is killed with the engine."""
@@ -325,13 +327,15 @@ class Supervisor:
         return assignment if self._hook is None else self._hook.on_start(assignment)
 
 
-def find_newest(checkpoints: CheckpointFolder, begin: Path | None, saved: int | None) -> Path | None:
-    """The newest whole checkpoint; None if there has never been one, so that a job has to begin again.
+def find_newest(
+    checkpoints: CheckpointFolder, begin: Path | None, saved: int | None, foreign: Foreign = lambda _: ""
+) -> Path | None:
+    """The newest whole checkpoint of the job; None if there has never been one, so that a job has to begin again.
 
     `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
     none is whole any more, the job fails: to begin again would throw away in silence what was trained.
     """
-    folder, search = checkpoints.folder, checkpoints.search()
+    folder, search = checkpoints.folder, search_own(checkpoints, foreign)
     if search.newest is not None:
         return search.newest.path
     if begin is not None and begin.parent != folder and begin.is_dir():

@@ -6,8 +6,9 @@
     thread            └ digest ─ copy ────────────┘           └ write ─ sync ─ read back ─┐
     host of lane 0                                               all parts there ─ commit ─ retain ─ event
 
-*Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy, and has all compare the
-digests of what they hold. The rest is up to the `Save` of each worker.
+*Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
+`Save` of each worker: it leaves a voucher, with the digests of what it holds, beside its part in the store, and whoever
+commits compares them first.
 """
 
 import json
@@ -21,8 +22,8 @@ from typing import Any
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.cursor import Cursor
-from quorate.core.errors import CheckpointError, ReplicasDiffer
+from quorate.core.cursor import Cursor, Phase
+from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
 from quorate.core.worker_status import DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
@@ -86,11 +87,14 @@ class Checkpointer:
 
     def enter(self, strategy: Strategy, step: int) -> None:
         """A generation begins: give up what cannot be completed without those who are gone."""
-        present = {payload.decode() for payload in strategy.gather(step, self._identity.encode())}
         save = self._latest
+        own = [self._identity, "" if save is None else save.plan.attempt.name]
+        told = [json.loads(payload) for payload in strategy.gather(step, json.dumps(own).encode())]
         if save is None:
             return
         writers, progress = save.plan.writers, save.plan.progress
+        # A generation may have ended when some knew what all had answered, and others did not: those never began it.
+        present = {identity for identity, attempt in told if attempt == save.plan.attempt.name}
         waits = save.plan.commits and not (save.done.is_set() or save.is_complete)
         if reason := why_void(
             writers,
@@ -222,9 +226,15 @@ class Checkpointer:
             answer = self._answer_as_committer(progress, held)
         else:
             answer = Answer(self._identity, is_busy=self._running() is not None)
-        answer = replace(answer, lacked_space=self._lacks_space)
+        known = self._known_whole
+        whole = None if known is None else (known.step, int(known.phase))
+        answer = replace(answer, lacked_space=self._lacks_space, whole=whole)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
-        return [Answer(**json.loads(payload)) for payload in told]
+        answers = [Answer(**json.loads(payload)) for payload in told]
+        # Who has committed it knows it first, and another may commit the next.
+        for step, phase in (answer.whole for answer in answers if answer.whole is not None):
+            self._knows_whole(Cursor(step, Phase(phase)))
+        return answers
 
     def _answer_as_committer(self, progress: Progress, held: HeldState) -> Answer:
         latest = self._latest
@@ -263,8 +273,11 @@ class Checkpointer:
     def _ended(self, save: Save, error: Exception | None) -> None:
         """Called by the save's thread."""
         if save.info is not None:
-            self._known_whole = save.info.cursor
+            self._knows_whole(save.info.cursor)
         self._lacks_space = isinstance(error, NoSpace)
+
+    def _knows_whole(self, cursor: Cursor) -> None:
+        self._known_whole = cursor if self._known_whole is None else max(self._known_whole, cursor)
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()
@@ -283,14 +296,20 @@ class Checkpointer:
         retention, best = self._context.retention, progress.best
         if retention is None:
             return
-        for info in remove_surplus(
-            self._context.store,
-            retention,
-            None if best is None else best.step,
-            self._known_whole,
-            check=self._context.check_commit,
-            coming=progress.cursor,
-        ):
+        try:
+            removed = remove_surplus(
+                self._context.store,
+                retention,
+                None if best is None else best.step,
+                self._known_whole,
+                check=self._context.check_commit,
+                coming=progress.cursor,
+            )
+        except (CheckpointError, LinkError) as error:
+            # The lease may come back while the save goes on; whether there is space enough is found by writing.
+            log.info("old checkpoints are left for now: %s", error)
+            return
+        for info in removed:
             log.warning(
                 "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
             )
@@ -304,7 +323,11 @@ class Checkpointer:
             return set()
 
     def _is_listed(self, save: Save) -> bool:
-        return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+        try:
+            return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+        except CheckpointError as error:
+            log.warning("it is not known whether step %d is saved: %s", save.plan.progress.cursor.step, error)
+            return False
 
     def _running(self) -> Save | None:
         return None if self._latest is None or self._latest.done.is_set() else self._latest

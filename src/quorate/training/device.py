@@ -1,7 +1,9 @@
 """Where tensors live and compute: all that depends on the kind of device is behind `Device`, and CPU is the first one.
 
-Nothing else on the way of a step, an evaluation or a digest reads a tensor from the host, seeds a random stream or
-allocates a buffer. So what may have to wait for a device stands in one place, and another kind is another class.
+Nothing else on the way of a step, an evaluation or a digest of what a replica holds reads a tensor from the host, seeds
+a random stream or allocates a buffer. So what may have to wait for a device stands in one place, and another kind is
+another class. Two things are not behind it: the bytes of a checkpoint or a state copy (`checkpoint.tensor_file`), and a
+ring's sums, both of which read the tensors that they are given.
 """
 
 import os
@@ -29,7 +31,8 @@ class Device(Protocol):
     """One worker's device. Made once in a process; the replica has it, and whoever trains asks it there.
 
     Only `numbers`, `content` and `same_bits` bring something from the device to the host, and may have to wait for all
-    that was begun on it. A step calls `numbers` once a lane and once an update.
+    that was begun on it. A step calls `numbers` once a lane and once an update, and once more where a loss is not
+    finite and may be skipped.
     """
 
     @property

@@ -235,11 +235,11 @@ class Save:
         plan = self.plan
         # All of it by everybody, not only what we write: it tells whether the replicas are equal.
         if plan.is_shared:
-            self.digests = digests(plan.held.compared.items())
+            self.digests = digests(plan.held.compared.items(), plan.held.device)
         staged = self._context.arena.stage(plan.file)
         if staged is None:
             log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")
-            self.digests = self.digests or digests(plan.held.compared.items())
+            self.digests = self.digests or digests(plan.held.compared.items(), plan.held.device)
             self._content = self._pieces(plan.file.chunks())
             return
         content, tensors = staged

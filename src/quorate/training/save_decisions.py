@@ -12,6 +12,7 @@ class Answer:
     """What a worker says before a save. That of the one that hosts lane 0, which commits, decides.
 
     `attempt` is what it has begun, `failure` why it could not; `lacked_space`: its last save failed for want of space.
+    `whole` are step and phase of the newest checkpoint that it knows to be whole.
     """
 
     identity: str
@@ -20,6 +21,7 @@ class Answer:
     attempt: str = ""
     failure: str = ""
     lacked_space: bool = False
+    whole: tuple[int, int] | None = None
 
 
 class Beginning(Enum):
@@ -94,11 +96,11 @@ def why_void(
 ) -> str | None:
     """Why a save of the last generation cannot be completed by those who are present now; None if it can be, or is.
 
-    `writers` and those `present` are identities; the first writer commits. `is_saved`: it is here to do so, or has.
-    `delivered` are the positions of the writers that nothing is missing of.
+    `writers` and those `present`, who have begun it too, are identities; the first writer commits. `is_saved`: it is
+    here to do so, or has. `delivered` are the positions of the writers that nothing is missing of.
     """
     if not is_saved:
         # Also when our part is done: nobody else knows by now that it was not committed.
-        return "the worker that commits it is gone"
+        return "the worker that commits it is gone, or has not begun it"
     missing = {writer for position, writer in enumerate(writers) if position not in delivered}
-    return None if missing <= set(present) else "a worker that writes a part of it is gone"
+    return None if missing <= set(present) else "a worker that writes a part of it is gone, or has not begun it"

@@ -9,6 +9,7 @@ import torch
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation
+from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 
@@ -22,11 +23,13 @@ class HeldState:
 
     `encoded` is the tree of the whole state, and the tensors of it that this member holds. `compared` are the tensors
     that every member holds and must hold alike, by names for people; those in `weights` make up the weights digest.
+    They are on `device`.
     """
 
     encoded: Encoded
     compared: dict[str, torch.Tensor]
     weights: frozenset[str]
+    device: Device = CPU
 
 
 class StateLayout(Protocol):
@@ -59,7 +62,8 @@ class Replicated:
     def state(self, progress: Progress) -> HeldState:
         """The replica, and how far the job has come."""
         encoded = encode({"replica": self.replica.state(), "progress": progress.to_dict()})
-        return HeldState(encoded, self.replica.state_tensors(), frozenset(name for name, _ in self.replica.tensors()))
+        weights = frozenset(name for name, _ in self.replica.tensors())
+        return HeldState(encoded, self.replica.state_tensors(), weights, self.replica.device)
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""

@@ -18,9 +18,6 @@ from quorate.data.streams import seed_generators
 from quorate.spec.problems import describe_errors
 from quorate.training.device import Device, is_scalar
 
-Loss = torch.Tensor | tuple[torch.Tensor, Any]
-"""A mean over the samples of the batch, or (sum, count) for a mean over something else, such as tokens."""
-
 LOG = "_log"
 """Where a task keeps the numbers that it logs."""
 

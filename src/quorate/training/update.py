@@ -86,11 +86,13 @@ class Update:
         self._watch.after_update(where)
 
     def _leave_out(self) -> dict[str, float]:
-        """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm."""
+        """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm.
+
+        What lanes have left in the model's buffers was never committed: whoever uses the model next restores them.
+        """
         for parameter in self._gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None
-        self._replica.buffers.commit({})
         return {}
 
     def _parameters(self, name: str) -> list[torch.Tensor]:

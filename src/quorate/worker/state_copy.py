@@ -46,7 +46,7 @@ def align(
     own = None if position in donors else layout.state(progress)
     with activity.waiting(OTHERS):
         # Nobody copies a state before all who hold it have found that they hold the same.
-        voucher = None if own is None else Voucher(worker, digests(own.compared.items()))
+        voucher = None if own is None else Voucher(worker, digests(own.compared.items(), own.device))
         compare_replicas(step, voucher, partial(reduction.gather, step, COMPARE_INDEX))
     copied = 0
     for donor in sorted(set(donors.values())):

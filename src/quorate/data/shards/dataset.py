@@ -105,7 +105,7 @@ class Shards:
         return self._decode is not None
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def reading_facts(self) -> dict[str, Any]:
         """Where it is listed, and what waiting for its samples depends on."""
         size = int(self.index.sizes.sum())
         reading = {
