@@ -17,8 +17,10 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 for name in [name for name in os.environ if name.startswith("QUORATE_")]:
     del os.environ[name]
 
-# Under nohup it is ignored, here and in every command that a test starts; a test of a closed terminal needs it.
+# Under nohup it is ignored, here and in every command that a test starts; a test of a closed terminal needs it. So is
+# Ctrl-C in the background of a script.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What earlier tests have left to be collected may wait, when it is, for threads that a forked process does not have.
 os.register_at_fork(after_in_child=gc.freeze)
