@@ -182,7 +182,7 @@ class EventTracker:
     """
 
     def __init__(self, sink: Sink) -> None:
-        self._sink = Guarded(sink)
+        self._sink = sink
         self.has_trained = False
         self.has_finished = False
         self._recoveries = RecoveryLog()
@@ -291,7 +291,7 @@ def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
     """Show the run, launch its processes, write down what it comes to, and wait for copies of its checkpoints."""
     run, spec = plan.run, plan.resolved.spec
     workers = spec.worker_count(usable_cores())
-    show = watch(RunStart(run, spec, workers))
+    show = Guarded(watch(RunStart(run, spec, workers)))
     tracker = EventTracker(show)
     copied: list[dict[str, Any]] = []
     started = time.perf_counter()

@@ -262,11 +262,13 @@ class Checkpointer:
         cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
         manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
         attempt = self._context.store.open(progress.cursor, size, answers[0].attempt)
-        frees_space = any(answer.lacked_space for answer in answers)
-        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, frees_space, worker)
+        if position == 0 and any(answer.lacked_space for answer in answers) and self._context.may_act():
+            # First of all: a writer that fails before would have the attempt given up, and nothing would go.
+            self._free_space(progress)
+        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, worker)
         self._owes = self._lacks_space = False
         self._last_begun = self._clock()
-        self._latest = Save(plan, self._context, self._ended, self._free_space)
+        self._latest = Save(plan, self._context, self._ended)
         self._context.start(self._latest.run)
         return self._latest
 

@@ -76,8 +76,7 @@ class SaveContext:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """A save, and this worker's part in it. `writers` are the identities of the workers that take part, in lane order;
-    `frees_space`: a save before this one failed for want of it."""
+    """A save, and this worker's part in it. `writers` are the identities of those that take part, in lane order."""
 
     progress: Progress
     manifest: Manifest
@@ -86,7 +85,6 @@ class SavePlan:
     writers: tuple[str, ...]
     parts: Parts
     position: int
-    frees_space: bool
     worker: int
 
     @property
@@ -127,7 +125,6 @@ class Save:
         plan: SavePlan,
         context: SaveContext,
         ended: Callable[["Save", Exception | None], None],
-        free_space: Callable[[Progress], None],
     ) -> None:
         self.plan = plan
         self.copied = threading.Event()
@@ -142,7 +139,6 @@ class Save:
         self.waits_for = "a copy of the state"
         self._context = context
         self._ended = ended
-        self._free_space = free_space
         self._given_up: str | None = None
         self._content: Iterator[Buffer] | None = None
         self._is_written = False
@@ -264,8 +260,6 @@ class Save:
         assert self._content is not None, "it is copied first"
         if plan.commits and self._context.may_act():
             plan.attempt.sweep()
-            if plan.frees_space:
-                self._free_space(plan.progress)
         if plan.index is not None:
             plan.attempt.write(plan.index, len(plan.parts), self._content)
         if plan.is_shared:
