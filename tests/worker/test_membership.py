@@ -1,5 +1,6 @@
 """A worker's membership against a real coordinator on loopback."""
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -404,6 +405,34 @@ class Silent:
 
     def close(self) -> None:
         pass
+
+
+class Forgetful(Silent):
+    """A coordinator that never knows whose heartbeat it gets, and loses its answer to whoever presents itself again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def call(self, request: Any, timeout: float) -> Any:
+        if isinstance(request, pb.HeartbeatRequest):
+            self.told.append("heartbeat")
+            return pb.HeartbeatReply(unknown=True, incarnation=2)
+        if not request.HasField("position"):
+            return pb.RegisterReply(lease=60.0, incarnation=1)
+        self.told.append("position")
+        return None
+
+
+def test_a_position_is_told_once_since_a_generation_may_have_begun_when_only_the_answer_is_lost() -> None:
+    link = Forgetful()
+    member = Membership(link, Timing(0.2), lambda: WorkerStatus(0, ""))
+    try:
+        member.register(registration(0))
+        wait_until(lambda: link.told.count("position") >= 3)
+    finally:
+        member.close()
+    assert ("position", "position") not in list(itertools.pairwise(link.told))
 
 
 def test_nobody_is_asked_again_once_the_membership_is_closed() -> None:

@@ -128,7 +128,9 @@ class Membership:
         position = self._view.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
-            answered = self._enrol(self._registration.request(position), self._timing.lease / 2)
+            # Asked once: if only the answer was lost, a generation may have begun since, and the position be an old
+            # one. The next heartbeat learns whether another coordinator has to be told where it stands by then.
+            answered = self._enrol(self._registration.request(position), within=0.0)
             if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
                 self._view.present(answered)
         except (LinkError, JobError) as error:
