@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from quorate.coordinator.events import Completed
 from quorate.coordinator.service import event_of, reply_to
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb

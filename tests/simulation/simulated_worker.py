@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quorate.core.cursor import Cursor
 from quorate.core.digests import outvoted
 from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
 from quorate.observe.events import StepCompleted

@@ -20,10 +20,9 @@ import pytest
 from coordinator.served import TOKEN, Served, serve
 from made_events import make_event
 from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
-from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.runtime import SYSTEM, Latch
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus

@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_position, encode_failure, encode_generation, encode_id, encode_position

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from made_events import make_event
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
 from quorate.worker.membership import Membership

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, Position, WorkerStatus

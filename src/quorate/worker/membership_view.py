@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb

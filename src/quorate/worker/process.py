@@ -24,7 +24,7 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
-from quorate.core.memory import is_shortage
+from quorate.core.machine import is_shortage
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
+from quorate.core.generation import Cursor, Generation
 from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
