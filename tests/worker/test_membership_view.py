@@ -100,7 +100,7 @@ class TestPosition:
 
     def test_at_work(self, view: MembershipView) -> None:
         view.handle(formed(generation(1)))
-        view.hold()
+        view.hold_state()
         assert view.present(2) == Position(generation(1), Cursor(), has_left=False, has_trained=True)
 
     def test_between_two_generations(self, view: MembershipView) -> None:
@@ -125,7 +125,7 @@ class TestPosition:
 
     def test_whom_the_others_have_left_out_holds_what_they_leave_behind(self, view: MembershipView) -> None:
         view.handle(formed(generation(1)))
-        view.hold()
+        view.hold_state()
         view.leave(Cursor(9))
         view.handle(formed(generation(2, address="127.0.0.1:9")))
         assert not view.present(2).has_trained

@@ -45,7 +45,7 @@ class MembershipView:
         self._saves_begun: frozenset[str] = frozenset()
         self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
-        self.stop: str | None = None
+        self.stop_requested: str | None = None
         self.ended = False
         self.failure: Failure | None = None
 
@@ -60,8 +60,8 @@ class MembershipView:
         with self._changed:
             self._left_at = cursor
 
-    def hold(self) -> None:
-        """It holds the state of the job from now on."""
+    def hold_state(self) -> None:
+        """It holds the state of the job from now on, and not just a beginning."""
         self._has_trained = True
 
     def present(self, incarnation: int) -> Position:
@@ -138,7 +138,7 @@ class MembershipView:
                 case "formed":
                     self._adopt(decode_generation(directive.formed))
                 case "stop":
-                    self.stop = directive.stop.reason
+                    self.stop_requested = directive.stop.reason
                 case "regroup":
                     self._regroup(directive.regroup)
                 case "save":
