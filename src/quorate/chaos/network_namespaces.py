@@ -97,7 +97,6 @@ class NetworkNamespaces:
         self._in(COORDINATOR, f"link set dev {port_of(place)} down")
 
     def heal(self, place: int) -> None:
-        """Undo the cut."""
         self._in(COORDINATOR, f"link set dev {port_of(place)} up")
 
     def _make(self) -> None:

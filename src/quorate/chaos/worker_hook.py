@@ -68,15 +68,12 @@ class FaultWatch:
         }
 
     def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None:
-        """A bit of these tensors may flip from now on."""
         self._state = state
 
     def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
-        """A generation of these members begins; `is_ending` is true when it shall end at the next step boundary."""
         self._members, self._is_ending = members, is_ending
 
     def on_phase(self, step: int, phase: str, lane: int | None = None) -> None:
-        """The worker begins with this now: if a fault is for this moment, it happens here."""
         self._place = step + 1 if phase in BETWEEN_STEPS else step, phase
         for number, fault in list(self._pending.items()):
             is_dragged_along = self._is_dragged_along(number, fault)

@@ -59,7 +59,6 @@ class QuorateError(Exception):
 
     @property
     def message(self) -> str:
-        """The text of the error."""
         return str(self)
 
 

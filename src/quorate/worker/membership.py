@@ -263,7 +263,6 @@ class Membership:
         return True
 
     def close(self) -> None:
-        """Leave: sends nothing more, and ends the threads."""
         self._closing.set()
         self._link.close()
         for thread in self._threads:
