@@ -56,11 +56,8 @@ class Runtime(Protocol):
 class SystemRuntime:
     """The machine's own clock and threads."""
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def condition(self) -> Condition:
-        return threading.Condition()
+    now = staticmethod(time.monotonic)
+    condition = staticmethod(threading.Condition)
 
     def spawn(self, name: str, work: Callable[[], None]) -> Thread:
         """A daemon: who fails before it can end its threads must still be able to exit."""
