@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 
+from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.sockets import close_in_children, join_address
 
 MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""

@@ -17,6 +17,7 @@ import numpy
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import (
     CLOSED_HERE,
@@ -30,7 +31,6 @@ from quorate.wire.link import (
 )
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.shared_memory import Doorbell, Segment
-from quorate.wire.sockets import close_in_children
 
 SLOT = 2**19
 """Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from quorate.core.errors import FrameError, OutOfMemory, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.core.machine import Limits, machine_memory, read_limits
+from quorate.core.machine import machine_memory, read_limits
+from quorate.core.processes import close_in_children
 from quorate.wire.link import CLOSED_HERE, Deadline
-from quorate.wire.sockets import close_in_children
 from quorate.wire.stream import wait_for
 
 LONGEST_MESSAGE = 32 * 1024
@@ -37,13 +37,12 @@ class Segment:
         self.size = size
 
     @classmethod
-    def create(cls, size: int, available: int | None = None, limits: Limits | None = None) -> "Segment":
+    def create(cls, size: int) -> "Segment":
         """All of it is there when this returns: too little memory is an error now, not a signal at the first write."""
         # Asked first: the kernel would hand out pages until it has to kill somebody, in a container as on the machine.
-        free = machine_memory() if available is None else available
+        free, inside = machine_memory(), read_limits().free_memory
         if size > free:
             raise _too_little(size, f"{free:,} are free")
-        inside = (read_limits() if limits is None else limits).free_memory
         if inside is not None and size > inside:
             raise _too_little(size, f"{inside:,} are free of what this container is given")
         descriptor = os.memfd_create("quorate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from quorate.core.errors import PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 from quorate.wire.silence import LOOKS, Silence
-from quorate.wire.sockets import close_in_children
 
 LOW_WATER = 512 * 2**10
 """Bytes of a large frame that are worth waking up for."""

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+from quorate.core.addresses import join_address, split_address
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import (
     AGAIN,
@@ -25,7 +27,6 @@ from quorate.wire.link import (
     flat_bytes,
 )
 from quorate.wire.reception import Reception
-from quorate.wire.sockets import close_in_children, join_address, split_address
 from quorate.wire.stream import Stream, Watch, wait_for
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
