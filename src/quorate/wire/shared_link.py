@@ -7,7 +7,6 @@ frame of any length flows through a few slots while both ends work on it.
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -31,6 +30,7 @@ from quorate.wire.link import (
 )
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.shared_memory import Doorbell, Segment
+from quorate.wire.stream import Closable
 
 SLOT = 2**19
 """Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""
@@ -48,7 +48,7 @@ _FREE = b"-"
 """What is rung back each time that half of the slots are free again: one at a time would be half of all the ringing."""
 
 
-class SharedLink:
+class SharedLink(Closable):
     """Frames through shared memory, between workers that have proven themselves.
 
     `sending` and `receiving` are the connections of the two directions; `side` says whose slots come first in memory.
@@ -63,17 +63,13 @@ class SharedLink:
         receiving: socket.socket,
         side: int,
     ) -> None:
-        self.peer = peer
+        super().__init__(peer, sending, receiving)
         self._memory = memory.shared()
-        self._sockets = sending, receiving
         self._doorbells = Doorbell(sending, peer, generation), Doorbell(receiving, peer, generation)
         # Where the slots of each direction begin; they are gone through in turn, so counting them says which is next.
         self._places = _room() * side, _room() * (1 - side)
         self._filled = self._emptied = 0
         self._unused = SLOTS
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
         content = flat_bytes(payload)
@@ -162,11 +158,7 @@ class SharedLink:
 
     @contextmanager
     def _use(self) -> Iterator[None]:
-        with self._lock:
-            # A forked child finds its copies of the sockets closed.
-            if self._closed or self._sockets[0].fileno() < 0:
-                raise PeerLost(self.peer, CLOSED_HERE)
-            self._users += 1
+        self._enter()
         try:
             yield
         except PeerLost as error:
@@ -178,15 +170,13 @@ class SharedLink:
             self.close()
             raise
         finally:
-            with self._lock:
-                self._users -= 1
-                self._release_if_unused()
+            self._leave()
 
-    def _release_if_unused(self) -> None:
-        if self._closed and not self._users:
-            # A thread that was interrupted while it copied may still show the memory in its traceback.
-            with suppress(BufferError):
-                self._memory.close()
+    def _release(self) -> None:
+        # The doorbells close the sockets. A thread that was interrupted while it copied may still show the memory in
+        # its traceback.
+        with suppress(BufferError):
+            self._memory.close()
 
 
 def connect_shared(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:

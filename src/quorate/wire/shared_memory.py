@@ -11,15 +11,13 @@ import os
 import select
 import socket
 import struct
-import threading
 from collections.abc import Callable
 
-from quorate.core.errors import FrameError, OutOfMemory, PeerLost
+from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.generation import GenerationId
 from quorate.core.machine import machine_memory, read_limits
-from quorate.core.processes import close_in_children
-from quorate.wire.link import CLOSED_HERE, Deadline
-from quorate.wire.stream import wait_for
+from quorate.wire.link import Deadline
+from quorate.wire.stream import Closable, wait_for
 
 LONGEST_MESSAGE = 32 * 1024
 """Bytes that a doorbell carries."""
@@ -84,7 +82,7 @@ class Segment:
             os.close(self.descriptor)
 
 
-class Doorbell:
+class Doorbell(Closable):
     """A connection between two workers of one host: messages of at most `LONGEST_MESSAGE` bytes, numbered, both ways,
     that arrive in microseconds.
 
@@ -93,18 +91,13 @@ class Doorbell:
     """
 
     def __init__(self, sock: socket.socket, peer: str, generation: GenerationId) -> None:
-        sock.setblocking(False)
-        close_in_children(sock)
-        self.peer = peer
+        super().__init__(peer, sock)
         self._socket = sock
         self._generation = (generation.incarnation, generation.number)
         self._sent = 0
         self._received = 0
         self._buffer = bytearray(_HEADER.size + LONGEST_MESSAGE)
         self._view = memoryview(self._buffer)
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
 
     def ring(self, message: bytes, deadline: Deadline) -> None:
         """Send a message; it is on its way when this returns."""
@@ -135,10 +128,7 @@ class Doorbell:
 
     def _use(self, attempt: Callable[[], int], events: int, deadline: Deadline) -> int:
         """Attempt something again and again, waiting in between, until it works."""
-        with self._lock:
-            if self._closed:
-                raise self._lost(CLOSED_HERE)
-            self._users += 1
+        self._enter()
         try:
             while True:
                 try:
@@ -149,17 +139,7 @@ class Doorbell:
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
         finally:
-            with self._lock:
-                self._users -= 1
-                self._release_if_unused()
-
-    def _release_if_unused(self) -> None:
-        # Closed under a thread that polls it, the number could belong to another file by the time it is used.
-        if self._closed and not self._users:
-            self._socket.close()
-
-    def _lost(self, detail: str) -> PeerLost:
-        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
+            self._leave()
 
 
 def _too_little(size: int, why: str) -> OutOfMemory:

@@ -27,23 +27,59 @@ def wait_for(sock: socket.socket, events: int, deadline: Deadline) -> int:
     return next((found for _, found in poller.poll(min(remaining, LONGEST_WAIT) * 1000)), 0)
 
 
-class Stream:
+class Closable:
+    """What threads use to reach a peer, and any thread may close: it is released when the last of them has left it.
+
+    Closed under a thread that polls it, the number of a socket could belong to another file by the time it is used.
+    """
+
+    def __init__(self, peer: str, *sockets: socket.socket) -> None:
+        for sock in sockets:
+            sock.setblocking(False)
+            close_in_children(sock)
+        self.peer = peer
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def _enter(self) -> None:
+        with self._lock:
+            # A forked child finds its copies of the sockets closed.
+            if self._closed or self._sockets[0].fileno() < 0:
+                raise PeerLost(self.peer, CLOSED_HERE)
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            self._release_if_unused()
+
+    def _release_if_unused(self) -> None:
+        if self._closed and not self._users:
+            self._release()
+
+    def _release(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    def _lost(self, detail: str) -> PeerLost:
+        # What a socket says of its peer once it is closed on this side is not to be believed.
+        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
+
+
+class Stream(Closable):
     """Bytes to and from one peer. After any error it is closed.
 
     `silence`: the seconds after which a peer whose host does not answer is lost, for whoever asks.
     """
 
     def __init__(self, sock: socket.socket, peer: str, silence: float | None = None) -> None:
-        sock.setblocking(False)
+        super().__init__(peer, sock)
         if sock.family != socket.AF_UNIX:
             # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        close_in_children(sock)
-        self.peer = peer
         self._socket = sock
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
         self._low_water = 1
         self._silence = None if silence is None else Silence(sock, silence)
         self._suspected: float | None = None
@@ -125,10 +161,7 @@ class Stream:
 
     @contextmanager
     def _use(self) -> Iterator[None]:
-        with self._lock:
-            if self._closed or self._socket.fileno() < 0:
-                raise PeerLost(self.peer, CLOSED_HERE)
-            self._users += 1
+        self._enter()
         try:
             yield
         except OSError as error:
@@ -141,22 +174,11 @@ class Stream:
             self.close()
             raise
         finally:
-            with self._lock:
-                self._users -= 1
-                self._release_if_unused()
+            self._leave()
 
     def _note_hang_up(self) -> None:
         """The peer has ended the connection; whoever does so without a word may only have been too crowded."""
         self.hung_up_at_once = not self._has_heard and not self._closed
-
-    def _lost(self, detail: str) -> PeerLost:
-        # What a socket says of its peer once it is closed on this side is not to be believed.
-        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
-
-    def _release_if_unused(self) -> None:
-        # Closed under a thread that polls it, the number could belong to another file by the time it is used.
-        if self._closed and self._users == 0:
-            self._socket.close()
 
     def _sleep_through(self, missing: int) -> None:
         """Wake up for a good part of what is missing, not for every packet: the lane that computes needs the core."""

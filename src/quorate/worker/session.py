@@ -189,7 +189,8 @@ class LoopTrainer:
             return min(over - time.monotonic(), GLANCE)
 
         credentials = Credentials(self.assignment.token, self.assignment.slot, generation.id)
-        lease, silence = self.membership.lease_remaining, self.timing.link_silence
+        # The host at the other end of a link acknowledges what comes, however busy the worker there is.
+        lease, silence = self.membership.lease_remaining, self.timing.failure_timeout
         endpoint = Endpoint(generation, credentials, self.listeners, remaining, lease, silence)
         return StrategyLinks(self.parts.strategy.connect(endpoint))
 
