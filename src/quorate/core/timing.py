@@ -23,8 +23,3 @@ class Timing:
     def connect(self) -> float:
         """To find the next worker on the ring once the generation is known."""
         return self.failure_timeout * 2
-
-    @property
-    def link_silence(self) -> float:
-        """Without an acknowledgement by the host at the other end of a link, however busy the worker there is."""
-        return self.failure_timeout

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quorate.core.cursor import Cursor
-from quorate.core.generation import Generation
+from quorate.core.generation import Cursor, Generation
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Pace:
 
     @property
     def lane_s(self) -> float:
-        """Seconds that a lane takes."""
         return self.data_s + self.compute_s
 
     @property

@@ -4,14 +4,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from quorate.core.errors import PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.silence import Silence
-from quorate.wire.sockets import close_in_children
+from quorate.wire.silence import LOOKS, Silence
 
 LOW_WATER = 512 * 2**10
 """Bytes of a large frame that are worth waking up for."""
@@ -27,23 +27,59 @@ def wait_for(sock: socket.socket, events: int, deadline: Deadline) -> int:
     return next((found for _, found in poller.poll(min(remaining, LONGEST_WAIT) * 1000)), 0)
 
 
-class Stream:
+class Closable:
+    """What threads use to reach a peer, and any thread may close: it is released when the last of them has left it.
+
+    Closed under a thread that polls it, the number of a socket could belong to another file by the time it is used.
+    """
+
+    def __init__(self, peer: str, *sockets: socket.socket) -> None:
+        for sock in sockets:
+            sock.setblocking(False)
+            close_in_children(sock)
+        self.peer = peer
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def _enter(self) -> None:
+        with self._lock:
+            # A forked child finds its copies of the sockets closed.
+            if self._closed or self._sockets[0].fileno() < 0:
+                raise PeerLost(self.peer, CLOSED_HERE)
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            self._release_if_unused()
+
+    def _release_if_unused(self) -> None:
+        if self._closed and not self._users:
+            self._release()
+
+    def _release(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+
+    def _lost(self, detail: str) -> PeerLost:
+        # What a socket says of its peer once it is closed on this side is not to be believed.
+        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
+
+
+class Stream(Closable):
     """Bytes to and from one peer. After any error it is closed.
 
     `silence`: the seconds after which a peer whose host does not answer is lost, for whoever asks.
     """
 
     def __init__(self, sock: socket.socket, peer: str, silence: float | None = None) -> None:
-        sock.setblocking(False)
+        super().__init__(peer, sock)
         if sock.family != socket.AF_UNIX:
             # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        close_in_children(sock)
-        self.peer = peer
         self._socket = sock
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
         self._low_water = 1
         self._silence = None if silence is None else Silence(sock, silence)
         self._suspected: float | None = None
@@ -51,14 +87,16 @@ class Stream:
         self.hung_up_at_once = False
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
-        """Send parts one after the other, without first joining them."""
         with self._use():
             began = time.monotonic()
             while parts:
                 try:
                     sent = self._socket.sendmsg(parts)
                 except BlockingIOError:
-                    self._wait_to_send(deadline, began)
+                    found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
+                    # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
+                    if found & select.POLLRDHUP:
+                        raise self._lost("it closed the connection") from None
                 else:
                     parts = _after(parts, sent)
                     began = time.monotonic()
@@ -123,10 +161,7 @@ class Stream:
 
     @contextmanager
     def _use(self) -> Iterator[None]:
-        with self._lock:
-            if self._closed or self._socket.fileno() < 0:
-                raise PeerLost(self.peer, CLOSED_HERE)
-            self._users += 1
+        self._enter()
         try:
             yield
         except OSError as error:
@@ -141,24 +176,9 @@ class Stream:
         finally:
             self._leave()
 
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._closed:
-                self._release_if_unused()
-
     def _note_hang_up(self) -> None:
         """The peer has ended the connection; whoever does so without a word may only have been too crowded."""
         self.hung_up_at_once = not self._has_heard and not self._closed
-
-    def _lost(self, detail: str) -> PeerLost:
-        # What a socket says of its peer once it is closed on this side is not to be believed.
-        return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)
-
-    def _release_if_unused(self) -> None:
-        # Closed under a thread that polls it, the number could belong to another file by the time it is used.
-        if self._users == 0:
-            self._socket.close()
 
     def _sleep_through(self, missing: int) -> None:
         """Wake up for a good part of what is missing, not for every packet: the lane that computes needs the core."""
@@ -169,17 +189,39 @@ class Stream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             self._low_water = low_water
 
-    def _wait_to_send(self, deadline: Deadline, began: float) -> None:
-        found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
-        # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
-        if found & select.POLLRDHUP:
-            raise self._lost("it closed the connection")
-
     def _wait(self, events: int, deadline: Deadline, began: float) -> int:
         found = wait_for(self._socket, events, deadline)
         if found < 0:
             raise self._lost(f"no frame for {time.monotonic() - began:.1f} s")
         return found
+
+
+class Watch:
+    """A deadline that looks after links whenever it is asked, if some time has passed.
+
+    Who waits for one neighbour finds out about the other too: what it has sent to it may be on its way for ever.
+    """
+
+    def __init__(self, deadline: Deadline, links: Sequence[Stream], limit: float) -> None:
+        self._deadline = deadline
+        self._links = links
+        self._pause = limit / LOOKS
+        self._next_look = 0.0
+
+    def __call__(self) -> float:
+        """Seconds that may be waited until it is asked again. Raises PeerLost for a link that is silent."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self._pause
+            for link in self._links:
+                link.check_silence()
+        return min(self._deadline(), self._pause)
+
+    def blame(self, error: BaseException) -> BaseException:
+        """The reason why links broke: whoever notices a silent one first closes all that it has, the others follow."""
+        if not isinstance(error, PeerLost):
+            return error
+        return next((suspect for link in self._links if (suspect := link.suspicion()) is not None), error)
 
 
 def _after(parts: list[memoryview], sent: int) -> list[memoryview]:

@@ -8,10 +8,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Cursor
+from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
-from quorate.core.generation import Generation, GenerationId
-from quorate.core.seeds import derive_seed
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler
@@ -66,12 +65,10 @@ class SessionParts:
 
     @cached_property
     def strategy(self) -> StrategyFactory:
-        """Connects the members of each generation."""
         return strategy_factory(self.spec, self.replica)
 
     @property
     def layout(self) -> StateLayout:
-        """How the state is spread over the workers."""
         return Replicated(self.replica)
 
 
@@ -159,7 +156,19 @@ def assemble(
     sampler, activity = parts.sampler, hooks.activity
     evaluation = evaluation_plan(spec, parts.samples)
     gradients = connection.gradients
-    feed = _feed(parts, evaluation, hosted, progress, mode, hooks.check_lease)
+    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor)
+    if mode.evaluates_only:
+        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    feed = Feed(
+        parts.samples,
+        requests,
+        spec.loader_workers,
+        spec.threads,
+        spec.loader_prefetch,
+        # That read at all: the batches of a very small set leave some without a sample.
+        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
+        check=hooks.check_lease,
+    )
     averaged = mode.evaluates_averages(spec.average)
 
     def settle_save() -> None:
@@ -195,31 +204,6 @@ def assemble(
         save_begun=hooks.save_begun,
         workers=len(generation.members),
         mode=mode,
-    )
-
-
-def _feed(
-    parts: SessionParts,
-    evaluation: EvaluationPlan,
-    hosted: range,
-    progress: Progress,
-    mode: RunMode,
-    check: Callable[[], None],
-) -> Feed:
-    spec, sampler = parts.spec, parts.sampler
-    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor)
-    if mode.evaluates_only:
-        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    # Lanes that read at all: the batches of a very small set leave some without a sample.
-    reading = max(1, sum(lane < sampler.batch_samples(1) for lane in hosted))
-    return Feed(
-        parts.samples,
-        requests,
-        spec.loader_workers,
-        spec.threads,
-        spec.loader_prefetch,
-        lanes=reading,
-        check=check,
     )
 
 

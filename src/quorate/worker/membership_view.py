@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -46,14 +45,13 @@ class MembershipView:
         self._saves_begun: frozenset[str] = frozenset()
         self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
-        self.stop: str | None = None
+        self.stop_requested: str | None = None
         self.ended = False
         self.failure: Failure | None = None
 
     # --- what the worker does
 
     def join(self, worker: int, pid: int, address: str, cursor: Cursor) -> None:
-        """It has its place, is found at an address, and begins from a cursor."""
         self._member, self._pid, self._left_at = (worker, address), pid, cursor
 
     def leave(self, cursor: Cursor) -> None:
@@ -61,8 +59,8 @@ class MembershipView:
         with self._changed:
             self._left_at = cursor
 
-    def hold(self) -> None:
-        """It holds the state of the job from now on."""
+    def hold_state(self) -> None:
+        """It holds the state of the job from now on, and not just a beginning."""
         self._has_trained = True
 
     def present(self, incarnation: int) -> Position:
@@ -96,7 +94,6 @@ class MembershipView:
         return bool(self._saves_asked - self._saves_begun)
 
     def save_begun(self) -> None:
-        """What was asked for until now is being saved."""
         with self._changed:
             self._saves_begun |= self._saves_asked
 
@@ -107,13 +104,13 @@ class MembershipView:
                 if self._is_dismissed:
                     raise Dismissed("this worker was asked to leave, and may")
                 check()
-                self._changed.wait_for(lambda: self._has_news(after), pause)  # a lease moves meanwhile: asked again
+                # A lease moves meanwhile: `check` is asked again.
+                self._changed.wait_for(
+                    lambda: self.ended or self._is_dismissed or self._generation not in (None, after), pause
+                )
             if self.ended or self._generation is None:
                 raise JobEnded(self.failure)
             return self._generation
-
-    def _has_news(self, after: Generation | None) -> bool:
-        return self.ended or self._is_dismissed or (self._generation is not None and self._generation is not after)
 
     def check(self) -> None:
         """Raise GenerationOver or JobEnded when this worker may act no longer."""
@@ -133,15 +130,19 @@ class MembershipView:
     # --- what the coordinator declares
 
     def handle(self, directive: pb.Directive) -> None:
-        """Take note of it."""
         with self._changed:
             match directive.WhichOneof("what"):
                 case "formed":
                     self._adopt(decode_generation(directive.formed))
                 case "stop":
-                    self.stop = directive.stop.reason
+                    self.stop_requested = directive.stop.reason
                 case "regroup":
-                    self._regroup(directive.regroup)
+                    generation = decode_id(directive.regroup.generation)
+                    if not directive.regroup.at_boundary:
+                        self._over = generation
+                    else:
+                        self._break_at = generation
+                        self._save_at = generation if directive.regroup.saves else self._save_at
                 case "save":
                     self._ask_to_save(directive.save)
                 case "dismiss":
@@ -180,12 +181,3 @@ class MembershipView:
             return
         if self._generation.members[0].worker == self._member[0]:
             self._saves_asked |= {save.request}
-
-    def _regroup(self, regroup: pb.RegroupDirective) -> None:
-        generation = decode_id(regroup.generation)
-        if not regroup.at_boundary:
-            self._over = generation
-        elif regroup.saves:
-            self._break_at = self._save_at = generation
-        else:
-            self._break_at = generation

@@ -1,10 +1,31 @@
-"""Limits of containers, read from folders that look like the kernel's."""
+"""Cores and memory, as far as this process may use them."""
 
+import errno
+import mmap
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from quorate.core.cgroup import Limits, read_limits
+from quorate.core import machine
+from quorate.core.machine import Limits, cores_within, is_shortage, read_limits, usable_cores
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "usable"),
+    [(4, None, 4), (4, 8.0, 4), (4, 4.0, 4), (4, 2.5, 2), (4, 1.0, 1), (4, 0.5, 1), (1, 2.5, 1)],
+)
+def test_whole_cores_of_what_is_allowed_and_given(allowed: int, quota: float | None, usable: int) -> None:
+    assert cores_within(allowed, quota) == usable
+
+
+def test_the_mask_and_the_quota_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5, 7})
+    monkeypatch.setattr(machine, "read_limits", lambda: Limits(cores=3.2))
+    assert usable_cores() == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
+    assert usable_cores() == 2
 
 
 @pytest.fixture
@@ -60,3 +81,20 @@ def test_files_kept_in_memory_do_not_free_more_than_the_limit(root: Path) -> Non
 
 def test_where_there_are_no_control_groups(tmp_path: Path) -> None:
     assert read_limits(tmp_path / "none", tmp_path / "none either") == Limits()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda: bytearray(1 << 60), lambda: mmap.mmap(-1, 1 << 60), lambda: torch.zeros(1 << 58)],
+    ids=["of Python", "of the kernel", "of torch"],
+)
+def test_memory_that_nobody_has_is_a_shortage_whoever_is_asked(ask: object) -> None:
+    assert callable(ask)
+    with pytest.raises((MemoryError, OSError, RuntimeError)) as raised:
+        ask()
+    assert is_shortage(raised.value)
+
+
+def test_other_errors_are_none() -> None:
+    others = [OSError(errno.ENOSPC, "a full disk"), RuntimeError("shapes differ"), ValueError()]
+    assert not any(map(is_shortage, others))
