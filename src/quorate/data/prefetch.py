@@ -122,7 +122,7 @@ class BlockPrefetch:
 
     def _count_bytes(self, place: Place, sign: int) -> None:
         shards = self._shards[place[0]]
-        self._bytes[id(shards)] += sign * shards.block_bytes(place[1])
+        self._bytes[id(shards)] += sign * shards.index.block_bytes(place[1])
 
     def _blocks(self) -> UpcomingBlocks:
         found: dict[Source, dict[int, None]] = {source: {} for source in self._shards}

@@ -44,7 +44,7 @@ class FakeBlocks:
         if block in self.held_up:
             assert self.held_up[block].wait(20)
         if block in self.damaged:
-            raise DamagedBlock("a.tar", f"byte {block}", "aa", "bb")
+            raise DamagedBlock("a.tar", f"byte {block}", "it has changed")
         if block in self.away:
             raise Unreachable("a.tar is away")
         return Content(block, SIZE * self.swells)
@@ -255,5 +255,5 @@ def test_whoever_waits_for_a_block_hears_that_nobody_wants_it_any_more(made: Mak
 def test_shard_errors_can_be_copied() -> None:
     import copy
 
-    error: ShardError = DamagedBlock("a", "byte 1", "x", "y", "why")
+    error: ShardError = DamagedBlock("a", "byte 1", "why")
     assert str(copy.copy(error)) == str(error)

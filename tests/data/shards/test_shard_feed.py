@@ -177,6 +177,7 @@ class FewBlocks:
 
     def __init__(self, limit: int = 1000) -> None:
         self.limit = limit
+        self.index = self
 
     def blocks_of(self, indices: tuple[int, ...]) -> list[int]:
         return sorted({index // 10 for index in indices})

@@ -25,7 +25,7 @@ from quorate.data.shards.arguments import (
     checked_window,
     placed,
 )
-from quorate.data.shards.blocks import ShardBlocks, block_bytes
+from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.decoded_cache import DecodedCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
@@ -202,10 +202,6 @@ class Shards:
         found = numpy.searchsorted(self.index.first, indices_of(indices), side="right") - 1
         blocks: list[int] = numpy.unique(found).tolist()
         return blocks
-
-    def block_bytes(self, block: int) -> int:
-        """Bytes of a block, about."""
-        return block_bytes(self.index, block)
 
     def prefetch(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""

@@ -13,8 +13,7 @@ import xxhash
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
-from quorate.data.shards.errors import DamagedBlock
-from quorate.data.shards.formats.format import Block, Content
+from quorate.data.shards.formats.format import Block
 from quorate.storage.atomic import write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 
@@ -83,11 +82,18 @@ class ShardIndex:
         return numpy.searchsorted(self.shard_of_block, numpy.arange(len(self.shards) + 1)).astype(numpy.int64)
 
     def block(self, number: int) -> Block:
-        """One block by its number."""
         shard = int(self.shard_of_block[number])
         row = int(self.first[number] - self.first[self.first_block[shard]])
         start, length, records = (int(each[number]) for each in (self.start, self.length, self.records))
         return Block(self.shards[shard], start, length, records, row)
+
+    def block_bytes(self, number: int) -> int:
+        """Bytes of a block; where blocks are counted in rows, as many as fall to its rows."""
+        if self.kind != "hdf5":
+            return int(self.length[number])
+        shard = int(self.shard_of_block[number])
+        rows = int(self.first[self.first_block[shard + 1]] - self.first[self.first_block[shard]])
+        return int(self.sizes[shard]) * int(self.records[number]) // max(1, rows)
 
     # --- digests
 
@@ -125,22 +131,6 @@ class ShardIndex:
             "version": str(VERSION),
         }
         return json.dumps({"__metadata__": about | more, **header}, sort_keys=True, separators=(",", ":")).encode()
-
-    def check(self, number: int, content: Content) -> None:
-        """Raise `DamagedBlock` if these bytes are not those of the block."""
-        block = self.block(number)
-        unit = "row" if self.kind == "hdf5" else "byte"
-        self._check(block.file, f"{unit} {block.start}", self.digests[number], content)
-
-    def check_tail(self, shard: int, content: Content) -> None:
-        """Raise `DamagedBlock` if these bytes are not those from the end of the shard's last block to its own."""
-        self._check(self.shards[shard], f"byte {int(self.tails[shard])}", self.tail_digests[shard], content)
-
-    @staticmethod
-    def _check(file: str, place: str, expected: Array, content: Content) -> None:
-        found = xxhash.xxh3_128_digest(content)
-        if found != expected.tobytes():
-            raise DamagedBlock(file, place, expected.tobytes().hex(), found.hex())
 
 
 def load_index(place: str | Path) -> ShardIndex:
@@ -181,14 +171,17 @@ def encode(index: ShardIndex) -> bytes:
 
 def decode(content: bytes, file: str, beside: str) -> ShardIndex:
     """The index that a file's bytes are of; `beside` is the folder or URL that the file lies in."""
+    # Where the shards lie if the index cannot be read: one of another name may have them anywhere.
+    place = beside if file == f"{beside}/{NAME}" else "PATH"
     try:
         return _decoded(content, beside)
     except _Unreadable as error:
-        raise RequestError(f"{shown(file)} {error}.{_again(error.place or _guessed(beside, file), file)}") from None
+        why, place = str(error), error.place or place
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        raise RequestError(
-            f"{shown(file)} is damaged: it is no index of shards any more.{_again(_guessed(beside, file), file)}"
-        ) from None
+        why = "is damaged: it is no index of shards any more"
+    output = "" if file == f"{place}/{NAME}" else f" --output {shown(file)}"
+    again = f"Make it again with: quorate data index {shown(place)}{output} --force"
+    raise RequestError(f"{shown(file)} {why}. {again}")
 
 
 def _decoded(content: bytes, beside: str) -> ShardIndex:
@@ -252,17 +245,6 @@ def _missing(place: str) -> RequestError:
     return RequestError(
         f"{shown(place)} has no index of its shards yet. Make it with: quorate data index {shown(folder)}"
     )
-
-
-def _guessed(beside: str, file: str) -> str:
-    """Where the shards of an index lie that cannot be read: one of another name may have them anywhere."""
-    return beside if file == f"{beside}/{NAME}" else "PATH"
-
-
-def _again(place: str, file: str) -> str:
-    is_beside = file == f"{place}/{NAME}"
-    output = "" if is_beside else f" --output {shown(file)}"
-    return f" Make it again with: quorate data index {shown(place)}{output} --force"
 
 
 def _joined(beside: str, root: str) -> str:

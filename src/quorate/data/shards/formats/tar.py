@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, ByteRanges, Content, Scanned, Scanner, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 UNIT = 512
 KEY = "__key__"
@@ -38,7 +38,6 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where the next header begins."""
         return self.begin + -(-self.size // UNIT) * UNIT
 
 
@@ -54,9 +53,7 @@ class Walk:
     """
 
     def __init__(self, has: Callable[[int], bool], rest: Callable[[], int], buffer: Content) -> None:
-        self._has = has
-        self._rest = rest
-        self._buffer = buffer
+        self._has, self._rest, self._buffer = has, rest, buffer
         self._long_name: str | None = None
         self._long_size: int | None = None
         self._head: int | None = None
@@ -172,25 +169,6 @@ def _extended(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield word, value
 
 
-class _Keys:
-    """The keys that a tar file has had, by their hashes: the keys themselves would take several times the memory."""
-
-    def __init__(self) -> None:
-        self._hashes: set[int] = set()
-
-    def add(self, member: Member) -> None:
-        """Refuse a record that was there before: it was torn apart, and neither half of it is right."""
-        value = hash(member.key)
-        if value in self._hashes:
-            why = (
-                f"the record {member.key} was there before, and its files must follow each other: tar their folder "
-                "with --sort=name, and give every record a name of its own"
-            )
-            raise _Bad(member.head, why)
-        if len(self._hashes) < _KEYS:
-            self._hashes.add(value)
-
-
 class TarRecords:
     """The records of a block of a tar file."""
 
@@ -217,7 +195,6 @@ class TarRecords:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the memory."""
         return len(self._content) + _MEMBER * sum(map(len, self._records))
 
     def __len__(self) -> int:
@@ -231,14 +208,12 @@ class TarRecords:
         return record
 
 
-class Tar(ByteRanges):
+class Tar(Format):
     """Tar files in the convention of WebDataset."""
 
     kind = "tar"
-    alike = False
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
-        """Blocks of whole records."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         scanner = Scanner(file)
         try:
             yield from _blocks(file, scanner, fields)
@@ -246,14 +221,13 @@ class Tar(ByteRanges):
             raise BadRecord(file.name, f"byte {scanner.start + bad.offset}", bad.why) from None
 
     def open(self, content: Content, block: Block, *_: Any) -> TarRecords:
-        """The records of a block, whose bytes say all."""
         return TarRecords(content, block)
 
 
-def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterator[Scanned]:
+def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
     position = end = records = row = 0
     key: str | None = None
-    keys = _Keys()
+    keys: set[int] = set()
     members: set[str] = set()
     walk = Walk(scanner.has, scanner.rest, scanner.buffer)
     while True:
@@ -266,11 +240,10 @@ def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterat
             if end >= BLOCK:
                 # What lies between two records, such as a folder, belongs to the block before.
                 cut = member.head
-                start = scanner.start
-                yield Scanned(Block(file.name, start, cut, records, row), scanner.cut(cut))
+                yield Block(file.name, scanner.start, cut, records, row), scanner.cut(cut)
                 row, records, position = row + records, 0, position - cut
                 member = Member(member.key, member.field, 0, member.begin - cut, member.size)
-            keys.add(member)
+            _add_key(keys, member)
             key, members = member.key, set()
             records += 1
         if member.field in members:
@@ -280,7 +253,23 @@ def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterat
         end = member.end
     _check_end(scanner, position)
     if records:
-        yield Scanned(Block(file.name, scanner.start, end, records, row), scanner.cut(end))
+        yield Block(file.name, scanner.start, end, records, row), scanner.cut(end)
+
+
+def _add_key(keys: set[int], member: Member) -> None:
+    """Refuse a record that was there before: it was torn apart, and neither half of it is right.
+
+    Keys are kept by their hashes: themselves they would take several times the memory.
+    """
+    value = hash(member.key)
+    if value in keys:
+        why = (
+            f"the record {member.key} was there before, and its files must follow each other: tar their folder with "
+            "--sort=name, and give every record a name of its own"
+        )
+        raise _Bad(member.head, why)
+    if len(keys) < _KEYS:
+        keys.add(value)
 
 
 def _check_end(scanner: Scanner, position: int) -> None:
