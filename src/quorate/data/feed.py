@@ -43,39 +43,38 @@ class Feed:
         self._in_memory = {} if self._loader_workers or samples.shards else samples.in_memory
         self._prefetch = prefetch
         self._check = check
-        self._assignment: LoaderAssignment | None = None
         self._loaders: list[Loader] = []
         self._ahead: Iterator[Asked] | None = None
         self._planned: deque[tuple[Request, Pending | None]] = deque()
-        try:
-            self._begin(requests, lanes)
-        except BaseException:
-            Loader.end(self._loaders)
-            raise
+        if self._loader_workers:
+            self._start_loaders(requests, lanes)
+        elif samples.shards:
+            samples.divide_memory(1)
+            self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=prefetch))
+            self._batch_thread = BatchThread(samples)
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if self._loader_workers == 0 and threads > 1 else None
 
-    def _begin(self, requests: Iterator[Request], lanes: int) -> None:
-        shards = self._samples.shards
-        if not shards:
-            if self._loader_workers:
-                plan = ((request, None) for request in requests)
-                self._loaders.append(Loader(self._samples, plan, self._loader_workers, self._prefetch))
-            return
-        if not self._loader_workers:
-            self._samples.divide_memory(1)
-            self._ahead = iter(BlockPrefetch(requests, shards, behind=self._prefetch))
-            self._batch_thread = BatchThread(self._samples)
-            return
-        # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
-        most = lanes if self._samples.is_columns(Source.TRAINING) else self._loader_workers
-        assignment = self._assignment = LoaderAssignment(
-            requests, min(self._loader_workers, most), lanes, self._prefetch
-        )
-        self._samples.divide_memory(assignment.loaders)
-        for loader in range(assignment.loaders):
-            asked = iter(BlockPrefetch(assignment.requests(loader), shards))
-            self._loaders.append(Loader(self._samples, asked, 1, self._prefetch))
+    def _start_loaders(self, requests: Iterator[Request], lanes: int) -> None:
+        samples, count = self._samples, self._loader_workers
+        if not samples.shards:
+            # Whoever reads sample by sample keeps nothing from one request to the next, whatever its lane.
+            assignment = LoaderAssignment(requests, count, 1, 1, by_lane=False)
+        else:
+            # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
+            count = min(count, lanes) if samples.is_columns(Source.TRAINING) else count
+            assignment = LoaderAssignment(requests, count, lanes, self._prefetch)
+            samples.divide_memory(count)
+        self._assignment = assignment
+        try:
+            for loader in range(count):
+                asked: Iterator[Asked] = ((request, None) for request in assignment.requests(loader))
+                if samples.shards:
+                    asked = iter(BlockPrefetch(assignment.requests(loader), samples.shards))
+                self._loaders.append(Loader(samples, asked, self._prefetch))
+        except BaseException:
+            Loader.end(self._loaders)
+            raise
 
     def next(self, expected: Request) -> Batch:
         """The batch that answers `expected`, which must be the next request of the plan."""
@@ -113,8 +112,7 @@ class Feed:
 
     def _take(self, request: Request) -> Batch | FetchFailure:
         try:
-            loader = 0 if self._assignment is None else self._assignment.next_loader()
-            return self._loaders[loader].take(request, self._check)
+            return self._loaders[self._assignment.next_loader()].take(request, self._check)
         except HelperLost as error:
             samples = f"{name_samples(request.indices)} of the {request.source.value} set"
             raise HelperLost(f"{error.message} It was to read {samples}.") from None

@@ -114,8 +114,13 @@ def fingerprint(samples: Samples) -> Fingerprint:
 def _read_anew(samples: Samples, request: Request) -> Batch | FetchFailure:
     """Not from a cache of decoded samples, which may be of an earlier decode."""
     shards = samples.shards.get(request.source)
-    with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
+    if shards is None:
         return samples[request]
+    cache, shards.decoded = shards.decoded, None
+    try:
+        return samples[request]
+    finally:
+        shards.decoded = cache
 
 
 def _why_not_the_same(samples: Samples, request: Request) -> str:

@@ -79,25 +79,23 @@ class BlockPrefetch:
             request = next(self._plan, None)
             if request is None:
                 return
-            places = self._places(request)
-            seen = _Seen(request, places, request.lane != self._last_lane)
-            for place in places:
+            source, lane, shards = request.source, request.lane, self._shards.get(request.source)
+            blocks = () if shards is None else shards.blocks_of(request.numbers)
+            seen = _Seen(request, tuple((source, block) for block in blocks), lane != self._last_lane)
+            for place in seen.places:
                 if not self._users[place]:
                     self._has_changed = True
                     self._count_bytes(place, 1)
                 self._users[place] += 1
             self._samples += len(request.numbers)
             self._ahead.append(seen)
-            self._count_turn(seen)
+            self._last_lane = lane
+            if seen.begins_turn:
+                self._short += lane not in self._turns
+                self._turns[lane] += 1
+                self._short -= self._turns[lane] == _TURNS
 
-    def _count_turn(self, seen: "_Seen") -> None:
-        lane = self._last_lane = seen.request.lane
-        if seen.begins_turn:
-            self._short += lane not in self._turns
-            self._turns[lane] += 1
-            self._short -= self._turns[lane] == _TURNS
-
-    def _forget(self, seen: "_Seen") -> None:
+    def _forget(self, seen: _Seen) -> None:
         self._samples -= len(seen.request.numbers)
         for place in seen.places:
             self._users[place] -= 1
@@ -113,12 +111,6 @@ class BlockPrefetch:
             return True
         has_room = all(self._bytes[each] < shards.limit for each, shards in self._sets.items())
         return has_room and count < MOST_REQUESTS and self._samples < MOST_SAMPLES
-
-    def _places(self, request: Request) -> tuple[Place, ...]:
-        shards = self._shards.get(request.source)
-        if shards is None:
-            return ()
-        return tuple((request.source, block) for block in shards.blocks_of(request.numbers))
 
     def _count_bytes(self, place: Place, sign: int) -> None:
         shards = self._shards[place[0]]
@@ -140,16 +132,18 @@ class LoaderAssignment:
     with as many requests as it works ahead: so all of them work at the same time, and each reads the lane's blocks.
 
     `lanes` is how many read at all. With more loaders than the lanes need, one without a request would look for its
-    first to the end of the job.
+    first to the end of the job. Without `by_lane` all requests count as those of one lane.
     """
 
-    def __init__(self, plan: Iterator[Request], loaders: int, lanes: int, ahead: int) -> None:
+    def __init__(self, plan: Iterator[Request], loaders: int, lanes: int, ahead: int, *, by_lane: bool = True) -> None:
         self.loaders = loaders
         self._rest = plan
         self._lanes = lanes
         self._ahead = ahead
+        self._by_lane = by_lane
+        # The lanes by number, as they come first, and how many requests each has made.
         self._numbers: dict[int, int] = {}
-        self._requests: list[int] = []
+        self._requests: Counter[int] = Counter()
         self._assigned: list[deque[Request]] = [deque() for _ in range(loaders)]
         self._answering: deque[int] = deque()
 
@@ -164,18 +158,13 @@ class LoaderAssignment:
                 request = next(self._rest, None)
                 if request is None:
                     return
-                self._assign(request)
+                assigned = self._choose(request.lane if self._by_lane else 0)
+                self._assigned[assigned].append(request)
+                self._answering.append(assigned)
             yield self._assigned[loader].popleft()
-
-    def _assign(self, request: Request) -> None:
-        loader = self._choose(request.lane)
-        self._assigned[loader].append(request)
-        self._answering.append(loader)
 
     def _choose(self, lane: int) -> int:
         number = self._numbers.setdefault(lane, len(self._numbers))
-        if number == len(self._requests):
-            self._requests.append(0)
         place = number % self._lanes
         if self._lanes >= self.loaders:
             return place % self.loaders

@@ -146,18 +146,19 @@ class Samples:
         if columns is not None:
             return self._read_columns(request, columns)
         shards = self.shards.get(request.source)
+        cache = None if shards is None else shards.decoded
         if request.source not in self.drawing:
             # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
-            with nullcontext() if shards is None else shards.keeping():
+            with nullcontext() if cache is None else cache.keeping():
                 rest_generators()
                 answer = self._read(request, seeded=False)
                 if not have_drawn():
-                    if shards is not None:
-                        shards.settle(drew=False)
+                    if cache is not None:
+                        cache.settle(drew=False)
                     return answer
             self.drawing.add(request.source)
-        if shards is not None:
-            shards.settle(drew=True)
+        if cache is not None:
+            cache.settle(drew=True)
         return self._read(request, seeded=True)
 
     @cached_property

@@ -164,9 +164,9 @@ def test_blocks_are_read_ahead_in_the_worker_and_no_more_after_the_feed_is_close
     with feeding(folder, 0, requests, decode=len) as feed:
         feed.next(requests[0])
         shards = feed._samples.shards[Source.TRAINING]
-        assert shards._reader.threads > 0
+        assert shards._reader.here().threads
         feed.close()
-        assert not shards._reader._cache._wanted
+        assert not shards._reader.here()._wanted
 
 
 # --- looking ahead, without anything being read

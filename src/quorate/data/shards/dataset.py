@@ -2,8 +2,8 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,24 @@ class Shards:
         self.index = load_index(place)
         self.index_path = shown(_index_path(place))
         self._decode = checked_decode(decode)
+        self.has_decode = decode is not None
         self._columns = checked_columns(columns, self.index)
+        self.fingerprint = f"{self.index.digest} {','.join(self._columns or ['*'])}"
         self.window = checked_window(window, self.index)
         self._cache = checked_cache(cache)
         self.cache_key = checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
+        self.blocks: Indices = self.index.records
         self._starts: list[int] = self.index.first[:-1].tolist()
-        self._limit = LIMIT
-        self._reader = BlockReader(self._blocks, LIMIT)
-        self._decoded = self._decoded_cache()
+        # Bytes of blocks that a process may keep.
+        self.limit = LIMIT
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = BlockReader(self._blocks)
+        # The samples that `decode` has made, where they are cached.
+        self.decoded: DecodedCache | None = None
+        if self._cache is not None and self._decode is not None and self.cache_key is not None:
+            self.decoded = DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
 
     # --- what it has
 
@@ -88,21 +98,6 @@ class Shards:
     def __repr__(self) -> str:
         files = f"{len(self.index.shards):,} {self.index.kind} files"
         return f"Shards({shown(self.index.place)!r}: {len(self):,} records in {files})"
-
-    @property
-    def blocks(self) -> Indices:
-        """How many records each block has."""
-        return self.index.records
-
-    @property
-    def fingerprint(self) -> str:
-        """What the data are: the index has a digest of every byte."""
-        return f"{self.index.digest} {','.join(self._columns or ['*'])}"
-
-    @property
-    def has_decode(self) -> bool:
-        """Whether code of the task makes the samples."""
-        return self._decode is not None
 
     @property
     def reading_facts(self) -> dict[str, Any]:
@@ -135,8 +130,8 @@ class Shards:
         number = range(len(self))[index]
         block = bisect_right(self._starts, number) - 1
         row = number - self._starts[block]
-        if self._decoded is not None:
-            found, sample = self._decoded.get(block, row)
+        if self.decoded is not None:
+            found, sample = self.decoded.get(block, row)
             if found:
                 return sample
         try:
@@ -144,11 +139,11 @@ class Shards:
             sample = record if self._decode is None else self._sample(record, block, row)
         except BadSample as error:
             # A damaged block has no sample at all that would be worth a file.
-            if self._decoded is not None and not isinstance(error.__context__, DamagedBlock):
-                self._decoded.stage_bad(block, row)
+            if self.decoded is not None and not isinstance(error.__context__, DamagedBlock):
+                self.decoded.stage(block, row, None, is_bad=True)
             raise
-        if self._decoded is not None:
-            self._decoded.stage(block, row, sample)
+        if self.decoded is not None:
+            self.decoded.stage(block, row, sample)
         return sample
 
     def batch(self, indices: Sequence[int] | Indices) -> dict[str, Any]:
@@ -159,15 +154,21 @@ class Shards:
         for block in dict.fromkeys(of_block.tolist()):
             positions = numpy.flatnonzero(of_block == block)
             try:
-                records: ColumnRecords = self._reader.get(block)
+                records: ColumnRecords = self._reader.here(self.limit).get(block)
                 parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
             except ShardError as error:
                 raise BadSample(error.message) from None
-        return {name: _merged(name, parts, len(numbers)) for name in parts[0][1]}
+        batch = {}
+        for name in parts[0][1]:
+            try:
+                batch[name] = merged([(at, columns[name]) for at, columns in parts], len(numbers))
+            except UnlikeSamples as error:
+                raise error.within(name) from None
+        return batch
 
     def _record(self, block: int, row: int) -> Any:
         try:
-            records = self._reader.get(block)
+            records = self._reader.here(self.limit).get(block)
             if self._decode is None and isinstance(records, ColumnRecords):
                 return {name: rows(column)[0] for name, column in records.columns([row]).items()}
             return records[row]
@@ -187,16 +188,6 @@ class Shards:
 
     # --- reading ahead
 
-    @property
-    def limit(self) -> int:
-        """Bytes of blocks that a process may keep."""
-        return self._limit
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._limit = limit
-        self._reader.limit(limit)
-
     def blocks_of(self, indices: Sequence[int] | Indices) -> list[int]:
         """The blocks that these samples are in, each once."""
         found = numpy.searchsorted(self.index.first, indices_of(indices), side="right") - 1
@@ -205,64 +196,31 @@ class Shards:
 
     def prefetch(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
-        self._reader.prefetch(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
-
-    def keeping(self) -> AbstractContextManager[None]:
-        """Samples that are read in it may be cached once they are settled; what is not by its end never is."""
-        return nullcontext() if self._decoded is None else self._decoded.keeping()
-
-    def settle(self, drew: bool) -> None:
-        """Whether the samples since it began drew random numbers; those that did not may be cached."""
-        if self._decoded is not None:
-            self._decoded.settle(drew)
-
-    @contextmanager
-    def without_cached_samples(self) -> Iterator[None]:
-        """Within it every sample is made anew."""
-        cached, self._decoded = self._decoded, None
-        try:
-            yield
-        finally:
-            self._decoded = cached
+        decoded = self.decoded
+        wanted = blocks if decoded is None else [block for block in blocks if not decoded.has(block)]
+        self._reader.here(self.limit).prefetch(wanted)
 
     def close(self) -> None:
         """End the threads that read ahead, and let go of files; it may be read from again."""
         self._reader.close()
-        if self._decoded is not None:
-            self._decoded.close()
+        if self.decoded is not None:
+            self.decoded.close()
 
     # --- building
 
     def _blocks(self) -> ShardBlocks:
-        return ShardBlocks(self.index, self._indexed_at, self._columns, self._cache)
-
-    @property
-    def _indexed_at(self) -> float | None:
-        try:
-            return None if is_url(self.index_path) else Path(self.index_path).stat().st_mtime
-        except OSError:
-            return None
-
-    def _decoded_cache(self) -> DecodedCache | None:
-        if self._cache is None or self._decode is None:
-            return None
-        assert self.cache_key is not None
-        return DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
+        indexed_at = None
+        if not is_url(self.index_path):
+            with suppress(OSError):
+                indexed_at = Path(self.index_path).stat().st_mtime
+        return ShardBlocks(self.index, indexed_at, self._columns, self._cache)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "decoded")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reader = BlockReader(self._blocks, self._limit)
-        self._decoded = self._decoded_cache()
-
-
-def _merged(name: str, parts: list[tuple[Indices, dict[str, Any]]], length: int) -> Any:
-    try:
-        return merged([(at, columns[name]) for at, columns in parts], length)
-    except UnlikeSamples as error:
-        raise error.within(name) from None
+        self._begin()
 
 
 def _index_path(place: str) -> str:

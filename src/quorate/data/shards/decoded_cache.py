@@ -58,7 +58,6 @@ class DecodedCache:
     # --- reading
 
     def has(self, block: int) -> bool:
-        """Whether all samples of a block are there."""
         return self._entry(block) is not None
 
     def get(self, block: int, row: int) -> tuple[bool, Any]:
@@ -108,21 +107,15 @@ class DecodedCache:
         finally:
             self._staged = None
 
-    def stage(self, block: int, row: int, sample: Any) -> None:
-        """A sample that was made; it is kept when it is known that no random numbers were drawn for it."""
-        self._here()
+    def stage(self, block: int, row: int, sample: Any, is_bad: bool = False) -> None:
+        """A sample that was made, or a record that none can be made of; it is kept when it is known that no random
+        numbers were drawn for it."""
         if self._staged is None or not self._is_on:
             return
         try:
-            self._staged.append((block, row, encode(sample)))
+            self._staged.append((block, row, None if is_bad else encode(sample)))
         except NotEncodable as reason:
             self._end(f"they hold {reason}")
-
-    def stage_bad(self, block: int, row: int) -> None:
-        """A record that no sample can be made of."""
-        self._here()
-        if self._staged is not None and self._is_on:
-            self._staged.append((block, row, None))
 
     def settle(self, drew: bool) -> None:
         """Keep what was staged, unless random numbers were drawn."""

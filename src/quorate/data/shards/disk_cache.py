@@ -115,7 +115,6 @@ class DiskCache:
         self.wrote(len(content) + _DIGEST)
 
     def remove(self, key: str) -> None:
-        """Forget it."""
         _unlink(self.path(key))
 
     # --- for files that are written piece by piece

@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
+from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.errors import ShardError
 from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
 
@@ -23,78 +24,34 @@ _LOCAL_THREADS, _REMOTE_THREADS = 2, 8
 _JOIN = 5.0
 
 
-class Blocks(Protocol):
-    """Where a reader gets its blocks from. Its methods are called by several threads."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether reading is mostly waiting."""
-        ...
-
-    def size(self, block: int) -> int:
-        """Bytes of a block, before it is decoded."""
-        ...
-
-    def read(self, block: int) -> Any:
-        """A block's content, checked and opened; a `ShardError` if it is not what was indexed."""
-        ...
-
-    def close(self) -> None:
-        """Let go of files, and end what waits for another try."""
-        ...
-
-
 class BlockReader:
-    """Gives blocks, and fetches those ahead that it was told of. One thread gets and one tells; they may be the same.
+    """The blocks that a process has of shards; a forked child begins with nothing kept, and with threads of its own.
 
-    All it has is of one process: a forked child begins with nothing kept, and with threads of its own when it needs
-    them. So it may be told of blocks before a fork, and a child never waits for a thread that it does not have.
+    So blocks may be prefetched before a fork, and a child never waits for a thread that it does not have. `source`
+    gives what opens them, anew in each process.
     """
 
-    def __init__(self, source: Callable[[], Blocks], limit: int = LIMIT) -> None:
+    def __init__(self, source: Callable[[], ShardBlocks]) -> None:
         self._source = source
-        self._limit = limit
         self._process: int | None = None
-        self._cache: _BlockCache
+        self._kept: KeptBlocks
 
-    def get(self, block: int) -> Any:
-        """A block's content: at once if it is kept, otherwise as soon as it is read."""
-        return self._here().get(block)
-
-    def prefetch(self, blocks: Iterable[int]) -> None:
-        """Which blocks come next, in order, with those that are in use; what was wanted before is so no longer."""
-        self._here().prefetch(blocks)
-
-    def limit(self, limit: int) -> None:
-        """Keep so many bytes from now on."""
-        self._limit = limit
-        if self._process == os.getpid():
-            self._cache.limit = limit
-
-    @property
-    def threads(self) -> int:
-        """How many threads read ahead in this process."""
-        return len(self._cache.threads) if self._process == os.getpid() else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what this process keeps."""
-        return self._cache.nbytes if self._process == os.getpid() else 0
+    def here(self, limit: int = LIMIT) -> "KeptBlocks":
+        """Those of this process, which keeps so many bytes of them from now on."""
+        process = os.getpid()
+        if self._process != process:
+            self._kept = KeptBlocks(self._source())
+            self._process = process
+            # Also when the dataset is simply forgotten, and before the interpreter ends below a thread.
+            self._ended = weakref.finalize(self, self._kept.close, process)
+        self._kept.limit = limit
+        return self._kept
 
     def close(self) -> None:
-        """End the threads and forget what was read; a later `get` begins anew."""
+        """End the threads and forget what was read; whoever asks later begins anew."""
         if self._process == os.getpid():
             self._ended()
         self._process = None
-
-    def _here(self) -> "_BlockCache":
-        process = os.getpid()
-        if self._process != process:
-            self._cache = _BlockCache(self._source(), self._limit)
-            self._process = process
-            # Also when the dataset is simply forgotten, and before the interpreter ends below a thread.
-            self._ended = weakref.finalize(self, self._cache.close, process)
-        return self._cache
 
 
 @dataclass(slots=True)
@@ -103,12 +60,6 @@ class _Kept:
     error: ShardError | None
     bytes: int
     used: int = 0
-
-    def given(self) -> Any:
-        if self.error is not None:
-            # A new one each time: an exception gathers the frames that it has passed.
-            raise copy.copy(self.error)
-        return self.content
 
 
 @dataclass(slots=True)
@@ -120,11 +71,11 @@ class _Reading:
     error: BaseException | None = None
 
 
-class _BlockCache:
-    """The blocks that one process keeps or is reading."""
+class KeptBlocks:
+    """Gives blocks, and fetches those ahead that it was told of. One thread gets and one tells, or one does both."""
 
-    def __init__(self, blocks: Blocks, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, blocks: ShardBlocks) -> None:
+        self.limit = LIMIT
         self.threads: list[threading.Thread] = []
         self._blocks = blocks
         self._kept: dict[int, _Kept] = {}
@@ -139,11 +90,16 @@ class _BlockCache:
     # --- for whoever reads
 
     def get(self, block: int) -> Any:
+        """A block's records: at once if they are kept, otherwise as soon as they are read."""
         kept = self._kept.get(block) or self._obtained(block)
         kept.used = next(self._uses)
-        return kept.given()
+        if kept.error is not None:
+            # A new one each time: an exception gathers the frames that it has passed.
+            raise copy.copy(kept.error)
+        return kept.content
 
     def prefetch(self, blocks: Iterable[int]) -> None:
+        """Which blocks come next, in order, with those that are in use; what was wanted before is so no longer."""
         wanted = dict.fromkeys(blocks)
         with self._changed:
             self._wanted = wanted

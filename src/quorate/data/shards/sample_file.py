@@ -38,7 +38,6 @@ class Spool:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing."""
         return self.left == 0
 
     def add(self, row: int, content: bytes | None) -> None:
@@ -54,12 +53,10 @@ class Spool:
         self.left -= 1
 
     def finish(self) -> None:
-        """Write the table behind the samples."""
         table = self._table.tobytes()
         self._append(table + xxhash.xxh3_64_digest(table) + _MAGIC)
 
     def abandon(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -98,7 +95,6 @@ class SampleFile:
         return None
 
     def is_bad(self, row: int) -> bool:
-        """Whether no sample could be made of the record."""
         return bool(self._table["start"][row] == _BAD)
 
     def read(self, row: int) -> bytes | None:
@@ -111,7 +107,6 @@ class SampleFile:
         return content if xxhash.xxh3_64_intdigest(content) == digest else None
 
     def close(self) -> None:
-        """Let go of the file."""
         os.close(self._descriptor)
 
 
