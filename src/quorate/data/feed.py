@@ -13,6 +13,7 @@ from quorate.data.loader import Asked, Loader
 from quorate.data.prefetch import BatchThread, BlockPrefetch, LoaderAssignment, Pending
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
+from quorate.data.shards.dataset import Shards
 from quorate.data.shards.threads import interruptible
 
 
@@ -38,9 +39,9 @@ class Feed:
         self._samples = samples
         # Loaders are for the code of the task. Batches of columns need none of it, and are made faster here, or by a
         # thread, than they come from another process.
-        self._loader_workers = 0 if all(map(samples.is_columns, samples.datasets)) else loader_workers
+        self._loader_workers = 0 if samples.columns.keys() == samples.datasets.keys() else loader_workers
         # Of tensors in memory there is nothing to read ahead, nothing to wait for, and nothing that may go wrong.
-        self._in_memory = {} if self._loader_workers or samples.shards else samples.in_memory
+        self._in_memory = {} if self._loader_workers or samples.shards else samples.columns
         self._prefetch = prefetch
         self._check = check
         self._loaders: list[Loader] = []
@@ -62,7 +63,7 @@ class Feed:
             assignment = LoaderAssignment(requests, count, 1, 1, by_lane=False)
         else:
             # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
-            count = min(count, lanes) if samples.is_columns(Source.TRAINING) else count
+            count = min(count, lanes) if Source.TRAINING in samples.columns else count
             assignment = LoaderAssignment(requests, count, lanes, self._prefetch)
             samples.divide_memory(count)
         self._assignment = assignment
@@ -83,8 +84,12 @@ class Feed:
         answer = self._take(expected) if self._loader_workers else self._read(expected)
         if answer.request != expected:
             raise AssertionError(f"The feed gave {answer.request} where the loop expected {expected}.")
-        batch = batch_of(answer)
-        return replace(batch, notes=self._samples.new_notes(batch.notes)) if batch.notes else batch
+        batch, noted = batch_of(answer), self._samples.noted
+        if not batch.notes:
+            return batch
+        new = tuple(note for note in dict.fromkeys(batch.notes) if note not in noted)
+        noted.update(new)
+        return replace(batch, notes=new)
 
     def _read(self, request: Request) -> Batch | FetchFailure:
         if self._ahead is not None:
@@ -106,8 +111,8 @@ class Feed:
         for request, blocks in islice(self._ahead, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
                 self._samples.prefetch(blocks)
-            ahead = request.source in self._samples.shards and self._samples.is_columns(request.source)
-            self._planned.append((request, self._batch_thread.begin(request) if ahead else None))
+            is_made_ahead = isinstance(self._samples.columns.get(request.source), Shards)
+            self._planned.append((request, self._batch_thread.begin(request) if is_made_ahead else None))
         return self._planned.popleft()
 
     def _take(self, request: Request) -> Batch | FetchFailure:

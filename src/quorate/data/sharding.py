@@ -23,7 +23,6 @@ class ReadCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.done + self.in_progress + self.untouched + self.left_out
 
 
@@ -55,12 +54,10 @@ class Sharding:
 
     @property
     def samples_done(self) -> int:
-        """How many samples of the epoch are read."""
         return sum(lane.samples_done for lane in self.lanes)
 
     @property
     def samples_left(self) -> int:
-        """How many are still to be read."""
         return sum(lane.samples_left for lane in self.lanes)
 
 

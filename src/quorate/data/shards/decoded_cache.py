@@ -150,12 +150,16 @@ class DecodedCache:
             spool.add(row, content)
             self._spooled += spool.bytes - before
             self._cache.wrote(spool.bytes - before)
-            if spool.is_complete:
+            if not spool.left:
                 spool.finish()
-                self._place(block)
+                del self._spools[block]
+                self._spooled -= spool.bytes
+                self._cache.place(spool.path, self._key(block))
+                self._open.pop(block, None)
         except FileNotFoundError:  # swept, to make room
             self._give_up(block)
-        self._limit_spools()
+        while self._spools and (len(self._spools) > _SPOOLS or self._spooled > self._cache.limit * _SHARE):
+            self._give_up(next(iter(self._spools)))
 
     def _begun(self, block: int) -> Spool | None:
         if block in self._passing:
@@ -169,17 +173,6 @@ class DecodedCache:
             return None
         spool = self._spools[block] = Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
         return spool
-
-    def _place(self, block: int) -> None:
-        spool = self._spools.pop(block)
-        self._spooled -= spool.bytes
-        self._cache.place(spool.path, self._key(block))
-        self._open.pop(block, None)
-
-    def _limit_spools(self) -> None:
-        most = self._cache.limit * _SHARE
-        while self._spools and (len(self._spools) > _SPOOLS or self._spooled > most):
-            self._give_up(next(iter(self._spools)))
 
     def _give_up(self, block: int) -> None:
         spool = self._spools.pop(block)
