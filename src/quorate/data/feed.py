@@ -2,19 +2,24 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import torch
 
-from quorate.core.errors import HelperLost
+from quorate.core.errors import HelperLost, JobError
 from quorate.core.failure import name_samples
 from quorate.data.loader import Asked, Loader
-from quorate.data.prefetch import BatchThread, BlockPrefetch, LoaderAssignment, Pending
+from quorate.data.prefetch import BlockPrefetch, LoaderAssignment
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.threads import interruptible
+from quorate.data.shards.threads import CHECK_EVERY, HelperThreads, interruptible
+
+_GRACE = 0.05
+Pending = Future[Batch | FetchFailure]
 
 
 class Feed:
@@ -52,7 +57,8 @@ class Feed:
         elif samples.shards:
             samples.divide_memory(1)
             self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=prefetch))
-            self._batch_thread = BatchThread(samples)
+            # It makes batches of columns ahead: for these no code of the task runs, and nothing is drawn.
+            self._batch_thread = HelperThreads("batch-maker", most=1)
         # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
         self._threads = threads if self._loader_workers == 0 and threads > 1 else None
 
@@ -95,7 +101,14 @@ class Feed:
         if self._ahead is not None:
             request, pending = self._next_planned()
             if pending is not None:
-                return self._batch_thread.take(pending, self._check)
+                while not pending.done():
+                    try:
+                        pending.exception(CHECK_EVERY)
+                    except TimeoutError:
+                        self._check()
+                        if not self._batch_thread.is_alive and not pending.done():
+                            raise JobError("The thread that puts batches together is gone.") from None
+                return pending.result()
         if self._threads is not None:
             torch.set_num_threads(1)
         try:
@@ -112,7 +125,8 @@ class Feed:
             if blocks is not None:
                 self._samples.prefetch(blocks)
             is_made_ahead = isinstance(self._samples.columns.get(request.source), Shards)
-            self._planned.append((request, self._batch_thread.begin(request) if is_made_ahead else None))
+            make = partial(self._samples.__getitem__, request)
+            self._planned.append((request, self._batch_thread.submit(make) if is_made_ahead else None))
         return self._planned.popleft()
 
     def _take(self, request: Request) -> Batch | FetchFailure:
@@ -127,5 +141,5 @@ class Feed:
         Loader.end(self._loaders)
         self._loaders = []
         if self._ahead is not None:
-            self._batch_thread.close()
+            self._batch_thread.close(_GRACE)
             self._samples.prefetch({})

@@ -91,12 +91,15 @@ def fingerprint(samples: Samples) -> Fingerprint:
             digest.update(f"{source.value}:{length}".encode())
         for part in _arrangement(samples, source, length):
             layout.update(part)
-        for index in _looked_at(samples, source, length):
+        shards = samples.shards.get(source)
+        # Of shards the index has a digest of every byte; only what the task makes of them is looked at.
+        looked_at = (0, length - 1) if shards is None else (0,) if shards.has_decode else ()
+        for index in looked_at:
             request = Request(source, 0, (index,))
             answer = _read_anew(samples, request)
             if _content(answer) != _content(_read_anew(samples, request)):
                 raise TaskError(_why_not_the_same(samples, request))
-            key = samples.shards[source].cache_key if source in samples.shards else None
+            key = None if shards is None else shards.cache_key
             if key is not None and _content(answer) != _content(samples[request]):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one in the cache than decode makes now. "
@@ -165,14 +168,6 @@ def _arrangement(samples: Samples, source: Source, length: int) -> Iterator[byte
             records = records_of(dataset, length)
             yield f"window {dataset.window}".encode()
             yield records.tobytes()
-
-
-def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]:
-    """Of shards the index has a digest of every byte; only what the task makes of them is looked at."""
-    shards = samples.shards.get(source)
-    if shards is None:
-        return 0, length - 1
-    return (0,) if shards.has_decode else ()
 
 
 def _content(answer: Batch | FetchFailure) -> bytes:

@@ -1,26 +1,19 @@
-"""What is fetched ahead: which blocks the next requests read, which loader answers them, batches made by a thread."""
+"""What is fetched ahead: which blocks the next requests read, and which loader answers them."""
 
-import queue
-import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from quorate.core.errors import JobError
 from quorate.data.sampler import Request, Source
-from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
+from quorate.data.samples import UpcomingBlocks
 from quorate.data.shards.dataset import Shards
-from quorate.data.shards.threads import CHECK_EVERY, start_helper
 
 MOST_REQUESTS = 256
 MOST_SAMPLES = 1 << 17
 _TURNS = 2
-_GRACE = 0.05
 
 Place = tuple[Source, int]
-Pending = Future[Batch | FetchFailure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,50 +165,3 @@ class LoaderAssignment:
         turn = self._requests[number] // self._ahead
         self._requests[number] += 1
         return place + self._lanes * (turn % share)
-
-
-class BatchThread:
-    """A thread that makes batches of columns ahead, in the order in which they are asked for: for these no code of the
-    task runs, and nothing is drawn."""
-
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-        self._asked: queue.SimpleQueue[tuple[Request, Pending] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
-
-    def begin(self, request: Request) -> Pending:
-        """Have a batch made."""
-        if self._thread is None:
-            self._thread = start_helper(self._work, "batch-maker")
-        pending: Pending = Future()
-        self._asked.put((request, pending))
-        return pending
-
-    def take(self, pending: Pending, check: Callable[[], None] = lambda: None) -> Batch | FetchFailure:
-        """The batch, when it is there; while it is waited for, `check` is called now and then."""
-        assert self._thread is not None
-        while not pending.done():
-            try:
-                pending.exception(CHECK_EVERY)
-            except TimeoutError:
-                check()
-                if not self._thread.is_alive() and not pending.done():
-                    raise JobError("The thread that puts batches together is gone.") from None
-        return pending.result()
-
-    def close(self) -> None:
-        """Make no other batch. One that waits for a slow store is not waited for: its thread ends by itself."""
-        self._is_closed = True
-        if self._thread is not None:
-            self._asked.put(None)
-            self._thread.join(_GRACE)
-            self._thread = None
-
-    def _work(self) -> None:
-        while (asked := self._asked.get()) is not None and not self._is_closed:
-            request, pending = asked
-            try:
-                pending.set_result(self._samples[request])
-            except BaseException as error:
-                pending.set_exception(error)

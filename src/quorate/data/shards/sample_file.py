@@ -200,13 +200,12 @@ def _restored(skeleton: Any, take: Callable[[int], memoryview]) -> Any:
     if mark == "s":
         kind = numpy.dtype(told)
         return numpy.frombuffer(take(kind.itemsize), kind)[0]
-    return _restored_array(mark == "T", *told, take)
+    return _restored_array(told, mark == "T", take)
 
 
-def _restored_array(
-    is_tensor: bool, name: str, shape: list[int], order: list[int], take: Callable[[int], memoryview]
-) -> Any:
-    kind = getattr(torch, name) if is_tensor else numpy.dtype(name)
+def _restored_array(told: tuple[str, list[int], list[int]], is_tensor: bool, take: Callable[[int], memoryview]) -> Any:
+    name, shape, order = told
+    kind: Any = getattr(torch, name) if is_tensor else numpy.dtype(name)
     content = bytearray(take(kind.itemsize * prod(shape)))
     back = sorted(range(len(order)), key=order.__getitem__)
     if not is_tensor:

@@ -67,12 +67,13 @@ class ColumnRecords(Protocol):
 
 
 class Format(Protocol):
-    """A kind of shard. Its methods may be called from several threads.
+    """A kind of shard, by the endings of its files. Its methods may be called from several threads.
 
     Blocks are counted in a `unit`, byte or row. `alike`: all shards must have the same fields.
     """
 
     kind: str
+    endings: tuple[str, ...]
     unit: str = "byte"
     alike: bool = False
 

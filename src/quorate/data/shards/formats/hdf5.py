@@ -104,6 +104,7 @@ class Hdf5(Format):
     """HDF5 files."""
 
     kind = "hdf5"
+    endings = (".h5", ".hdf5")
     unit = "row"
     alike = True
 

@@ -87,6 +87,7 @@ class TextLines(Format):
     """Plain text: every line is a record, also an empty one."""
 
     kind = "text"
+    endings: tuple[str, ...] = (".txt",)
 
     def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         scanner = Scanner(file)
@@ -143,6 +144,7 @@ class JsonLines(TextLines):
     """JSON: every line that is not empty is a record."""
 
     kind = "jsonl"
+    endings = (".jsonl", ".ndjson")
     # Not a method of ours, which would cost a call more for every line.
     decode = staticmethod(orjson.loads)  # type: ignore[assignment]
 

@@ -233,6 +233,7 @@ class Parquet(Format):
     """Parquet files. The footers of the shards that were read last are kept."""
 
     kind = "parquet"
+    endings = (".parquet",)
     alike = True
 
     def __init__(self) -> None:

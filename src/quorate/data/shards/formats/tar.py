@@ -212,6 +212,7 @@ class Tar(Format):
     """Tar files in the convention of WebDataset."""
 
     kind = "tar"
+    endings = (".tar",)
 
     def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         scanner = Scanner(file)
