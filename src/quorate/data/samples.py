@@ -19,12 +19,11 @@ from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
 from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
-from quorate.data.shards.arguments import COLUMNAR
-from quorate.data.shards.dataset import Shards
+from quorate.data.shards.blocks import LIMIT
+from quorate.data.shards.dataset import COLUMNAR, Shards
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index import NAME
-from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _SKIP = "`on_bad_sample: skip` leaves such samples out."

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from command import await_condition
+from quorate.data.shards.blocks import LIMIT, BlockReader, KeptBlocks
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.reader import LIMIT, BlockReader, KeptBlocks
 from quorate.data.shards.threads import interruptible
 
 SIZE = 100

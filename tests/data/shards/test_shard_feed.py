@@ -17,8 +17,7 @@ from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.collate import collate
-from quorate.data.feed import Feed
-from quorate.data.prefetch import MOST_REQUESTS, BlockPrefetch
+from quorate.data.feed import MOST_REQUESTS, BlockPrefetch, Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 from quorate.data.shards.blocks import ShardBlocks

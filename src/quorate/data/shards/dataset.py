@@ -1,7 +1,10 @@
 """A dataset of files that need not fit into memory: tar, Parquet, JSONL, text or HDF5, in a folder or a store."""
 
+import math
 import os
+import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -12,25 +15,24 @@ import numpy
 import torch
 
 from quorate.core.addresses import is_url, shown
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.errors import RequestError, TaskError
+from quorate.core.user_code import PACKAGE, describe, given, user_traceback
 from quorate.data.bad_sample import BadSample, is_machine_error
 from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
-from quorate.data.shards.arguments import (
-    COLUMNAR,
-    checked_cache,
-    checked_cache_key,
-    checked_columns,
-    checked_decode,
-    checked_window,
-    placed,
-)
-from quorate.data.shards.blocks import ShardBlocks
+from quorate.data.shards.blocks import LIMIT, BlockReader, ShardBlocks
 from quorate.data.shards.decoded_cache import DecodedCache
+from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index import NAME, load_index
-from quorate.data.shards.reader import LIMIT, BlockReader
+from quorate.data.shards.index import NAME, ShardIndex, load_index
+
+MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
+"""What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
+COLUMNAR = ("parquet", "hdf5")
+"""The kinds of shards that have columns."""
+_GB = 1_000_000_000
+_CACHE_GB = 10
 
 
 class Shards:
@@ -67,16 +69,16 @@ class Shards:
         cache: Mapping[str, Any] | None = None,
         cache_key: str | None = None,
     ) -> None:
-        place = placed(path)
+        place = _placed(path)
         self.index = load_index(place)
         self.index_path = shown(_index_path(place))
-        self._decode = checked_decode(decode)
+        self._decode = _checked_decode(decode)
         self.has_decode = decode is not None
-        self._columns = checked_columns(columns, self.index)
+        self._columns = _checked_columns(columns, self.index)
         self.fingerprint = f"{self.index.digest} {','.join(self._columns or ['*'])}"
-        self.window = checked_window(window, self.index)
-        self._cache = checked_cache(cache)
-        self.cache_key = checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
+        self.window = _checked_window(window, self.index)
+        self._cache = _checked_cache(cache)
+        self.cache_key = _checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
         self.blocks: Indices = self.index.records
         self._starts: list[int] = self.index.first[:-1].tolist()
         # Bytes of blocks that a process may keep.
@@ -263,3 +265,100 @@ def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
         return torch.from_numpy(numpy.empty(0, kind)).dtype
     except (TypeError, ValueError):
         return None
+
+
+# --- its arguments: looked for where they may lie, and refused in a sentence if they cannot be meant
+
+
+def _placed(path: str | os.PathLike[str], *, is_made: bool = False) -> str:
+    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder.
+
+    One that is nowhere is refused unless it `is_made` by whoever asks.
+    """
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise TaskError(f"The folder of shards or of a cache is a path or a text, not {given(path)}.")
+    if is_url(name):
+        return name.rstrip("/")
+    expanded = Path(name).expanduser()
+    if expanded.is_absolute():
+        return str(expanded)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    beside = (Path(frame.f_code.co_filename).parent / expanded).absolute()
+    working = expanded.absolute()
+    found = beside if beside.exists() else working
+    # An index that is missing in a folder is told by whoever reads it, with the command that makes it.
+    folder = found.parent if found.suffix == Path(NAME).suffix else found
+    if not is_made and not folder.exists():
+        also = "" if beside == working else f"{beside} (beside the task's file) and "
+        raise RequestError(f"{name}: there is no such folder: looked for {also}{working} (in the working folder).")
+    return str(found)
+
+
+def _checked_decode(decode: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if decode is not None and not callable(decode):
+        raise TaskError(f"decode= takes a function from a record to a sample, not {given(decode)}.")
+    return decode
+
+
+def _checked_columns(columns: Sequence[str] | None, index: ShardIndex) -> list[str] | None:
+    if columns is None:
+        return None
+    if index.kind not in COLUMNAR:
+        raise TaskError(f"columns= chooses columns of Parquet and HDF5; these shards are {index.kind}.")
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise TaskError(f"columns= takes a list of names such as ['image', 'label'], not {given(columns)}.")
+    unknown = [name for name in columns if name not in index.schema]
+    if unknown:
+        raise TaskError(f"The shards have no column {unknown[0]!r}; they have {', '.join(index.schema)}.")
+    repeated = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if repeated is not None:
+        raise TaskError(f"columns= names {repeated!r} more than once. Name each column once.")
+    return list(columns)
+
+
+def _checked_window(window: int | None, index: ShardIndex) -> int:
+    if window is None:
+        size = int(index.sizes.sum())
+        return max(1, min(MOST_SAMPLES, len(index) * MOST_BYTES // max(1, size)))
+    if type(window) is not int or window < 1:
+        raise TaskError(f"window= takes a whole number of samples of at least 1, not {given(window)}.")
+    return window
+
+
+def _checked_cache_key(key: str | None, needed: bool) -> str | None:
+    if key is None and needed:
+        raise TaskError(
+            'cache= keeps the samples that decode= makes, and needs cache_key= with it: a text such as "v1" that says '
+            "what decode makes. Samples are used again under the same key only; give another one whenever decode, or "
+            "anything that it depends on, has changed."
+        )
+    if key is not None and (not isinstance(key, str) or not key):
+        raise TaskError(f'cache_key= takes a text that is not empty, such as "v1", not {given(key)}.')
+    return key
+
+
+def _checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
+    if cache is None:
+        return None
+    takes = f'cache= takes {{"folder": PATH, "gb": how much it may hold, {_CACHE_GB} by default}}'
+    if not isinstance(cache, Mapping):
+        raise TaskError(f"{takes}, not {given(cache)}.")
+    unknown = [key for key in cache if key not in ("folder", "gb")]
+    if unknown:
+        raise TaskError(f"{takes}, and no {unknown[0]!r}.")
+    if "folder" not in cache:
+        raise TaskError(f'{takes}; its "folder" is missing.')
+    gb = cache.get("gb", _CACHE_GB)
+    is_number = isinstance(gb, int | float) and not isinstance(gb, bool) and math.isfinite(gb)
+    if not is_number or gb * _GB < 1:
+        raise TaskError(f'The "gb" of cache= is a number above 0 of 1,000,000,000 bytes, such as 20, not {given(gb)}.')
+    folder = _placed(cache["folder"], is_made=True)
+    if is_url(folder):
+        raise TaskError(f'The "folder" of cache= is on a local disk, such as "/scratch/cache", not {shown(folder)}.')
+    try:
+        return DiskCache(Path(folder), int(gb * _GB))
+    except RequestError as error:
+        raise RequestError(f"{error.message} Give cache= another folder, or leave it out.") from None

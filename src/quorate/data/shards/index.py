@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,11 @@ NAME = "index.quorate"
 
 VERSION = 2
 DIGEST = 16
-ARRAYS = {
-    "digests": ("U8", numpy.uint8),
-    "length": ("I64", numpy.int64),
-    "records": ("I64", numpy.int64),
-    "shard_of_block": ("I64", numpy.int64),
-    "sizes": ("I64", numpy.int64),
-    "start": ("I64", numpy.int64),
-    "tail_digests": ("U8", numpy.uint8),
-    "tails": ("I64", numpy.int64),
-}
-"""The arrays of an index in the order of their names, with their types as safetensors and as NumPy call them."""
+ARRAYS = ("digests", "length", "records", "shard_of_block", "sizes", "start", "tail_digests", "tails")
+"""The arrays of an index in the order of their names."""
 _PER_SHARD = ("sizes", "tails", "tail_digests")
-_DIGESTS = ("digests", "tail_digests")
+_TYPES = dict.fromkeys(ARRAYS, ("I64", numpy.int64)) | dict.fromkeys(("digests", "tail_digests"), ("U8", numpy.uint8))
+"""As safetensors and as NumPy call them."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -60,10 +52,9 @@ class ShardIndex:
     # Where the shards lie as seen from the index; empty: beside it.
     root: str = ""
     # The folder or URL that the names of the shards are relative to.
-    place: str = field(default="", compare=False)
+    place: str = ""
 
     def __len__(self) -> int:
-        """The number of all records."""
         return int(self.first[-1])
 
     @property
@@ -109,10 +100,10 @@ class ShardIndex:
     def arrays(self) -> dict[str, Array]:
         """What there is of each shard and of each block, in the order in which it is written."""
         found: dict[str, Array] = {}
-        for name, (_, kind) in ARRAYS.items():
+        for name in ARRAYS:
             count = len(self.shards) if name in _PER_SHARD else self.blocks
-            array = numpy.ascontiguousarray(getattr(self, name), dtype=kind)
-            found[name] = array.reshape((count, DIGEST) if name in _DIGESTS else (count,))
+            array = numpy.ascontiguousarray(getattr(self, name), dtype=_TYPES[name][1])
+            found[name] = array.reshape((count, DIGEST) if name.endswith("digests") else (count,))
         return found
 
     def head(self, **more: str) -> bytes:
@@ -122,7 +113,7 @@ class ShardIndex:
         position = 0
         for name, array in self.arrays.items():
             end = position + array.nbytes
-            header[name] = {"dtype": ARRAYS[name][0], "shape": list(array.shape), "data_offsets": [position, end]}
+            header[name] = {"dtype": _TYPES[name][0], "shape": list(array.shape), "data_offsets": [position, end]}
             position = end
         about = {
             "kind": self.kind,
@@ -194,9 +185,9 @@ def _decoded(content: bytes, beside: str) -> ShardIndex:
         place = _joined(beside, about.get("root", ""))
         raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}", place)
     arrays = {}
-    for name, (_, kind) in ARRAYS.items():
+    for name in ARRAYS:
         begin, end = header[name]["data_offsets"]
-        arrays[name] = numpy.frombuffer(data[begin:end], kind).reshape(header[name]["shape"])
+        arrays[name] = numpy.frombuffer(data[begin:end], _TYPES[name][1]).reshape(header[name]["shape"])
     root = about["root"]
     index = ShardIndex(
         kind=about["kind"],
