@@ -113,7 +113,6 @@ class BlockOrder:
         return range(first, int(numpy.searchsorted(self.starts, stop, side="left")))
 
     def samples(self, start: int, stop: int) -> Indices:
-        """The samples that stand in these places."""
         span = self.span(start, stop)
         bounds = self.starts[span.start : span.stop + 1].clip(start, stop)
         shifts = numpy.repeat(self._shifts[span.start : span.stop], numpy.diff(bounds))

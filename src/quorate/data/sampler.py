@@ -52,7 +52,6 @@ class Sampler(Protocol):
         return (step - 1) // self.steps_per_epoch
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is complete after this step."""
         return step % self.steps_per_epoch == 0
 
     def batch_samples(self, step: int) -> int:

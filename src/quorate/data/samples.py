@@ -175,7 +175,6 @@ class Samples:
             self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
     def prefetch(self, blocks: UpcomingBlocks) -> None:
-        """Tell the sets in shards which of their blocks are read next."""
         for sources in self._sources_by_set:
             wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
             self.shards[sources[0]].prefetch(list(wanted))

@@ -259,36 +259,30 @@ class KeptBlocks:
 
     def _read(self, block: int, reading: _Reading) -> _Kept:
         kept: _Kept | None = None
+        size = self._blocks.size(block)
         try:
-            kept = self._tried(block)
+            content = self._blocks.read(block)
+            kept = _Kept(content, None, max(size, content.nbytes))
+        except ShardError as error:
+            # Kept, like a sound one: each of its samples asks for it.
+            kept = _Kept(None, error.with_traceback(None), 0)
         except BaseException as error:
             reading.error = error
             raise
         finally:
             with self._changed:
                 self._readings.pop(block, None)
-                if kept is not None and not self._over:
+                if kept is None:
+                    self._failed.add(block)
+                elif not self._over:
+                    self._raw += size if kept.error is None else 0
+                    self._opened += kept.bytes
                     kept.used = next(self._uses)
                     self._kept[block] = kept
                     self._failed.discard(block)
                     self._make_room(0, but=block)
-                elif kept is None:
-                    self._failed.add(block)
                 self._changed.notify_all()
         return kept
-
-    def _tried(self, block: int) -> _Kept:
-        size = self._blocks.size(block)
-        try:
-            content = self._blocks.read(block)
-        except ShardError as error:
-            # Kept, like a sound one: each of its samples asks for it.
-            return _Kept(None, error.with_traceback(None), 0)
-        taken = max(size, int(getattr(content, "nbytes", 0)))
-        with self._changed:
-            self._raw += size
-            self._opened += taken
-        return _Kept(content, None, taken)
 
     def _make_room(self, needed: int, but: int | None = None) -> bool:
         """Forget what nobody wants, the longest unused first; whether there is room then for so much more."""

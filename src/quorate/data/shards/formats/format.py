@@ -163,11 +163,11 @@ class Scanner:
         self.start = 0
         self.buffer = bytearray()
 
-    def has(self, count: int) -> bool:
-        """Read on until so many bytes of the block are there; whether the file has them."""
-        while len(self.buffer) < count and self.read_on():
+    def read(self, begin: int, end: int) -> bytes:
+        """Bytes of the file, none from before the block, and fewer where the file ends; all up to there is kept."""
+        while len(self.buffer) < end - self.start and self.read_on():
             pass
-        return len(self.buffer) >= count
+        return bytes(memoryview(self.buffer)[begin - self.start : end - self.start])
 
     def read_on(self) -> bool:
         """Read one piece more; whether there was one."""
@@ -183,16 +183,12 @@ class Scanner:
         self.buffer += more
         return bool(more)
 
-    def rest(self) -> int:
-        """How many bytes the file has from the beginning of the block on."""
-        return self._file.size - self.start
-
     def first_byte(self, begin: int) -> int | None:
-        """The first from there, counted from the beginning of the block, that is not zero; nothing is kept of it."""
-        piece = bytes(memoryview(self.buffer)[begin:])
+        """The first of the file from there that is not zero; nothing is kept of it."""
+        piece = bytes(memoryview(self.buffer)[begin - self.start :])
         while not (behind := piece.lstrip(b"\0")):
             begin += len(piece)
-            if not (piece := self._file.read(self.start + begin, BLOCK)):
+            if not (piece := self._file.read(begin, BLOCK)):
                 return None
         return begin + len(piece) - len(behind)
 

@@ -44,7 +44,6 @@ class Column:
 
     @classmethod
     def parse(cls, text: str) -> "Column":
-        """From the text that the index has of it."""
         dtype, _, shape = text.partition(" ")
         sizes = [int(each) for each in shape.strip("[]").split(",") if each.strip()]
         return cls(numpy.dtype(dtype).newbyteorder("<"), tuple(sizes))
