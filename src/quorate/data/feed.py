@@ -180,9 +180,8 @@ class BlockPrefetch:
         self._sets = {id(each): each for each in shards.values()}
         self._bytes = dict.fromkeys(self._sets, 0)
         self._samples = 0
-        # How many turns of each lane begin ahead, and how many lanes have fewer than are looked at.
+        # How many turns of each lane begin ahead.
         self._turns: Counter[int] = Counter()
-        self._short = 0
         self._last_lane: int | None = None
         self._has_changed = False
 
@@ -196,9 +195,7 @@ class BlockPrefetch:
             self._has_changed = False
             seen = self._ahead.popleft()
             self._behind.append(seen)
-            if seen.begins_turn:
-                self._turns[seen.request.lane] -= 1
-                self._short += self._turns[seen.request.lane] == _TURNS - 1
+            self._turns[seen.request.lane] -= seen.begins_turn
             yield seen.request, blocks
             if len(self._behind) > self._most_behind:
                 self._forget(self._behind.popleft())
@@ -219,10 +216,7 @@ class BlockPrefetch:
             self._samples += len(request.numbers)
             self._ahead.append(seen)
             self._last_lane = lane
-            if seen.begins_turn:
-                self._short += lane not in self._turns
-                self._turns[lane] += 1
-                self._short -= self._turns[lane] == _TURNS
+            self._turns[lane] += seen.begins_turn
 
     def _forget(self, seen: _Seen) -> None:
         self._samples -= len(seen.request.numbers)
@@ -236,7 +230,7 @@ class BlockPrefetch:
     def _wants_more(self) -> bool:
         count = len(self._ahead)
         # A lane that is alone has one turn without an end.
-        if count <= _TURNS or (self._short and len(self._turns) > 1):
+        if count <= _TURNS or (len(self._turns) > 1 and min(self._turns.values()) < _TURNS):
             return True
         has_room = all(self._bytes[each] < shards.limit for each, shards in self._sets.items())
         return has_room and count < MOST_REQUESTS and self._samples < MOST_SAMPLES

@@ -72,7 +72,12 @@ class FolderPlace:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    stat = _followed(entry)
+                    try:
+                        stat = entry.stat()
+                    except OSError as error:
+                        if error.errno not in (ENOENT, ENOTDIR, ELOOP):
+                            raise
+                        stat = None
                     # What is neither there nor a link was removed meanwhile.
                     if stat is not None or entry.is_symlink():
                         yield f"{below}{entry.name}", stat
@@ -101,16 +106,6 @@ class FolderPlace:
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
-
-
-def _followed(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What an entry is, or what it leads to if it is a link; None if there is nothing."""
-    try:
-        return entry.stat()
-    except OSError as error:
-        if error.errno not in (ENOENT, ENOTDIR, ELOOP):
-            raise
-        return None
 
 
 class StorePlace:
