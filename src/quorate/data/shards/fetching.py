@@ -87,7 +87,10 @@ class Fetcher:
                     is_away = self._is_remote and is_passing(error) and self._answered < began
                     why = _explained(name, error, attempt + 1, seconds)
                     raise (StoreAway if is_away else Unreachable)(why) from None
-                self._tell(name, error, seconds)
+                # Once, until the store answers again.
+                if self._is_remote and seconds > _QUIET and not self._is_told:
+                    self._is_told = True
+                    log.warning("%s It is tried for %.0f s in all", _explained(name, error, 1, seconds), GIVE_UP)
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(attempt, _DOUBLINGS))
             if self._ends_within(pause * self._random.uniform(0.5, 1)):
                 break
@@ -97,12 +100,6 @@ class Fetcher:
         """Begin no further try, and wait for no answer any more."""
         self._over.set()
         self._callers.close()
-
-    def _tell(self, name: str, error: Exception, seconds: float) -> None:
-        """Say once, until the store answers again, what the job is waiting for."""
-        if self._is_remote and seconds > _QUIET and not self._is_told:
-            self._is_told = True
-            log.warning("%s It is tried for %.0f s in all", _explained(name, error, 1, seconds), GIVE_UP)
 
     def _ends_within(self, pause: float) -> bool:
         until = monotonic() + pause

@@ -109,8 +109,7 @@ class Hdf5(Format):
 
     def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         """Ranges of rows, of about as many bytes as other blocks, and of whole chunks where those are not too large."""
-        with _opened(file, "byte 0") as datasets:
-            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+        with _opened(file, "byte 0") as (datasets, columns):
             rows = {each: int(dataset.shape[0]) for each, dataset in datasets.items()}
             if not rows:
                 raise BadRecord(file.name, "byte 0", "there is no dataset with rows in it")
@@ -129,8 +128,7 @@ class Hdf5(Format):
 
     def read(self, file: ShardFile, block: Block) -> bytes:
         # What is no HDF5 file any more has no rows, and no rows have another digest.
-        with contextlib.suppress(BadRecord), _opened(file, f"row {block.start}") as datasets:
-            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+        with contextlib.suppress(BadRecord), _opened(file, f"row {block.start}") as (datasets, columns):
             # A damaged file may claim rows of any size, and they must not be asked for.
             size = block.length * sum(column.nbytes for column in columns.values())
             is_short = any(dataset.shape[0] < block.start + block.length for dataset in datasets.values())
@@ -150,8 +148,8 @@ class Hdf5(Format):
 
 
 @contextlib.contextmanager
-def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
-    """All datasets of a file that have rows, by name."""
+def _opened(file: ShardFile, place: str) -> Iterator[tuple[dict[str, Any], dict[str, Column]]]:
+    """All datasets of a file that have rows, by name, and what they are."""
     try:
         import h5py
     except ImportError:
@@ -166,8 +164,10 @@ def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
     try:
         with h5py.File(bytes_of_file, "r") as opened:
             opened.visititems(note)
+            datasets = dict(sorted(found.items()))
+            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
             try:
-                yield dict(sorted(found.items()))
+                yield datasets, columns
             except OSError:
                 _refuse_lacking(file.name, found)
                 raise
