@@ -1,7 +1,6 @@
 """Threads that help with reading: nobody waits for one, and no more is done than is wanted."""
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -60,7 +59,7 @@ def test_a_thread_is_started_only_where_all_are_busy(held_up: HeldUp) -> None:
     held_up.let_go.set()
     for _ in range(3):
         helpers.submit(lambda: held_up.work(0)).result(20)
-        time.sleep(0.05)  # it counts as busy until it has told
+        await_condition("the thread, which counts as busy until it has told", lambda: helpers._idle == 1)
     assert [each.name for each in threading.enumerate()].count("one-of-many") == 1
     held_up.let_go.clear()
     futures = [helpers.submit(lambda: held_up.work(0)) for _ in range(3)]

@@ -71,8 +71,9 @@ class HelperThreads:
             self._is_closed = True
             for _ in self._threads:
                 self._tasks.put(None)
-        for thread in self._threads:
-            thread.join(grace)
+        if grace:
+            for thread in self._threads:
+                thread.join(grace)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self._is_closed:
@@ -81,6 +82,7 @@ class HelperThreads:
                 future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
+            del task, future, work  # what was done is not kept until there is more to do
             with self._lock:
                 self._idle += 1
 
