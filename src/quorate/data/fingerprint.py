@@ -59,7 +59,15 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error.
     """
-    answer = ask_child(lambda: json.dumps(_told(samples)))
+
+    def take() -> str:
+        torch.set_num_threads(1)
+        try:
+            return json.dumps(dataclasses.asdict(fingerprint(samples)))
+        except QuorateError as error:
+            return json.dumps({"refusal" if isinstance(error, RequestError) else "trouble": error.message})
+
+    answer = ask_child(take)
     if not answer.text:
         raise HelperLost(f"the process that read the first and last samples of the datasets {answer.ending}.")
     told = json.loads(answer.text)
@@ -68,14 +76,6 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     if "trouble" in told:
         raise JobError(told["trouble"])
     return Fingerprint(**told)
-
-
-def _told(samples: Samples) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    try:
-        return dataclasses.asdict(fingerprint(samples))
-    except QuorateError as error:
-        return {"refusal" if isinstance(error, RequestError) else "trouble": error.message}
 
 
 def fingerprint(samples: Samples) -> Fingerprint:

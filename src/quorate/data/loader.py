@@ -36,8 +36,11 @@ Asked = tuple[Request, UpcomingBlocks | None]
 
 
 class Loader:
-    """A process that answers what a plan asks, in its order, and works ahead by `prefetch` requests. HelperLost tells
-    that it is gone, when the answer is waited for that it was to give: not one further on that it may have died of."""
+    """A process that answers what a plan asks, in its order, and works ahead by `prefetch` requests.
+
+    HelperLost tells that it is gone, when its own answer is waited for: so what is heard is the death of the one that
+    was to read what is asked for now, and not of another that died of something further on.
+    """
 
     def __init__(self, samples: Samples, plan: Iterator[Asked], prefetch: int) -> None:
         self._plan = plan
