@@ -227,7 +227,7 @@ def test_a_loader_that_cannot_answer_any_more_is_as_good_as_dead(monkeypatch: py
 
 def test_a_loader_that_somebody_else_has_reaped_is_gone() -> None:
     with feeding(Calling(lambda: os._exit(3)), 1) as feed:
-        pid = feed._loaders[0]._processes[0].pid
+        pid = feed._loaders[0].pid
         feed.next(REQUESTS[0])
         feed.next(REQUESTS[1])
         os.waitpid(pid, 0)
@@ -248,7 +248,7 @@ def test_a_loader_that_cannot_be_started_leaves_none_behind(failing: str, monkey
 
     monkeypatch.setattr(os, failing, once)
     with pytest.raises(HelperLost, match="could not be started: Resource temporarily unavailable"):
-        Loader(Samples({Source.TRAINING: Noisy()}, collate, 5), ((request, None) for request in REQUESTS), 2, 1)
+        Feed(Samples({Source.TRAINING: Noisy()}, collate, 5), iter(REQUESTS), 2, 1)
     assert children_of(os.getpid()) == before
 
 
@@ -283,7 +283,7 @@ def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
         (REQUESTS[0], JobError, "A loader process failed: OSError"),
     ):
         failing: Any = Failing()
-        loader = Loader(failing, iter([(asked, None)]), 1, 2)
+        loader = Loader(failing, iter([(asked, None)]), 2)
         with pytest.raises(kind, match=words):
             loader.take(REQUESTS[0], lambda: None)
         Loader.end([loader])

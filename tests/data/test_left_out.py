@@ -14,10 +14,10 @@ from quorate.data.collate import collate
 from quorate.data.datasets import Columns
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
+from quorate.data.shards.blocks import LIMIT
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
-from quorate.data.shards.reader import LIMIT
 
 
 class Torn:

@@ -87,7 +87,6 @@ class LeftOut:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """All of them, in order."""
         return tuple(self._indices)
 
     @property
@@ -102,7 +101,6 @@ class LeftOut:
         return tuple((index, text) for index, text in zip(self._indices, self._why, strict=True) if text)
 
     def others(self, indices: Sequence[int]) -> Sequence[int]:
-        """Those that are not among them."""
         if not self._indices:
             return indices
         bad = set(self._indices)

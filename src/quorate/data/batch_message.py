@@ -107,7 +107,12 @@ def receive(sock: socket.socket, wait: Callable[[], None]) -> BatchMessage:
         sizes = [size for size, _ in table]
         if is_shared and not descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what this process may not have
-        beside = _mapped(descriptors[0], sizes) if is_shared else _read(sock, sizes, wait)
+        if is_shared:
+            beside = _mapped(descriptors[0], sizes)
+        else:
+            beside = [_bytes(torch.empty(size, dtype=torch.uint8)) for size in sizes]
+            for memory in beside:
+                _fill(sock, memory, wait)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -125,13 +130,6 @@ def _fill(sock: socket.socket, memory: memoryview, wait: Callable[[], None]) -> 
         if not count:
             raise EOFError
         memory = memory[count:]
-
-
-def _read(sock: socket.socket, sizes: Sequence[int], wait: Callable[[], None]) -> list[memoryview]:
-    pieces = [_bytes(torch.empty(size, dtype=torch.uint8)) for size in sizes]
-    for memory in pieces:
-        _fill(sock, memory, wait)
-    return pieces
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -14,7 +14,7 @@ import numpy
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
 from quorate.core.user_code import given
-from quorate.data.indices import NO_INDICES, Indices
+from quorate.data.indices import NO_INDICES, Indices, joined
 from quorate.data.sampler import Sampler
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -41,15 +41,6 @@ class Blocked(Protocol):
     @property
     def window(self) -> int:
         """How many samples a lane shuffles at a time."""
-
-
-@runtime_checkable
-class Described(Protocol):
-    """It has something that a run tells when it begins: where its blocks are listed, what waiting for it depends on."""
-
-    @property
-    def reading_facts(self) -> dict[str, Any]:
-        """As JSON can hold them, without secrets."""
 
 
 def records_of(dataset: Blocked, length: int) -> Indices:
@@ -122,7 +113,6 @@ class BlockOrder:
         return range(first, int(numpy.searchsorted(self.starts, stop, side="left")))
 
     def samples(self, start: int, stop: int) -> Indices:
-        """The samples that stand in these places."""
         span = self.span(start, stop)
         bounds = self.starts[span.start : span.stop + 1].clip(start, stop)
         shifts = numpy.repeat(self._shifts[span.start : span.stop], numpy.diff(bounds))
@@ -159,18 +149,20 @@ class BlockSampler(Sampler):
         self.records = records
         self.samples = self.epoch_length = int(records.sum())
         self._facts = facts or {}
-        self._order = lru_cache(maxsize=2)(self._order_of)
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: BlockOrder.of(records, derive_seed(spec.seed, "blocks", epoch))
+        )
         self._window = lru_cache(maxsize=_WINDOWS_KEPT * spec.lanes)(self._window_of)
         self.check_trainable("The training set")
 
     @classmethod
     def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "BlockSampler":
-        """The order of a dataset that has so many samples."""
-        facts = dataset.reading_facts if isinstance(dataset, Described) else {}
+        """The order of a dataset that has so many samples. It may have `reading_facts`, which a run tells when it
+        begins: where its blocks are listed, what waiting for it depends on; as JSON can hold them, without secrets."""
+        facts = getattr(dataset, "reading_facts", None)
         return cls(spec, records_of(dataset, length), dataset.window, facts)
 
     def describe(self) -> dict[str, Any]:
-        """How many blocks there are, how they are shuffled, and where they are listed."""
         return {"data": {"blocks": len(self.records), "window": self.window, **self._facts}}
 
     def part(self, lane: int) -> range:
@@ -182,12 +174,17 @@ class BlockSampler(Sampler):
         return range(of_whole.start * whole + of_rest.start, of_whole.stop * whole + of_rest.stop)
 
     def share(self, step: int, lane: int) -> Indices:
-        """Indices of a lane's part of a batch, in order."""
-        before = (step - 1) % self.steps_per_epoch
-        return self._read(self.epoch_of(step), lane, self._done(before, lane), self._done(before + 1, lane))
+        epoch, before, size = self.epoch_of(step), (step - 1) % self.steps_per_epoch, self.window
+        start, stop = self._done(before, lane), self._done(before + 1, lane)
+        if start >= stop:
+            return NO_INDICES
+        if size == 1:
+            begin = self.part(lane).start
+            return self._order(epoch).samples(begin + start, begin + stop)
+        numbers = range(start // size, -(-stop // size))
+        return joined([self._window(epoch, lane, n)[max(start - n * size, 0) : stop - n * size] for n in numbers])
 
     def dropped(self, epoch: int) -> Indices:
-        """What `last_batch: drop` leaves out of an epoch, in order."""
         return self._order(epoch).samples(self.part(self.spec.lanes - 1).stop, self.samples)
 
     def position(self, step: int, lane: int) -> LanePosition:
@@ -210,23 +207,8 @@ class BlockSampler(Sampler):
         each: int = of_batch.stop - of_batch.start
         return min(steps * each, len(self.part(lane)))
 
-    def _read(self, epoch: int, lane: int, start: int, stop: int) -> Indices:
-        """What stands from start to before stop in a lane's part, its windows shuffled."""
-        if start >= stop:
-            return NO_INDICES
-        if self.window == 1:
-            begin = self.part(lane).start
-            return self._order(epoch).samples(begin + start, begin + stop)
-        size = self.window
-        numbers = range(start // size, -(-stop // size))
-        parts = [self._window(epoch, lane, n)[max(start - n * size, 0) : stop - n * size] for n in numbers]
-        return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
-
     def _window_of(self, epoch: int, lane: int, number: int) -> Indices:
         part = self.part(lane)
         start = part.start + number * self.window
         samples = self._order(epoch).samples(start, min(start + self.window, part.stop))
         return samples[shuffle(len(samples), derive_seed(self.spec.seed, "window", epoch, lane, number))]
-
-    def _order_of(self, epoch: int) -> BlockOrder:
-        return BlockOrder.of(self.records, derive_seed(self.spec.seed, "blocks", epoch))

@@ -25,7 +25,6 @@ class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
 
     @property
     def how(self) -> str:
-        """What is said of them."""
         return f"{self._how} (at {self._at})" if self._at else self._how
 
     def within(self, key: object) -> "UnlikeSamples":

@@ -91,13 +91,9 @@ def _rows(indices: Sequence[int], length: int) -> torch.Tensor | None:
 def _is_plain(tensor: torch.Tensor) -> bool:
     # Others may be stacked into another layout, carry a graph, or be more than a tensor.
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    is_ours = type(tensor) is torch.Tensor and is_dense and tensor.is_contiguous() and not tensor.requires_grad
-    return is_ours and _can_be_selected_from(tensor)
-
-
-def _can_be_selected_from(tensor: torch.Tensor) -> bool:
-    """Some types can be stacked and not selected from, such as one-dimensional ones of uint16."""
-    try:
+    if type(tensor) is not torch.Tensor or not is_dense or not tensor.is_contiguous() or tensor.requires_grad:
+        return False
+    try:  # some types can be stacked and not selected from, such as one-dimensional ones of uint16
         tensor.index_select(0, torch.zeros(1, dtype=torch.int64))
     except (RuntimeError, IndexError):
         return False

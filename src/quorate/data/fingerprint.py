@@ -59,7 +59,15 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
     offset: each would read what the others skip, without an error.
     """
-    answer = ask_child(lambda: json.dumps(_told(samples)))
+
+    def take() -> str:
+        torch.set_num_threads(1)
+        try:
+            return json.dumps(dataclasses.asdict(fingerprint(samples)))
+        except QuorateError as error:
+            return json.dumps({"refusal" if isinstance(error, RequestError) else "trouble": error.message})
+
+    answer = ask_child(take)
     if not answer.text:
         raise HelperLost(f"the process that read the first and last samples of the datasets {answer.ending}.")
     told = json.loads(answer.text)
@@ -68,14 +76,6 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     if "trouble" in told:
         raise JobError(told["trouble"])
     return Fingerprint(**told)
-
-
-def _told(samples: Samples) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    try:
-        return dataclasses.asdict(fingerprint(samples))
-    except QuorateError as error:
-        return {"refusal" if isinstance(error, RequestError) else "trouble": error.message}
 
 
 def fingerprint(samples: Samples) -> Fingerprint:
@@ -91,12 +91,15 @@ def fingerprint(samples: Samples) -> Fingerprint:
             digest.update(f"{source.value}:{length}".encode())
         for part in _arrangement(samples, source, length):
             layout.update(part)
-        for index in _looked_at(samples, source, length):
+        shards = samples.shards.get(source)
+        # Of shards the index has a digest of every byte; only what the task makes of them is looked at.
+        looked_at = (0, length - 1) if shards is None else (0,) if shards.has_decode else ()
+        for index in looked_at:
             request = Request(source, 0, (index,))
             answer = _read_anew(samples, request)
             if _content(answer) != _content(_read_anew(samples, request)):
                 raise TaskError(_why_not_the_same(samples, request))
-            key = samples.shards[source].cache_key if source in samples.shards else None
+            key = None if shards is None else shards.cache_key
             if key is not None and _content(answer) != _content(samples[request]):
                 raise TaskError(
                     f"Sample {index} of the {source.value} set is another one in the cache than decode makes now. "
@@ -114,8 +117,13 @@ def fingerprint(samples: Samples) -> Fingerprint:
 def _read_anew(samples: Samples, request: Request) -> Batch | FetchFailure:
     """Not from a cache of decoded samples, which may be of an earlier decode."""
     shards = samples.shards.get(request.source)
-    with contextlib.nullcontext() if shards is None else shards.without_cached_samples():
+    if shards is None:
         return samples[request]
+    cache, shards.decoded = shards.decoded, None
+    try:
+        return samples[request]
+    finally:
+        shards.decoded = cache
 
 
 def _why_not_the_same(samples: Samples, request: Request) -> str:
@@ -160,14 +168,6 @@ def _arrangement(samples: Samples, source: Source, length: int) -> Iterator[byte
             records = records_of(dataset, length)
             yield f"window {dataset.window}".encode()
             yield records.tobytes()
-
-
-def _looked_at(samples: Samples, source: Source, length: int) -> tuple[int, ...]:
-    """Of shards the index has a digest of every byte; only what the task makes of them is looked at."""
-    shards = samples.shards.get(source)
-    if shards is None:
-        return 0, length - 1
-    return (0,) if shards.has_decode else ()
 
 
 def _content(answer: Batch | FetchFailure) -> bytes:

@@ -1,6 +1,6 @@
 """Numbers of samples or blocks, many at a time: as arrays, and as ranges, which are short where many lie together."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy
 
@@ -53,17 +53,10 @@ def count_in(ranges: Ranges) -> int:
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """All of their numbers, each once. They may overlap, and are never written out: a range may be of any length."""
-    return tuple(_united(sorted(ranges)))
-
-
-def _united(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    whole: tuple[int, int] | None = None
-    for first, last in ranges:
-        if whole is None or first > whole[1] + 1:
-            if whole is not None:
-                yield whole
-            whole = first, last
+    united: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if united and first <= united[-1][1] + 1:
+            united[-1] = united[-1][0], max(united[-1][1], last)
         else:
-            whole = whole[0], max(whole[1], last)
-    if whole is not None:
-        yield whole
+            united.append((first, last))
+    return tuple(united)

@@ -31,67 +31,52 @@ class LaneSampler(Sampler):
         self._order = order
         self._own: dict[int, bool] = {}
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
-        self._batch = lru_cache(maxsize=2)(self._batch_of)
         self.epoch_length = len(self._epoch(0))
         if self.epoch_length == 0:
             raise TaskError("order() gave no samples for epoch 0, so there is nothing to train on.")
         self.check_trainable("The training set" if self.epoch_length == samples else "An epoch of order()")
 
     def is_own(self, epoch: int) -> bool:
-        """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
         if epoch not in self._own:
             self._epoch(epoch)
         return self._own[epoch]
 
     def planned(self, epoch: int) -> Tally:
-        """The tally of a whole epoch, also of those that no step reads."""
         return Tally.of_order(epoch, self._epoch(epoch))
 
     def dropped(self, epoch: int) -> Indices:
-        """What `last_batch: drop` leaves out of an epoch, in order."""
         return self._epoch(epoch)[self.steps_per_epoch * self.spec.batch_size :]
 
     def batch(self, step: int) -> Indices:
-        """Indices of the whole batch of a step, in order."""
-        return self._batch(step)
-
-    def _batch_of(self, step: int) -> Indices:
         start = (step - 1) % self.steps_per_epoch * self.spec.batch_size
         return self._epoch(self.epoch_of(step))[start : start + self.spec.batch_size]
 
     def share(self, step: int, lane: int) -> Indices:
-        """Indices of a lane's part of a batch, in order."""
-        batch = self._batch(step)
+        batch = self.batch(step)
         return batch[cut(len(batch), self.spec.lanes)[lane]]
 
     def _epoch_order(self, epoch: int) -> Indices:
+        # The first epoch is ordered before the first step, where a mistake costs nothing yet.
+        trouble = TaskError if epoch == 0 else JobError
         seed = derive_seed(self.spec.seed, "order", epoch)
         generator = torch.Generator().manual_seed(seed)
         # order() may draw from the global generators all the same; workers reach an epoch at different moments.
         seed_generators(seed)
-        with user_code("order()", exit_code=self._trouble(epoch).exit_code):
+        with user_code("order()", exit_code=trouble.exit_code):
             chosen = self._order(epoch, generator)
             self._own[epoch] = chosen is not None
             if chosen is None:
                 return torch.randperm(self.samples, generator=generator).numpy()
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
-        self._check_chosen(epoch, order, expected=None if epoch == 0 else self.epoch_length)
-        return order
-
-    @staticmethod
-    def _trouble(epoch: int) -> type[TaskError | JobError]:
-        # The first epoch is ordered before the first step, where a mistake costs nothing yet.
-        return TaskError if epoch == 0 else JobError
-
-    def _check_chosen(self, epoch: int, order: Indices, expected: int | None) -> None:
-        if expected is not None and len(order) != expected:
+        if epoch > 0 and len(order) != self.epoch_length:
             raise JobError(
-                f"order() gave {len(order)} samples for epoch {epoch} and {expected} for epoch 0. "
+                f"order() gave {len(order)} samples for epoch {epoch} and {self.epoch_length} for epoch 0. "
                 "Every epoch of a job must have the same length."
             )
         outside = order[(order < 0) | (order >= self.samples)]
         if len(outside):
-            raise self._trouble(epoch)(
+            raise trouble(
                 f"order() names sample {outside[0]} in epoch {epoch}, "
                 f"but the training set has samples 0 to {self.samples - 1}."
             )
+        return order

@@ -30,7 +30,6 @@ class Tally:
 
     @classmethod
     def of(cls, epoch: int, samples: Sequence[int] | Indices) -> "Tally":
-        """The tally of samples that were read in an epoch."""
         indices = indices_of(samples)
         # Seven small operations: a step of a small model can spare a few microseconds a lane. What is added up are
         # products of a word with another part of itself, since sums of anything linear see only the sum of indices.
@@ -43,7 +42,6 @@ class Tally:
 
     @classmethod
     def of_order(cls, epoch: int, order: Indices) -> "Tally":
-        """The tally of a whole epoch in this order."""
         return total(cls.of(epoch, order[start : start + _SLICE]) for start in range(0, len(order), _SLICE))
 
     @classmethod

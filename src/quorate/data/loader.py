@@ -7,7 +7,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,6 @@ from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
 from quorate.data.shards.threads import CHECK_EVERY
 
 _GRACE = 1.0
-_LENGTH = struct.Struct("<Q")
 _UNSENDABLE = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
 _UNREADABLE = (
     "With loader_workers above 0 a batch travels between processes, and it could not be unpickled in the worker."
@@ -37,59 +35,29 @@ Asked = tuple[Request, UpcomingBlocks | None]
 
 
 class Loader:
-    """Answers what a plan asks, in its order, by processes that take turns. HelperLost tells of one that is gone.
+    """A process that answers what a plan asks, in its order, and works ahead by `prefetch` requests.
 
-    Each works ahead by `prefetch` requests. Whose turn it is decides whose death is heard: so it is that of the process
-    which was to read what is asked for now, and not of one that died of something else further on.
+    HelperLost tells that it is gone, when its own answer is waited for: so what is heard is the death of the one that
+    was to read what is asked for now, and not of another that died of something further on.
     """
 
-    def __init__(self, samples: Samples, plan: Iterator[Asked], processes: int, prefetch: int) -> None:
+    def __init__(self, samples: Samples, plan: Iterator[Asked], prefetch: int) -> None:
         self._plan = plan
-        self._taken = 0
-        self._processes: list[_Process] = []
+        self._unsent = bytearray()
         try:
-            for _ in range(processes):
-                self._processes.append(_Process(samples))
+            self._start(samples)
+        except OSError as error:
+            raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
+        try:
             for _ in range(prefetch):
-                for process in self._processes:
-                    self._ask(process)
-        except BaseException as error:
+                self._ask()
+        except BaseException:
             Loader.end([self])
-            if isinstance(error, OSError):
-                raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
             raise
 
-    def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
-        """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
-        process = self._processes[self._taken % len(self._processes)]
-        self._taken += 1
-        answer = process.take(request, check)
-        self._ask(process)
-        return answer
-
-    def _ask(self, process: "_Process") -> None:
-        for asked in self._plan:
-            process.ask(asked)
-            return
-
-    @staticmethod
-    def end(loaders: Sequence["Loader"]) -> None:
-        """End the processes of all these loaders, whatever they are doing: they have nothing to lose."""
-        processes = [process for loader in loaders for process in loader._processes]
-        for process in processes:
-            process.kill()
-        over = monotonic() + _GRACE
-        for process in processes:
-            process.close(over)
-
-
-class _Process:
-    """One process, and the socket by which it is asked and answers."""
-
-    def __init__(self, samples: Samples) -> None:
+    def _start(self, samples: Samples) -> None:
         self._socket, theirs = socket.socketpair()
         close_in_children(self._socket)
-        self._unsent = bytearray()
         sys.stdout.flush()
         sys.stderr.flush()
         worker = os.getpid()
@@ -107,15 +75,8 @@ class _Process:
         self._poll = select.poll()
         self._poll.register(self._pidfd, select.POLLIN)
 
-    def ask(self, asked: Asked) -> None:
-        """Have something fetched. It never waits: a process that has not read what it was asked before may be waiting
-        until its answers are read."""
-        content = pickle.dumps(asked, protocol=5)
-        self._unsent += _LENGTH.pack(len(content)) + content
-        self._send()
-
     def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
-        """The answer to what was asked first of what is not answered."""
+        """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
         try:
             message = receive(self._socket, lambda: self._wait(check))
         except (EOFError, ConnectionError):
@@ -127,10 +88,19 @@ class _Process:
         except MemoryError:
             raise
         except Exception as error:  # of a class of the task, in __setstate__ or the like: no fault of the transport
-            return FetchFailure(request, None, describe(error), user_traceback(error), _UNREADABLE)
+            answer = FetchFailure(request, None, describe(error), user_traceback(error), _UNREADABLE)
         if isinstance(answer, JobError):
             raise answer
+        self._ask()
         return answer  # type: ignore[no-any-return]
+
+    def _ask(self) -> None:
+        """Have the next of the plan fetched. It never waits: a process that has not read what it was asked before may
+        be waiting until its answers are read."""
+        asked = next(self._plan, None)
+        if asked is not None:
+            self._unsent += pickle.dumps(asked, protocol=5)
+            self._send()
 
     def _wait(self, check: Callable[[], None]) -> None:
         """Until there is something to read."""
@@ -149,17 +119,18 @@ class _Process:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
 
-    def kill(self) -> None:
-        """End it, and no other that may have its number by now."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def close(self, over: float) -> None:
-        """Reap it, waiting for its death until then at most."""
-        self._socket.close()
-        if self._dies_until(over):
-            self._reap()
-        os.close(self._pidfd)
+    @staticmethod
+    def end(loaders: Sequence["Loader"]) -> None:
+        """End all of them, whatever they are doing: they have nothing to lose."""
+        for loader in loaders:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(loader._pidfd, signal.SIGKILL)
+        over = monotonic() + _GRACE
+        for loader in loaders:
+            loader._socket.close()
+            if loader._dies_until(over):
+                loader._reap()
+            os.close(loader._pidfd)
 
     def _departure(self) -> str:
         if not self._dies_until(monotonic() + _GRACE):
@@ -192,12 +163,11 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         die_with_parent(worker)
         # One: those of the worker are not in this process, and waiting for them would take for ever.
         torch.set_num_threads(1)
-        while head := _read(sock, _LENGTH.size):
-            asked = pickle.loads(_read(sock, *_LENGTH.unpack(head)))
-            send(sock, _answer(samples, asked))
-        code = 0  # nobody asks any more
+        with sock.makefile("rb") as plan:
+            while True:
+                send(sock, _answer(samples, *pickle.load(plan)))
     except (ConnectionError, EOFError):
-        code = 0  # nor takes the answer
+        code = 0  # nobody asks any more, nor takes the answer
     except BaseException:
         traceback.print_exc()  # nobody above is left to do it: this frame ends the process
     finally:
@@ -206,20 +176,7 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         os._exit(code)
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
-    """So many bytes; nothing where there are no more."""
-    content = bytearray(size)
-    rest = memoryview(content)
-    while rest:
-        count = sock.recv_into(rest)
-        if not count:
-            return b""
-        rest = rest[count:]
-    return bytes(content)
-
-
-def _answer(samples: Samples, asked: Asked) -> BatchMessage:
-    request, blocks = asked
+def _answer(samples: Samples, request: Request, blocks: UpcomingBlocks | None) -> BatchMessage:
     try:
         if blocks is not None:
             samples.prefetch(blocks)

@@ -44,17 +44,14 @@ class Sampler(Protocol):
 
     @property
     def total_steps(self) -> int:
-        """Steps in the whole job."""
         if self.spec.steps is not None:
             return self.spec.steps
         return (self.spec.epochs or 0) * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step belongs to."""
         return (step - 1) // self.steps_per_epoch
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is complete after this step."""
         return step % self.steps_per_epoch == 0
 
     def batch_samples(self, step: int) -> int:
@@ -144,11 +141,9 @@ class EvaluationPlan:
 
     @property
     def batches(self) -> int:
-        """How many batches an evaluation has."""
         return -(-self.samples // self.batch_size)
 
     def request(self, batch: int) -> Request:
-        """What one batch reads."""
         start = batch * self.batch_size
         samples = numpy.arange(start, min(start + self.batch_size, self.samples), dtype=numpy.int64)
         return Request(Source.VALIDATION, 0, samples, batch % self.lanes)

@@ -19,12 +19,11 @@ from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
 from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
-from quorate.data.shards.arguments import COLUMNAR
-from quorate.data.shards.dataset import Shards
+from quorate.data.shards.blocks import LIMIT
+from quorate.data.shards.dataset import COLUMNAR, Shards
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index import NAME
-from quorate.data.shards.reader import LIMIT
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _SKIP = "`on_bad_sample: skip` leaves such samples out."
@@ -60,13 +59,12 @@ class Batch:
 
     @property
     def samples(self) -> Indices:
-        """Those that are in it."""
+        """Those that are in it, without the bad ones."""
         numbers = self.request.numbers
         return numbers[~numpy.isin(numbers, self.bad)] if self.bad else numbers
 
     @property
     def is_empty(self) -> bool:
-        """Whether all of its samples are bad."""
         return not len(self.samples)
 
 
@@ -121,20 +119,12 @@ class Samples:
     def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
         answer = self._answer(request)
-        if not self.shards:
+        if not self.shards or isinstance(answer, FetchFailure):
             return answer
         # Few, and with every batch: only who takes them all knows which are new.
         notes = tuple(note for shards in self.shards.values() for note in shards.notes if note not in self.noted)
         draws = request.source in self.drawing and request.source in self.shards
-        if isinstance(answer, Batch) and (notes or draws):
-            return replace(answer, notes=notes, draws=draws)
-        return answer
-
-    def new_notes(self, notes: Sequence[str]) -> tuple[str, ...]:
-        """Those that were not told before; from now on they were."""
-        new = tuple(note for note in dict.fromkeys(notes) if note not in self.noted)
-        self.noted.update(new)
-        return new
+        return replace(answer, notes=notes, draws=draws) if notes or draws else answer
 
     def _answer(self, request: Request) -> Batch | FetchFailure:
         """Read so that every sample has a random stream of its own.
@@ -142,22 +132,22 @@ class Samples:
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
         without, and read again only if anything was drawn; from then on every sample begins its stream.
         """
-        columns = self._columns.get(request.source)
-        if columns is not None:
-            return self._read_columns(request, columns)
+        if request.source in self.columns:
+            return self._read_columns(request, self.columns[request.source])
         shards = self.shards.get(request.source)
+        cache = None if shards is None else shards.decoded
         if request.source not in self.drawing:
             # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
-            with nullcontext() if shards is None else shards.keeping():
+            with nullcontext() if cache is None else cache.keeping():
                 rest_generators()
                 answer = self._read(request, seeded=False)
                 if not have_drawn():
-                    if shards is not None:
-                        shards.settle(drew=False)
+                    if cache is not None:
+                        cache.settle(drew=False)
                     return answer
             self.drawing.add(request.source)
-        if shards is not None:
-            shards.settle(drew=True)
+        if cache is not None:
+            cache.settle(drew=True)
         return self._read(request, seeded=True)
 
     @cached_property
@@ -165,14 +155,16 @@ class Samples:
         """The sets that are read block by block."""
         return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, Shards)}
 
-    def is_columns(self, source: Source) -> bool:
-        """Whether batches of a set come from columns, without any code of the task."""
-        return source in self._columns
-
     @cached_property
-    def in_memory(self) -> dict[Source, Columns]:
-        """The sets that are columns of tensors in memory."""
-        return {source: columns for source, columns in self._columns.items() if isinstance(columns, Columns)}
+    def columns(self) -> dict[Source, Columns | Shards]:
+        """The sets for which neither reading nor collating runs code of the task."""
+        if self.collate is not collate:
+            return {}
+        found = {
+            source: dataset if isinstance(dataset, Shards) and dataset.is_columns else columns_of(dataset)
+            for source, dataset in self.datasets.items()
+        }
+        return {source: columns for source, columns in found.items() if columns is not None}
 
     def divide_memory(self, processes: int) -> None:
         """So many processes read from now on: blocks may take no more memory in all of them than in one."""
@@ -183,7 +175,6 @@ class Samples:
             self.shards[sources[0]].limit = LIMIT * own // (sum(parts.values()) * processes)
 
     def prefetch(self, blocks: UpcomingBlocks) -> None:
-        """Tell the sets in shards which of their blocks are read next."""
         for sources in self._sources_by_set:
             wanted = dict.fromkeys(block for source in sources for block in blocks.get(source, ()))
             self.shards[sources[0]].prefetch(list(wanted))
@@ -195,17 +186,6 @@ class Samples:
         for source, dataset in self.shards.items():
             found.setdefault(id(dataset), []).append(source)
         return list(found.values())
-
-    @cached_property
-    def _columns(self) -> dict[Source, Columns | Shards]:
-        """Of the sets for which neither reading nor collating runs code of the task."""
-        if self.collate is not collate:
-            return {}
-        found = {
-            source: dataset if isinstance(dataset, Shards) and dataset.is_columns else columns_of(dataset)
-            for source, dataset in self.datasets.items()
-        }
-        return {source: columns for source, columns in found.items() if columns is not None}
 
     def _read_columns(self, request: Request, columns: Columns | Shards) -> Batch | FetchFailure:
         left_out = LeftOut()
@@ -224,7 +204,7 @@ class Samples:
             batch = columns.batch(indices_of(good)) if good else None
             return Batch(request, batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
-            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+            return self._unlike(request, error, left_out)
         except Unreachable as error:
             return FetchFailure(request, None, error.message, "", kind="access")
         except MemoryError:  # of the machine, not of the data
@@ -251,8 +231,8 @@ class Samples:
             index = None
             batch = self.collate(fetched) if fetched else None
             return Batch(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
-        except UnlikeSamples as error:  # all is said: no line of the task would explain it better
-            return FetchFailure(request, None, self._named(error, request, left_out), "", self._alike(request.source))
+        except UnlikeSamples as error:
+            return self._unlike(request, error, left_out)
         except Unreachable as error:
             return FetchFailure(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
@@ -261,18 +241,19 @@ class Samples:
     # --- what is wrong
 
     def _bad(self, request: Request, index: int, error: BadSample) -> FetchFailure:
-        hint = _DECODE if error.traceback else self._remedy(request.source, error)
+        shards, hint = self.shards.get(request.source), _SKIP
+        if error.traceback:
+            hint = _DECODE
+        elif shards is not None:
+            place = shown_place(shards.index.place)
+            is_beside = shards.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
+            output = "" if is_beside else f" --output {quote(shards.index_path)}"
+            # A record of a block that is not damaged was listed as it is: nothing has become of it since.
+            is_damaged = isinstance(error.__context__, DamagedBlock)
+            what = "Restore the file, or list what it holds now"
+            what = what if is_damaged else "Mend the record, list the files as they are then"
+            hint = f"{what} (`quorate data index {quote(place)}{output} --force`) and train anew; {_SKIP}"
         return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
-
-    def _remedy(self, source: Source, error: BadSample) -> str:
-        shards = self.shards.get(source)
-        if shards is None:
-            return _SKIP
-        anew = f"`{_indexing(shards)}`) and train anew"
-        if isinstance(error.__context__, DamagedBlock):
-            return f"Restore the file, or list what it holds now ({anew}; {_SKIP}"
-        # It was listed as it is: nothing has become of it since.
-        return f"Mend the record, list the files as they are then ({anew}; {_SKIP}"
 
     def _others(self, source: Source, index: int, error: BadSample) -> str:
         """What else is bad where a whole block is."""
@@ -283,20 +264,18 @@ class Samples:
         records = "record" if others == 1 else "records"
         return f"; and with it the {others:,} other {records} of this block" if others else ""
 
-    def _alike(self, source: Source) -> str:
-        shards = self.shards.get(source)
-        if shards is None:
-            return _ALIKE
-        return _ALIKE_COLUMNS if shards.index.kind in COLUMNAR and not shards.has_decode else _ALIKE_SHARDS
-
-    def _named(self, error: UnlikeSamples, request: Request, left_out: LeftOut) -> str:
-        if self.copies:  # a collate() of one's own may have passed others on than it was given
-            return str(error)
-        collated = left_out.others(request.indices)
-        shards = self.shards.get(request.source)
-        indices = [_placed(collated[position], shards) for position in error.positions]
-        which = f"sample {indices[0]}" if len(indices) == 1 else f"samples {' and '.join(indices)}"
-        return f"{which} of the {request.source.value} set {error.how}"
+    def _unlike(self, request: Request, error: UnlikeSamples, left_out: LeftOut) -> FetchFailure:
+        """All is said: no line of the task would explain it better."""
+        shards, message, hint = self.shards.get(request.source), str(error), _ALIKE
+        if shards is not None:
+            is_columnar = shards.index.kind in COLUMNAR and not shards.has_decode
+            hint = _ALIKE_COLUMNS if is_columnar else _ALIKE_SHARDS
+        if not self.copies:  # a collate() of one's own may have passed others on than it was given
+            collated = left_out.others(request.indices)
+            which = " and ".join(_placed(collated[position], shards) for position in error.positions)
+            plural = "s" if len(error.positions) > 1 else ""
+            message = f"sample{plural} {which} of the {request.source.value} set {error.how}"
+        return FetchFailure(request, None, message, "", hint)
 
 
 def _placed(index: int, shards: Shards | None) -> str:
@@ -305,11 +284,3 @@ def _placed(index: int, shards: Shards | None) -> str:
     number = shards.blocks_of([index])[0]
     block = shards.index.block(number)
     return f"{index} (record {block.row + index - int(shards.index.first[number])} of {block.file})"
-
-
-def _indexing(shards: Shards) -> str:
-    """What is typed to list the files anew where their index is."""
-    place = shown_place(shards.index.place)
-    is_beside = shards.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
-    output = "" if is_beside else f" --output {quote(shards.index_path)}"
-    return f"quorate data index {quote(place)}{output} --force"

@@ -23,7 +23,6 @@ class ReadCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.done + self.in_progress + self.untouched + self.left_out
 
 
@@ -55,12 +54,10 @@ class Sharding:
 
     @property
     def samples_done(self) -> int:
-        """How many samples of the epoch are read."""
         return sum(lane.samples_done for lane in self.lanes)
 
     @property
     def samples_left(self) -> int:
-        """How many are still to be read."""
         return sum(lane.samples_left for lane in self.lanes)
 
 
@@ -69,7 +66,12 @@ def sharding_at(
 ) -> Sharding:
     """What `hosts`, the worker of each lane, read after a step; in time and memory of the number of blocks."""
     positions = [order.position(step, lane) for lane in range(order.spec.lanes)]
-    read, begun, finished = _parts(positions, len(order.records))
+    # In how many parts each block is read, since two lanes may share it; how many are begun, and finished.
+    read, begun, finished = (numpy.zeros(len(order.records), dtype=numpy.intp) for _ in range(3))
+    for position in positions:  # no block twice in one lane, so plain sums see every part
+        read[position.blocks] += 1
+        begun[position.blocks[: position.begun]] += 1
+        finished[position.blocks[: position.finished]] += 1
     block_states = read > 0, begun > 0, (read > 0) & (finished == read)
     shard_states = [numpy.bincount(shard_of_block[state], minlength=shards) for state in block_states]
     return Sharding(
@@ -81,16 +83,6 @@ def sharding_at(
         blocks=_counts(*(state.astype(numpy.intp) for state in block_states)),
         shards=_counts(*shard_states),
     )
-
-
-def _parts(positions: list[LanePosition], blocks: int) -> tuple[Counts, Counts, Counts]:
-    """In how many parts each block is read, since two lanes may share it; how many are begun, and finished."""
-    read, begun, finished = (numpy.zeros(blocks, dtype=numpy.intp) for _ in range(3))
-    for position in positions:  # no block twice in one lane, so plain sums see every part
-        read[position.blocks] += 1
-        begun[position.blocks[: position.begun]] += 1
-        finished[position.blocks[: position.finished]] += 1
-    return read, begun, finished
 
 
 def _counts(read: Counts, begun: Counts, done: Counts) -> ReadCounts:

@@ -161,7 +161,8 @@ def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
     with pytest.raises(Interrupted):
         samples[Request(Source.TRAINING, 0, tuple(range(13)))]
     assert len(read) == 12, "so many were drawn"
-    shards.settle(drew=False)  # as a batch does that finds all of its samples in the cache
+    assert shards.decoded is not None
+    shards.decoded.settle(drew=False)  # as a batch does that finds all of its samples in the cache
     shards.close()
     assert not files(texts)
 
@@ -169,7 +170,8 @@ def test_a_batch_that_is_left_in_its_middle_leaves_nothing_to_be_kept(
 def test_what_is_read_outside_of_a_batch_is_not_gathered(texts: Path) -> None:
     shards = Shards(texts, decode=to_sample, cache={"folder": texts.parent / "cache"}, cache_key="v1")
     assert len([shards[index] for index in range(13)]) == 13
-    shards.settle(drew=False)
+    assert shards.decoded is not None
+    shards.decoded.settle(drew=False)
     shards.close()
     assert not files(texts)
 
@@ -196,8 +198,8 @@ def test_batches_of_cached_samples_are_collated_alike(texts: Path) -> None:
             assert isinstance(one, Batch)
             assert isinstance(other, Batch)
             assert torch.equal(one.content, other.content)
-    assert shards._decoded is not None
-    assert shards._decoded.has(0)
+    assert shards.decoded is not None
+    assert shards.decoded.has(0)
 
 
 # --- by which key

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.files import LocalShard
+from quorate.data.shards.files import shard_place
 from quorate.data.shards.formats.format import Block
 from quorate.data.shards.formats.kinds import format_of
 from quorate.data.shards.index import ShardIndex
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 def opened(index: ShardIndex, number: int = 0, columns: list[str] | None = None) -> Any:
     format, block = format_of(index.kind), index.block(number)
-    with LocalShard(Path(index.place, block.file), block.file) as file:
+    with shard_place(index.place).open(block.file) as file:
         content = format.read(file, block)
         tail = file.read(int(index.tails[int(index.shard_of_block[number])]), file.size)
     return format.open(content, block, index.schema, lambda: tail, columns)
@@ -203,7 +204,7 @@ def test_memory_that_runs_out_in_hdf5_is_not_the_fault_of_the_data(
         raise MemoryError
 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", full)
-    with LocalShard(written.files[0], "a.h5") as file, pytest.raises(MemoryError):
+    with shard_place(str(tmp_path)).open(written.files[0].name) as file, pytest.raises(MemoryError):
         format_of("hdf5").read(file, Block("a.h5", 0, 3, 3))
     assert asked
 
@@ -216,7 +217,10 @@ def test_a_filter_that_is_missing_here_is_told_with_the_remedy_and_is_no_bad_rec
     content, told = file.read_bytes(), b"\x7d\x08\x00\x01\x00\x03\x00lzf"
     assert content.count(b"\x00" + told) == 1
     file.write_bytes(content.replace(b"\x00" + told, b"\x63" + told))
-    with LocalShard(file, "a.h5") as shard, pytest.raises(Unreachable, match=r"filter lzf \(32099\).*PLUGIN_PATH"):
+    with (
+        shard_place(str(tmp_path)).open("a.h5") as shard,
+        pytest.raises(Unreachable, match=r"filter lzf \(32099\).*PLUGIN_PATH"),
+    ):
         format_of("hdf5").read(shard, Block("a.h5", 0, 3, 3))
     with pytest.raises(Unreachable, match=r"dataset x is compressed"):
         build_index(str(tmp_path))
@@ -242,7 +246,7 @@ def test_of_some_columns_nothing_is_kept_of_the_others(tmp_path: Path) -> None:
     write_shards("hdf5", tmp_path)
     index = build_index(str(tmp_path))
     format, block = format_of("hdf5"), index.block(0)
-    with LocalShard(tmp_path / block.file, block.file) as file:
+    with shard_place(str(tmp_path)).open(block.file) as file:
         content = format.read(file, block)
     before = sys.getrefcount(content)
     records = format.open(content, block, index.schema, lambda: b"", ["label"])
@@ -286,13 +290,14 @@ def test_a_size_that_no_file_can_have_is_refused_before_anything_is_read(size: s
     file.write_bytes(pax_tar({"size": size}) + bytes(20 * SMALL_BLOCK))
     asked: list[int] = []
 
-    class Watched(LocalShard):
-        def read(self, start: int, length: int) -> bytes:
-            asked.append(start + length)
-            return super().read(start, length)
+    with shard_place(str(tmp_path)).open("a.tar") as shard:
 
-    with Watched(file, "a.tar") as shard, pytest.raises(BadRecord, match=rf"a.tar, byte \d+: .*{why}"):
-        list(format_of("tar").scan(shard, {}))
+        def watched(start: int, length: int) -> bytes:
+            asked.append(start + length)
+            return shard.read(start, length)
+
+        with pytest.raises(BadRecord, match=rf"a.tar, byte \d+: .*{why}"):
+            list(format_of("tar").scan(replace(shard, read=watched), {}))
     assert max(asked) <= 2 * SMALL_BLOCK, "no more than the headers"
 
 

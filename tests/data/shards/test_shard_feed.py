@@ -17,8 +17,7 @@ from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.collate import collate
-from quorate.data.feed import Feed
-from quorate.data.prefetch import MOST_REQUESTS, BlockPrefetch
+from quorate.data.feed import MOST_REQUESTS, BlockPrefetch, Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 from quorate.data.shards.blocks import ShardBlocks
@@ -164,9 +163,9 @@ def test_blocks_are_read_ahead_in_the_worker_and_no_more_after_the_feed_is_close
     with feeding(folder, 0, requests, decode=len) as feed:
         feed.next(requests[0])
         shards = feed._samples.shards[Source.TRAINING]
-        assert shards._reader.threads > 0
+        assert shards._reader.here().threads
         feed.close()
-        assert not shards._reader._cache._wanted
+        assert not shards._reader.here()._wanted
 
 
 # --- looking ahead, without anything being read
@@ -177,6 +176,7 @@ class FewBlocks:
 
     def __init__(self, limit: int = 1000) -> None:
         self.limit = limit
+        self.index = self
 
     def blocks_of(self, indices: tuple[int, ...]) -> list[int]:
         return sorted({index // 10 for index in indices})

@@ -23,8 +23,7 @@ from quorate.data.datasets import check_dataset
 from quorate.data.fingerprint import fingerprint
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
-from quorate.data.shards.arguments import MOST_SAMPLES
-from quorate.data.shards.dataset import Shards, _index_path, merged
+from quorate.data.shards.dataset import MOST_SAMPLES, Shards, _index_path, merged
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index

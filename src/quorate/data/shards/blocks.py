@@ -1,28 +1,46 @@
-"""The blocks of an index as a reader takes them: fetched, compared with the index, and opened."""
+"""Blocks of shards: fetched, compared with the index, opened, kept, and read ahead by threads.
+
+What these threads do is Quorate's own: code of the task never runs in one.
+"""
 
 import contextlib
+import copy
+import itertools
+import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import xxhash
 
 from quorate.core.addresses import is_url, shown
 from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.errors import DamagedBlock
+from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.fetching import Fetcher
 from quorate.data.shards.files import shard_place
 from quorate.data.shards.formats.format import Records, ShardFile
 from quorate.data.shards.formats.kinds import format_of
-from quorate.data.shards.index import ShardIndex
+from quorate.data.shards.index import Array, ShardIndex
+from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
 from quorate.storage.objects import StoreError
 
-_Read = Callable[[ShardFile], bytes]
+log = logging.getLogger(__name__)
+
+LIMIT = 160_000_000
+"""Bytes of blocks that a process keeps, unless what it reads at the same time is more."""
+_LOCAL_THREADS, _REMOTE_THREADS = 2, 8
+_JOIN = 5.0
 
 
 class ShardBlocks:
     """Opens the blocks of an index, for one process; what a remote store gives is kept in the cache, if there is one.
 
-    A block that differs from the index is read a second time: bytes may have been lost on the way.
+    Its methods are called by several threads.
     """
 
     def __init__(
@@ -36,6 +54,7 @@ class ShardBlocks:
         self._indexed_at = indexed_at
         self._columns = columns
         self._format = format_of(index.kind)
+        self.size = index.block_bytes
         self.is_remote = is_url(index.place)
         self._cache = cache if self.is_remote else None
         self._fetcher = Fetcher(self.is_remote)
@@ -43,70 +62,46 @@ class ShardBlocks:
         self._opening = threading.Lock()
         self._is_open = not self.is_remote
 
-    def size(self, block: int) -> int:
-        """Bytes of a block, of those of its shard by its part of the records."""
-        return block_bytes(self._index, block)
-
-    def read(self, block: int) -> Records:
+    def read(self, number: int) -> Records:
         """The records of a block, or what is wrong with it: `DamagedBlock`, `BadRecord`."""
-        content = self._checked(block)
-        shard = int(self._index.shard_of_block[block])
-        return self._format.open(
-            content, self._index.block(block), self._index.schema, lambda: self._tail(shard), self._columns
+        index, format, shard = self._index, self._format, int(self._index.shard_of_block[number])
+        block, begin, size = index.block(number), int(index.tails[shard]), int(index.sizes[shard])
+
+        def tail() -> bytes:
+            digest, place = index.tail_digests[shard], f"bytes {begin} to {size}"
+            return self._checked(
+                f"tail-{shard}", shard, digest, place, lambda file: file.read(begin, size - begin), size - begin
+            )
+
+        place = f"{format.unit}s {block.start} to {block.start + block.length}"
+        content = self._checked(
+            str(number), shard, index.digests[number], place, lambda file: format.read(file, block), self.size(number)
         )
+        return format.open(content, block, index.schema, tail, self._columns)
 
     def close(self) -> None:
         """End what waits for another try."""
         self._fetcher.close()
 
-    # --- bytes
-
-    def _checked(self, block: int) -> bytes:
-        found, shard = self._index.block(block), int(self._index.shard_of_block[block])
-
-        def fetch() -> bytes:
-            return self._fetch(shard, lambda file: self._format.read(file, found), self.size(block))
-
-        try:
-            return self._sound(str(block), lambda content: self._index.check(block, content), fetch)
-        except DamagedBlock as error:
-            places = f"{self._format.unit}s {found.start} to {found.start + found.length}"
-            raise self._explained(error, shard, places) from None
-
-    def _tail(self, shard: int) -> bytes:
-        start, size = int(self._index.tails[shard]), int(self._index.sizes[shard])
-
-        def fetch() -> bytes:
-            return self._fetch(shard, lambda file: file.read(start, size - start), size - start)
-
-        try:
-            return self._sound(f"tail-{shard}", lambda content: self._index.check_tail(shard, content), fetch)
-        except DamagedBlock as error:
-            raise self._explained(error, shard, f"bytes {start} to {size}") from None
-
-    def _sound(self, name: str, check: Callable[[bytes], None], fetch: Callable[[], bytes]) -> bytes:
+    def _checked(
+        self, name: str, shard: int, digest: Array, place: str, read: Callable[[ShardFile], bytes], length: int
+    ) -> bytes:
         """From the cache, or fetched: twice where it differs from the index, since bytes may be lost on the way."""
-        key = f"{self._index.digest}/{name}"
+        key, expected, file = f"{self._index.digest}/{name}", digest.tobytes(), self._index.shards[shard]
         cached = None if self._cache is None else self._cache.get(key)
-        if cached is not None:
-            with contextlib.suppress(DamagedBlock):
-                check(cached)
-                return cached
-        content = fetch()
-        try:
-            check(content)
-        except DamagedBlock:
-            content = fetch()
-            check(content)
-        if self._cache is not None:
-            self._cache.put(key, content)
-        return content
+        if cached is not None and xxhash.xxh3_128_digest(cached) == expected:
+            return cached
+        for _ in range(2):
+            content = self._fetcher.fetch(f"{shown(self._index.place)}/{file}", lambda: self._read(shard, read), length)
+            found = xxhash.xxh3_128_digest(content)
+            if found == expected:
+                if self._cache is not None:
+                    self._cache.put(key, content)
+                return content
+        why = f"digest {found.hex()}, and the index has {expected.hex()}; {self._change(shard)}"
+        raise DamagedBlock(file, place, why)
 
-    def _fetch(self, shard: int, read: _Read, length: int) -> bytes:
-        name = f"{shown(self._index.place)}/{self._index.shards[shard]}"
-        return self._fetcher.fetch(name, lambda: self._read(shard, read), length)
-
-    def _read(self, shard: int, read: _Read) -> bytes:
+    def _read(self, shard: int, read: Callable[[ShardFile], bytes]) -> bytes:
         name, size = self._index.shards[shard], int(self._index.sizes[shard])
         # The first speaks alone: a store is opened when it is first used.
         with contextlib.nullcontext() if self._is_open else self._opening, self._place.open(name, size) as file:
@@ -114,16 +109,17 @@ class ShardBlocks:
             self._is_open = True
             return content
 
-    # --- what is wrong
-
-    def _explained(self, error: DamagedBlock, shard: int, places: str) -> DamagedBlock:
-        why = f"digest {error.found}, and the index has {error.expected}; {self._change(shard)}"
-        return DamagedBlock(error.file, places, error.expected, error.found, why)
-
     def _change(self, shard: int) -> str:
-        expected = int(self._index.sizes[shard])
+        """What has become of a file since it was indexed."""
+        name, expected = self._index.shards[shard], int(self._index.sizes[shard])
+        modified: float | None = None
         try:
-            size, modified = self._now(shard)
+            if self.is_remote:
+                with self._place.open(name) as file:
+                    size = file.size
+            else:
+                stat = os.stat(Path(self._index.place, name))  # noqa: PTH116 (all of it at once)
+                size, modified = stat.st_size, stat.st_mtime
         except (OSError, StoreError):
             return "the file cannot be looked at any more"
         if size != expected:
@@ -132,20 +128,199 @@ class ShardBlocks:
             return "the file has changed since it was indexed: it was written to later"
         return "the file has the size that was indexed, so it is damaged or was written over"
 
-    def _now(self, shard: int) -> tuple[int, float | None]:
-        name = self._index.shards[shard]
-        if self.is_remote:
-            with self._place.open(name) as file:
-                return file.size, None
-        stat = os.stat(Path(self._index.place, name))  # noqa: PTH116 (all of it at once)
-        return stat.st_size, stat.st_mtime
+
+class BlockReader:
+    """The blocks that a process has of shards; a forked child begins with nothing kept, and with threads of its own.
+
+    So blocks may be prefetched before a fork, and a child never waits for a thread that it does not have. `source`
+    gives what opens them, anew in each process.
+    """
+
+    def __init__(self, source: Callable[[], ShardBlocks]) -> None:
+        self._source = source
+        self._process: int | None = None
+        self._kept: KeptBlocks
+
+    def here(self, limit: int = LIMIT) -> "KeptBlocks":
+        """Those of this process, which keeps so many bytes of them from now on."""
+        process = os.getpid()
+        if self._process != process:
+            self._kept = KeptBlocks(self._source())
+            self._process = process
+            # Also when the dataset is simply forgotten, and before the interpreter ends below a thread.
+            self._ended = weakref.finalize(self, self._kept.close, process)
+        self._kept.limit = limit
+        return self._kept
+
+    def close(self) -> None:
+        """End the threads and forget what was read; whoever asks later begins anew."""
+        if self._process == os.getpid():
+            self._ended()
+        self._process = None
 
 
-def block_bytes(index: ShardIndex, block: int) -> int:
-    """Bytes of a block; where blocks are counted in rows, as many as fall to its rows."""
-    if index.kind != "hdf5":
-        return int(index.length[block])
-    shard = int(index.shard_of_block[block])
-    first, behind = (int(index.first_block[each]) for each in (shard, shard + 1))
-    rows = int(index.first[behind] - index.first[first])
-    return int(index.sizes[shard]) * int(index.records[block]) // max(1, rows)
+@dataclass(slots=True)
+class _Kept:
+    content: Any
+    error: ShardError | None
+    bytes: int
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A block that is being read, and by whom."""
+
+    thread: threading.Thread
+    bytes: int
+    error: BaseException | None = None
+
+
+class KeptBlocks:
+    """Gives blocks, and fetches those ahead that it was told of. One thread gets and one tells, or one does both."""
+
+    def __init__(self, blocks: ShardBlocks) -> None:
+        self.limit = LIMIT
+        self.threads: list[threading.Thread] = []
+        self._blocks = blocks
+        self._kept: dict[int, _Kept] = {}
+        self._readings: dict[int, _Reading] = {}
+        self._wanted: dict[int, None] = {}
+        self._failed: set[int] = set()
+        self._changed = threading.Condition()
+        self._uses = itertools.count(1)
+        self._raw = self._opened = 0
+        self._over = self._warned = False
+
+    # --- for whoever reads
+
+    def get(self, block: int) -> Any:
+        """A block's records: at once if they are kept, otherwise as soon as they are read."""
+        kept = self._kept.get(block) or self._obtained(block)
+        kept.used = next(self._uses)
+        if kept.error is not None:
+            # A new one each time: an exception gathers the frames that it has passed.
+            raise copy.copy(kept.error)
+        return kept.content
+
+    def prefetch(self, blocks: Iterable[int]) -> None:
+        """Which blocks come next, in order, with those that are in use; what was wanted before is so no longer."""
+        wanted = dict.fromkeys(blocks)
+        with self._changed:
+            self._wanted = wanted
+            self._failed.intersection_update(wanted)
+            most = _REMOTE_THREADS if self._blocks.is_remote else _LOCAL_THREADS
+            missing = sum(block not in self._kept for block in wanted)
+            while len(self.threads) < min(most, missing):
+                self.threads.append(start_helper(self._work, "shard-reader"))
+            self._changed.notify_all()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(kept.bytes for kept in self._kept.values())
+
+    def close(self, process: int) -> None:
+        if os.getpid() != process:
+            return  # a child that was forked has none of these threads, and their locks may be held for ever
+        self._blocks.close()
+        with self._changed:
+            self._over = True
+            self._kept.clear()
+            self._changed.notify_all()
+        over = monotonic() + _JOIN
+        for thread in self.threads:
+            thread.join(max(0.0, over - monotonic()))
+
+    def _obtained(self, block: int) -> _Kept:
+        with self._changed:
+            while True:
+                if (kept := self._kept.get(block)) is not None:
+                    return kept
+                reading = self._readings.get(block)
+                if reading is None or not reading.thread.is_alive():
+                    reading = self._begun(block)
+                    break
+                self._changed.wait(CHECK_EVERY)
+                if reading.error is not None:
+                    raise reading.error
+                check_interrupted()
+        return self._read(block, reading)
+
+    # --- reading
+
+    def _begun(self, block: int) -> _Reading:
+        reading = self._readings[block] = _Reading(threading.current_thread(), self._expected(block))
+        return reading
+
+    def _expected(self, block: int) -> int:
+        """What a block takes when it is open: as much more than its bytes as those before."""
+        size = self._blocks.size(block)
+        return size if not self._raw else int(size * self._opened / self._raw)
+
+    def _read(self, block: int, reading: _Reading) -> _Kept:
+        kept: _Kept | None = None
+        size = self._blocks.size(block)
+        try:
+            content = self._blocks.read(block)
+            kept = _Kept(content, None, max(size, content.nbytes))
+        except ShardError as error:
+            # Kept, like a sound one: each of its samples asks for it.
+            kept = _Kept(None, error.with_traceback(None), 0)
+        except BaseException as error:
+            reading.error = error
+            raise
+        finally:
+            with self._changed:
+                self._readings.pop(block, None)
+                if kept is None:
+                    self._failed.add(block)
+                elif not self._over:
+                    self._raw += size if kept.error is None else 0
+                    self._opened += kept.bytes
+                    kept.used = next(self._uses)
+                    self._kept[block] = kept
+                    self._failed.discard(block)
+                    self._make_room(0, but=block)
+                self._changed.notify_all()
+        return kept
+
+    def _make_room(self, needed: int, but: int | None = None) -> bool:
+        """Forget what nobody wants, the longest unused first; whether there is room then for so much more."""
+        excess = self.nbytes + sum(reading.bytes for reading in self._readings.values()) + needed - self.limit
+        if excess <= 0:
+            return True
+        unwanted = [block for block in self._kept if block not in self._wanted and block != but]
+        for block in sorted(unwanted, key=lambda block: self._kept[block].used):
+            excess -= self._kept.pop(block).bytes
+            if excess <= 0:
+                return True
+        if needed == 0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "what is read at the same time takes %.0f MB, more than the %.0f MB that are meant for it: smaller "
+                "blocks (of Parquet: row groups) or a smaller window of quorate.Shards need less memory",
+                self.nbytes / 1e6,
+                self.limit / 1e6,
+            )
+        return False
+
+    # --- ahead
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while (block := self._next()) is None and not self._over:
+                    self._changed.wait()  # for what is wanted to change, for room, or for the end
+                if block is None or self._over:
+                    return
+                reading = self._begun(block)
+            # Whoever needs the block reads it again, and learns what is wrong.
+            with contextlib.suppress(Exception):
+                self._read(block, reading)
+
+    def _next(self) -> int | None:
+        """The first block that is wanted and not here, if there is room for it."""
+        for block in self._wanted:
+            if block not in self._kept and block not in self._readings and block not in self._failed:
+                return block if self._make_room(self._expected(block)) else None
+        return None

@@ -1,9 +1,12 @@
 """A dataset of files that need not fit into memory: tar, Parquet, JSONL, text or HDF5, in a folder or a store."""
 
+import math
 import os
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -12,25 +15,24 @@ import numpy
 import torch
 
 from quorate.core.addresses import is_url, shown
-from quorate.core.user_code import describe, user_traceback
+from quorate.core.errors import RequestError, TaskError
+from quorate.core.user_code import PACKAGE, describe, given, user_traceback
 from quorate.data.bad_sample import BadSample, is_machine_error
 from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
-from quorate.data.shards.arguments import (
-    COLUMNAR,
-    checked_cache,
-    checked_cache_key,
-    checked_columns,
-    checked_decode,
-    checked_window,
-    placed,
-)
-from quorate.data.shards.blocks import ShardBlocks, block_bytes
+from quorate.data.shards.blocks import LIMIT, BlockReader, ShardBlocks
 from quorate.data.shards.decoded_cache import DecodedCache
+from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.errors import DamagedBlock, ShardError
 from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index import NAME, load_index
-from quorate.data.shards.reader import LIMIT, BlockReader
+from quorate.data.shards.index import NAME, ShardIndex, load_index
+
+MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
+"""What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
+COLUMNAR = ("parquet", "hdf5")
+"""The kinds of shards that have columns."""
+_GB = 1_000_000_000
+_CACHE_GB = 10
 
 
 class Shards:
@@ -67,18 +69,28 @@ class Shards:
         cache: Mapping[str, Any] | None = None,
         cache_key: str | None = None,
     ) -> None:
-        place = placed(path)
+        place = _placed(path)
         self.index = load_index(place)
         self.index_path = shown(_index_path(place))
-        self._decode = checked_decode(decode)
-        self._columns = checked_columns(columns, self.index)
-        self.window = checked_window(window, self.index)
-        self._cache = checked_cache(cache)
-        self.cache_key = checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
+        self._decode = _checked_decode(decode)
+        self.has_decode = decode is not None
+        self._columns = _checked_columns(columns, self.index)
+        self.fingerprint = f"{self.index.digest} {','.join(self._columns or ['*'])}"
+        self.window = _checked_window(window, self.index)
+        self._cache = _checked_cache(cache)
+        self.cache_key = _checked_cache_key(cache_key, needed=self._cache is not None and decode is not None)
+        self.blocks: Indices = self.index.records
         self._starts: list[int] = self.index.first[:-1].tolist()
-        self._limit = LIMIT
-        self._reader = BlockReader(self._blocks, LIMIT)
-        self._decoded = self._decoded_cache()
+        # Bytes of blocks that a process may keep.
+        self.limit = LIMIT
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = BlockReader(self._blocks)
+        # The samples that `decode` has made, where they are cached.
+        self.decoded: DecodedCache | None = None
+        if self._cache is not None and self._decode is not None and self.cache_key is not None:
+            self.decoded = DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
 
     # --- what it has
 
@@ -88,21 +100,6 @@ class Shards:
     def __repr__(self) -> str:
         files = f"{len(self.index.shards):,} {self.index.kind} files"
         return f"Shards({shown(self.index.place)!r}: {len(self):,} records in {files})"
-
-    @property
-    def blocks(self) -> Indices:
-        """How many records each block has."""
-        return self.index.records
-
-    @property
-    def fingerprint(self) -> str:
-        """What the data are: the index has a digest of every byte."""
-        return f"{self.index.digest} {','.join(self._columns or ['*'])}"
-
-    @property
-    def has_decode(self) -> bool:
-        """Whether code of the task makes the samples."""
-        return self._decode is not None
 
     @property
     def reading_facts(self) -> dict[str, Any]:
@@ -135,8 +132,8 @@ class Shards:
         number = range(len(self))[index]
         block = bisect_right(self._starts, number) - 1
         row = number - self._starts[block]
-        if self._decoded is not None:
-            found, sample = self._decoded.get(block, row)
+        if self.decoded is not None:
+            found, sample = self.decoded.get(block, row)
             if found:
                 return sample
         try:
@@ -144,11 +141,11 @@ class Shards:
             sample = record if self._decode is None else self._sample(record, block, row)
         except BadSample as error:
             # A damaged block has no sample at all that would be worth a file.
-            if self._decoded is not None and not isinstance(error.__context__, DamagedBlock):
-                self._decoded.stage_bad(block, row)
+            if self.decoded is not None and not isinstance(error.__context__, DamagedBlock):
+                self.decoded.stage(block, row, None, is_bad=True)
             raise
-        if self._decoded is not None:
-            self._decoded.stage(block, row, sample)
+        if self.decoded is not None:
+            self.decoded.stage(block, row, sample)
         return sample
 
     def batch(self, indices: Sequence[int] | Indices) -> dict[str, Any]:
@@ -159,15 +156,21 @@ class Shards:
         for block in dict.fromkeys(of_block.tolist()):
             positions = numpy.flatnonzero(of_block == block)
             try:
-                records: ColumnRecords = self._reader.get(block)
+                records: ColumnRecords = self._reader.here(self.limit).get(block)
                 parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
             except ShardError as error:
                 raise BadSample(error.message) from None
-        return {name: _merged(name, parts, len(numbers)) for name in parts[0][1]}
+        batch = {}
+        for name in parts[0][1]:
+            try:
+                batch[name] = merged([(at, columns[name]) for at, columns in parts], len(numbers))
+            except UnlikeSamples as error:
+                raise error.within(name) from None
+        return batch
 
     def _record(self, block: int, row: int) -> Any:
         try:
-            records = self._reader.get(block)
+            records = self._reader.here(self.limit).get(block)
             if self._decode is None and isinstance(records, ColumnRecords):
                 return {name: rows(column)[0] for name, column in records.columns([row]).items()}
             return records[row]
@@ -187,86 +190,38 @@ class Shards:
 
     # --- reading ahead
 
-    @property
-    def limit(self) -> int:
-        """Bytes of blocks that a process may keep."""
-        return self._limit
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._limit = limit
-        self._reader.limit(limit)
-
     def blocks_of(self, indices: Sequence[int] | Indices) -> list[int]:
         """The blocks that these samples are in, each once."""
         found = numpy.searchsorted(self.index.first, indices_of(indices), side="right") - 1
         blocks: list[int] = numpy.unique(found).tolist()
         return blocks
 
-    def block_bytes(self, block: int) -> int:
-        """Bytes of a block, about."""
-        return block_bytes(self.index, block)
-
     def prefetch(self, blocks: Sequence[int]) -> None:
-        """Read these ahead, in this order."""
-        self._reader.prefetch(blocks if self._decoded is None else [b for b in blocks if not self._decoded.has(b)])
-
-    def keeping(self) -> AbstractContextManager[None]:
-        """Samples that are read in it may be cached once they are settled; what is not by its end never is."""
-        return nullcontext() if self._decoded is None else self._decoded.keeping()
-
-    def settle(self, drew: bool) -> None:
-        """Whether the samples since it began drew random numbers; those that did not may be cached."""
-        if self._decoded is not None:
-            self._decoded.settle(drew)
-
-    @contextmanager
-    def without_cached_samples(self) -> Iterator[None]:
-        """Within it every sample is made anew."""
-        cached, self._decoded = self._decoded, None
-        try:
-            yield
-        finally:
-            self._decoded = cached
+        decoded = self.decoded
+        wanted = blocks if decoded is None else [block for block in blocks if not decoded.has(block)]
+        self._reader.here(self.limit).prefetch(wanted)
 
     def close(self) -> None:
         """End the threads that read ahead, and let go of files; it may be read from again."""
         self._reader.close()
-        if self._decoded is not None:
-            self._decoded.close()
+        if self.decoded is not None:
+            self.decoded.close()
 
     # --- building
 
     def _blocks(self) -> ShardBlocks:
-        return ShardBlocks(self.index, self._indexed_at, self._columns, self._cache)
-
-    @property
-    def _indexed_at(self) -> float | None:
-        try:
-            return None if is_url(self.index_path) else Path(self.index_path).stat().st_mtime
-        except OSError:
-            return None
-
-    def _decoded_cache(self) -> DecodedCache | None:
-        if self._cache is None or self._decode is None:
-            return None
-        assert self.cache_key is not None
-        return DecodedCache(self._cache, self.fingerprint, self.cache_key, self.index.records)
+        indexed_at = None
+        if not is_url(self.index_path):
+            with suppress(OSError):
+                indexed_at = Path(self.index_path).stat().st_mtime
+        return ShardBlocks(self.index, indexed_at, self._columns, self._cache)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "_decoded")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_reader", "decoded")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reader = BlockReader(self._blocks, self._limit)
-        self._decoded = self._decoded_cache()
-
-
-def _merged(name: str, parts: list[tuple[Indices, dict[str, Any]]], length: int) -> Any:
-    try:
-        return merged([(at, columns[name]) for at, columns in parts], length)
-    except UnlikeSamples as error:
-        raise error.within(name) from None
+        self._begin()
 
 
 def _index_path(place: str) -> str:
@@ -309,3 +264,100 @@ def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
         return torch.from_numpy(numpy.empty(0, kind)).dtype
     except (TypeError, ValueError):
         return None
+
+
+# --- its arguments: looked for where they may lie, and refused in a sentence if they cannot be meant
+
+
+def _placed(path: str | os.PathLike[str], *, is_made: bool = False) -> str:
+    """Absolute: beside the file whose code gives a relative path or, if there is nothing, in the working folder.
+
+    One that is nowhere is refused unless it `is_made` by whoever asks.
+    """
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise TaskError(f"The folder of shards or of a cache is a path or a text, not {given(path)}.")
+    if is_url(name):
+        return name.rstrip("/")
+    expanded = Path(name).expanduser()
+    if expanded.is_absolute():
+        return str(expanded)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    beside = (Path(frame.f_code.co_filename).parent / expanded).absolute()
+    working = expanded.absolute()
+    found = beside if beside.exists() else working
+    # An index that is missing in a folder is told by whoever reads it, with the command that makes it.
+    folder = found.parent if found.suffix == Path(NAME).suffix else found
+    if not is_made and not folder.exists():
+        also = "" if beside == working else f"{beside} (beside the task's file) and "
+        raise RequestError(f"{name}: there is no such folder: looked for {also}{working} (in the working folder).")
+    return str(found)
+
+
+def _checked_decode(decode: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if decode is not None and not callable(decode):
+        raise TaskError(f"decode= takes a function from a record to a sample, not {given(decode)}.")
+    return decode
+
+
+def _checked_columns(columns: Sequence[str] | None, index: ShardIndex) -> list[str] | None:
+    if columns is None:
+        return None
+    if index.kind not in COLUMNAR:
+        raise TaskError(f"columns= chooses columns of Parquet and HDF5; these shards are {index.kind}.")
+    if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+        raise TaskError(f"columns= takes a list of names such as ['image', 'label'], not {given(columns)}.")
+    unknown = [name for name in columns if name not in index.schema]
+    if unknown:
+        raise TaskError(f"The shards have no column {unknown[0]!r}; they have {', '.join(index.schema)}.")
+    repeated = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if repeated is not None:
+        raise TaskError(f"columns= names {repeated!r} more than once. Name each column once.")
+    return list(columns)
+
+
+def _checked_window(window: int | None, index: ShardIndex) -> int:
+    if window is None:
+        size = int(index.sizes.sum())
+        return max(1, min(MOST_SAMPLES, len(index) * MOST_BYTES // max(1, size)))
+    if type(window) is not int or window < 1:
+        raise TaskError(f"window= takes a whole number of samples of at least 1, not {given(window)}.")
+    return window
+
+
+def _checked_cache_key(key: str | None, needed: bool) -> str | None:
+    if key is None and needed:
+        raise TaskError(
+            'cache= keeps the samples that decode= makes, and needs cache_key= with it: a text such as "v1" that says '
+            "what decode makes. Samples are used again under the same key only; give another one whenever decode, or "
+            "anything that it depends on, has changed."
+        )
+    if key is not None and (not isinstance(key, str) or not key):
+        raise TaskError(f'cache_key= takes a text that is not empty, such as "v1", not {given(key)}.')
+    return key
+
+
+def _checked_cache(cache: Mapping[str, Any] | None) -> DiskCache | None:
+    if cache is None:
+        return None
+    takes = f'cache= takes {{"folder": PATH, "gb": how much it may hold, {_CACHE_GB} by default}}'
+    if not isinstance(cache, Mapping):
+        raise TaskError(f"{takes}, not {given(cache)}.")
+    unknown = [key for key in cache if key not in ("folder", "gb")]
+    if unknown:
+        raise TaskError(f"{takes}, and no {unknown[0]!r}.")
+    if "folder" not in cache:
+        raise TaskError(f'{takes}; its "folder" is missing.')
+    gb = cache.get("gb", _CACHE_GB)
+    is_number = isinstance(gb, int | float) and not isinstance(gb, bool) and math.isfinite(gb)
+    if not is_number or gb * _GB < 1:
+        raise TaskError(f'The "gb" of cache= is a number above 0 of 1,000,000,000 bytes, such as 20, not {given(gb)}.')
+    folder = _placed(cache["folder"], is_made=True)
+    if is_url(folder):
+        raise TaskError(f'The "folder" of cache= is on a local disk, such as "/scratch/cache", not {shown(folder)}.')
+    try:
+        return DiskCache(Path(folder), int(gb * _GB))
+    except RequestError as error:
+        raise RequestError(f"{error.message} Give cache= another folder, or leave it out.") from None

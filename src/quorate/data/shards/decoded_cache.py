@@ -58,7 +58,6 @@ class DecodedCache:
     # --- reading
 
     def has(self, block: int) -> bool:
-        """Whether all samples of a block are there."""
         return self._entry(block) is not None
 
     def get(self, block: int, row: int) -> tuple[bool, Any]:
@@ -108,21 +107,15 @@ class DecodedCache:
         finally:
             self._staged = None
 
-    def stage(self, block: int, row: int, sample: Any) -> None:
-        """A sample that was made; it is kept when it is known that no random numbers were drawn for it."""
-        self._here()
+    def stage(self, block: int, row: int, sample: Any, is_bad: bool = False) -> None:
+        """A sample that was made, or a record that none can be made of; it is kept when it is known that no random
+        numbers were drawn for it."""
         if self._staged is None or not self._is_on:
             return
         try:
-            self._staged.append((block, row, encode(sample)))
+            self._staged.append((block, row, None if is_bad else encode(sample)))
         except NotEncodable as reason:
             self._end(f"they hold {reason}")
-
-    def stage_bad(self, block: int, row: int) -> None:
-        """A record that no sample can be made of."""
-        self._here()
-        if self._staged is not None and self._is_on:
-            self._staged.append((block, row, None))
 
     def settle(self, drew: bool) -> None:
         """Keep what was staged, unless random numbers were drawn."""
@@ -157,12 +150,16 @@ class DecodedCache:
             spool.add(row, content)
             self._spooled += spool.bytes - before
             self._cache.wrote(spool.bytes - before)
-            if spool.is_complete:
+            if not spool.left:
                 spool.finish()
-                self._place(block)
+                del self._spools[block]
+                self._spooled -= spool.bytes
+                self._cache.place(spool.path, self._key(block))
+                self._open.pop(block, None)
         except FileNotFoundError:  # swept, to make room
             self._give_up(block)
-        self._limit_spools()
+        while self._spools and (len(self._spools) > _SPOOLS or self._spooled > self._cache.limit * _SHARE):
+            self._give_up(next(iter(self._spools)))
 
     def _begun(self, block: int) -> Spool | None:
         if block in self._passing:
@@ -176,17 +173,6 @@ class DecodedCache:
             return None
         spool = self._spools[block] = Spool(self._cache.temporary(self._key(block)), int(self._records[block]))
         return spool
-
-    def _place(self, block: int) -> None:
-        spool = self._spools.pop(block)
-        self._spooled -= spool.bytes
-        self._cache.place(spool.path, self._key(block))
-        self._open.pop(block, None)
-
-    def _limit_spools(self) -> None:
-        most = self._cache.limit * _SHARE
-        while self._spools and (len(self._spools) > _SPOOLS or self._spooled > most):
-            self._give_up(next(iter(self._spools)))
 
     def _give_up(self, block: int) -> None:
         spool = self._spools.pop(block)

@@ -61,16 +61,10 @@ class DiskCache:
             raise RequestError(f"The cache folder {self.folder} cannot be made: {error.strerror}.") from None
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise RequestError(f"The cache folder {self.folder} cannot be written to.")
-        self._mark()
-
-    def _mark(self) -> None:
-        """Make the folder the cache's; one with files in it that is not marked is somebody else's."""
         marker = self.folder / _MARKER
         try:
-            if marker.exists():
-                return
             # Looked for twice: another process may have marked it meanwhile.
-            if any(self.folder.iterdir()) and not marker.exists():
+            if not marker.exists() and any(self.folder.iterdir()) and not marker.exists():
                 raise RequestError(
                     f"{self.folder} has files in it and is no cache of Quorate: name another folder, or move it away."
                 )
@@ -115,7 +109,6 @@ class DiskCache:
         self.wrote(len(content) + _DIGEST)
 
     def remove(self, key: str) -> None:
-        """Forget it."""
         _unlink(self.path(key))
 
     # --- for files that are written piece by piece
@@ -221,8 +214,14 @@ class _File:
     def is_abandoned(self) -> bool:
         assert self.owner is not None
         host, process = self.owner
+        is_gone = False
+        if host == _host():
+            try:
+                os.kill(process, 0)
+            except OSError as error:
+                is_gone = isinstance(error, ProcessLookupError)
         # The number of a process that is gone may be another's by now, and nobody sees the processes of other hosts.
-        return (host == _host() and not _is_alive(process)) or time.time() - self.modified > _ABANDONED
+        return is_gone or time.time() - self.modified > _ABANDONED
 
 
 def _removed(files: list[_File], excess: float) -> int:
@@ -240,16 +239,6 @@ def _removed(files: list[_File], excess: float) -> int:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @cache

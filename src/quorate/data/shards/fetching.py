@@ -3,18 +3,18 @@
 import errno
 import itertools
 import logging
-import math
 import queue
 import random
 import statistics
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from time import monotonic
 
 from quorate.core.errors import JobError
 from quorate.core.user_code import describe
-from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
+from quorate.data.shards.threads import CHECK_EVERY, Closed, HelperThreads, check_interrupted
 from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,6 @@ _SHARE, _FREE = 0.1, 2
 _DOUBLINGS = 16
 _QUIET = 5.0
 
-Answers = queue.SimpleQueue[tuple[bytes | None, Exception | None]]
-
 
 class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
     """Data that cannot be read now, which says nothing about what they are: never a reason to skip a sample."""
@@ -66,7 +64,8 @@ class Fetcher:
         self._requests = 0
         self._answered = monotonic()
         self._is_told = False
-        self._callers = _Callers()
+        # Each asks the store for as long as it takes, also when patience is over.
+        self._callers = HelperThreads("shard-request")
         # Of its own: the lanes draw from the global generators.
         self._random = random.Random()
 
@@ -77,7 +76,7 @@ class Fetcher:
         for attempt in itertools.count():
             try:
                 return self._ask(read, patience) if self._is_remote else read()
-            except _Over:
+            except Closed:
                 break
             except Unreachable:
                 raise  # says all there is to say
@@ -88,7 +87,10 @@ class Fetcher:
                     is_away = self._is_remote and is_passing(error) and self._answered < began
                     why = _explained(name, error, attempt + 1, seconds)
                     raise (StoreAway if is_away else Unreachable)(why) from None
-                self._tell(name, error, seconds)
+                # Once, until the store answers again.
+                if self._is_remote and seconds > _QUIET and not self._is_told:
+                    self._is_told = True
+                    log.warning("%s It is tried for %.0f s in all", _explained(name, error, 1, seconds), GIVE_UP)
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(attempt, _DOUBLINGS))
             if self._ends_within(pause * self._random.uniform(0.5, 1)):
                 break
@@ -98,12 +100,6 @@ class Fetcher:
         """Begin no further try, and wait for no answer any more."""
         self._over.set()
         self._callers.close()
-
-    def _tell(self, name: str, error: Exception, seconds: float) -> None:
-        """Say once, until the store answers again, what the job is waiting for."""
-        if self._is_remote and seconds > _QUIET and not self._is_told:
-            self._is_told = True
-            log.warning("%s It is tried for %.0f s in all", _explained(name, error, 1, seconds), GIVE_UP)
 
     def _ends_within(self, pause: float) -> bool:
         until = monotonic() + pause
@@ -115,18 +111,19 @@ class Fetcher:
 
     def _ask(self, read: Callable[[], bytes], patience: float) -> bytes:
         """The first answer of one request or, if it is slow, of two."""
-        answers: Answers = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Future[bytes]] = queue.SimpleQueue()
         began = monotonic()
         self._requests += 1
-        self._callers.send(read, answers)
-        asked, failed = 1, 0
-        limit = min(patience, self._hedge_after())
+        self._callers.submit(read).add_done_callback(answers.put)
+        waiting, limit = 1, patience
+        if len(self._seconds) >= _KNOWN:
+            limit = min(patience, max(_SOONEST, _SLOW * statistics.median(self._seconds)))
         while True:
             try:
-                content, error = answers.get(timeout=min(CHECK_EVERY, max(0.0, began + limit - monotonic())))
+                answer = answers.get(timeout=min(CHECK_EVERY, max(0.0, began + limit - monotonic())))
             except queue.Empty:
                 if self._over.is_set():
-                    raise _Over from None
+                    raise Closed from None
                 check_interrupted()
                 if monotonic() < began + limit:
                     continue
@@ -135,68 +132,15 @@ class Fetcher:
                 limit = patience
                 if self.hedges < _FREE + _SHARE * self._requests:
                     self.hedges += 1
-                    self._callers.send(read, answers)
-                    asked += 1
+                    self._callers.submit(read).add_done_callback(answers.put)
+                    waiting += 1
                 continue
-            if error is None and content is not None:
+            waiting -= 1
+            if answer.exception() is None:
                 self._answered, self._is_told = monotonic(), False
                 self._seconds.append(self._answered - began)
-                return content
-            failed += 1
-            if failed == asked and error is not None:
-                raise error
-
-    def _hedge_after(self) -> float:
-        if len(self._seconds) < _KNOWN:
-            return math.inf
-        return max(_SOONEST, _SLOW * statistics.median(self._seconds))
-
-
-class _Over(Exception):  # noqa: N818
-    """Nobody is to be asked any more."""
-
-
-class _Callers:
-    """Threads that ask a store, each for as long as it takes: nobody waits for one when patience is over.
-
-    They are kept, as the connections are that some libraries have by thread; a new one is started when all are busy.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-        self._count = 0
-        self._is_closed = False
-
-    def send(self, read: Callable[[], bytes], answers: Answers) -> None:
-        def ask() -> None:
-            try:
-                answers.put((read(), None))
-            except Exception as error:
-                answers.put((None, error))
-
-        with self._lock:
-            if self._is_closed:
-                raise _Over
-            if self._idle:
-                self._idle -= 1
-            else:
-                self._count += 1
-                start_helper(self._work, "shard-request")
-            self._tasks.put(ask)
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            for _ in range(self._count):
-                self._tasks.put(None)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            with self._lock:
-                self._idle += 1
+            if answer.exception() is None or not waiting:
+                return answer.result()
 
 
 def is_passing(error: BaseException) -> bool:

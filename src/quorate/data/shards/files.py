@@ -6,24 +6,17 @@ Trouble with reading is an OSError of a file and a `StoreError` of a store: it s
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Protocol, Self
+from typing import Protocol
 
 from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import open_regular
 from quorate.data.shards.formats.format import ShardFile
 from quorate.storage.objects import ObjectStore
-
-
-class OpenShard(ShardFile, Protocol):
-    """A shard that is open for reading, until its `with` ends."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class ShardPlace(Protocol):
@@ -34,7 +27,7 @@ class ShardPlace(Protocol):
         nowhere."""
         ...
 
-    def open(self, name: str, size: int | None = None) -> OpenShard:
+    def open(self, name: str, size: int | None = None) -> AbstractContextManager[ShardFile]:
         """Open a file. `size` is what a store was told of it, so that it need not be asked again."""
         ...
 
@@ -45,13 +38,12 @@ def shard_place(place: str) -> ShardPlace:
 
 
 class FolderPlace:
-    """Shards in a folder and the folders below it."""
+    """Shards in a folder and the folders below it, also those behind links."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def list(self) -> dict[str, int | None]:
-        """All files, by name; also those behind links to folders."""
         if not self._folder.exists():
             raise RequestError(f"{self._folder}: there is no such folder.")
         if not self._folder.is_dir():
@@ -80,57 +72,40 @@ class FolderPlace:
                 for entry in entries:
                     if entry.name.startswith("."):
                         continue
-                    stat = _followed(entry)
+                    try:
+                        stat = entry.stat()
+                    except OSError as error:
+                        if error.errno not in (ENOENT, ENOTDIR, ELOOP):
+                            raise
+                        stat = None
                     # What is neither there nor a link was removed meanwhile.
                     if stat is not None or entry.is_symlink():
                         yield f"{below}{entry.name}", stat
         except OSError as error:
             raise RequestError(f"{self._folder / below} cannot be listed: {error.strerror}.") from None
 
-    def open(self, name: str, size: int | None = None) -> OpenShard:  # noqa: ARG002 (a file tells its size itself)
-        """Open a file."""
-        return LocalShard(self._folder / name, name)
+    @contextmanager
+    def open(self, name: str, size: int | None = None) -> Iterator[ShardFile]:  # noqa: ARG002 (a file tells its size)
+        descriptor = open_regular(self._folder / name)
+
+        def read(start: int, length: int) -> bytes:
+            content = os.pread(descriptor, length, start)
+            while len(content) < length:
+                # One call reads at most 2 GiB, and less from some file systems.
+                more = os.pread(descriptor, length - len(content), start + len(content))
+                if not more:
+                    break
+                content += more
+            return content
+
+        try:
+            yield ShardFile(name, os.fstat(descriptor).st_size, read)
+        finally:
+            os.close(descriptor)
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
-
-
-def _followed(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What an entry is, or what it leads to if it is a link; None if there is nothing."""
-    try:
-        return entry.stat()
-    except OSError as error:
-        if error.errno not in (ENOENT, ENOTDIR, ELOOP):
-            raise
-        return None
-
-
-class LocalShard:
-    """A file on this machine."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.name = name
-        self.path = path
-        self._descriptor = open_regular(path)
-        self.size = os.fstat(self._descriptor).st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        """Bytes from there; several threads may read at once."""
-        content = os.pread(self._descriptor, length, start)
-        while len(content) < length:
-            # One call reads at most 2 GiB, and less from some file systems.
-            more = os.pread(self._descriptor, length - len(content), start + len(content))
-            if not more:
-                break
-            content += more
-        return content
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
 
 
 class StorePlace:
@@ -141,21 +116,19 @@ class StorePlace:
         self._own = threading.local()
 
     def list(self) -> dict[str, int]:
-        """All objects, by key."""
         keys = self._store.list().items()
         return {key: each.bytes for key, each in keys if not any(part.startswith(".") for part in key.split("/"))}
 
-    def open(self, name: str, size: int | None = None) -> OpenShard:
-        """An object."""
-        return StoredShard(self, name, size)
+    @contextmanager
+    def open(self, name: str, size: int | None = None) -> Iterator[ShardFile]:
+        total = self._store_here.size(name) if size is None else size
 
-    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """A range of an object."""
-        return self._store_here.read(key, start, length)
+        def read(start: int, length: int) -> bytes:
+            length = min(length, total - start)
+            # A store refuses a range that begins behind the end, in words of its own.
+            return self._store_here.read(name, start, length) if length > 0 else b""
 
-    def size(self, key: str) -> int:
-        """How many bytes an object has."""
-        return self._store_here.size(key)
+        yield ShardFile(name, total, read)
 
     @property
     def _store_here(self) -> ObjectStore:
@@ -167,24 +140,3 @@ class StorePlace:
             self._own.store = ObjectStore(self._store.url)
         own: ObjectStore = self._own.store
         return own
-
-
-class StoredShard:
-    """An object of a store."""
-
-    def __init__(self, place: StorePlace, name: str, size: int | None = None) -> None:
-        self.name = name
-        self._place = place
-        self.size = place.size(name) if size is None else size
-
-    def read(self, start: int, length: int) -> bytes:
-        """Bytes from there."""
-        length = min(length, self.size - start)
-        # A store refuses a range that begins behind the end, in words of its own.
-        return self._place.read(self.name, start, length) if length > 0 else b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ import xxhash
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
-from quorate.data.shards.errors import DamagedBlock
-from quorate.data.shards.formats.format import Block, Content
+from quorate.data.shards.formats.format import Block
 from quorate.storage.atomic import write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 
@@ -22,19 +21,11 @@ NAME = "index.quorate"
 
 VERSION = 2
 DIGEST = 16
-ARRAYS = {
-    "digests": ("U8", numpy.uint8),
-    "length": ("I64", numpy.int64),
-    "records": ("I64", numpy.int64),
-    "shard_of_block": ("I64", numpy.int64),
-    "sizes": ("I64", numpy.int64),
-    "start": ("I64", numpy.int64),
-    "tail_digests": ("U8", numpy.uint8),
-    "tails": ("I64", numpy.int64),
-}
-"""The arrays of an index in the order of their names, with their types as safetensors and as NumPy call them."""
+ARRAYS = ("digests", "length", "records", "shard_of_block", "sizes", "start", "tail_digests", "tails")
+"""The arrays of an index in the order of their names."""
 _PER_SHARD = ("sizes", "tails", "tail_digests")
-_DIGESTS = ("digests", "tail_digests")
+_TYPES = dict.fromkeys(ARRAYS, ("I64", numpy.int64)) | dict.fromkeys(("digests", "tail_digests"), ("U8", numpy.uint8))
+"""As safetensors and as NumPy call them."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -61,10 +52,9 @@ class ShardIndex:
     # Where the shards lie as seen from the index; empty: beside it.
     root: str = ""
     # The folder or URL that the names of the shards are relative to.
-    place: str = field(default="", compare=False)
+    place: str = ""
 
     def __len__(self) -> int:
-        """The number of all records."""
         return int(self.first[-1])
 
     @property
@@ -83,11 +73,18 @@ class ShardIndex:
         return numpy.searchsorted(self.shard_of_block, numpy.arange(len(self.shards) + 1)).astype(numpy.int64)
 
     def block(self, number: int) -> Block:
-        """One block by its number."""
         shard = int(self.shard_of_block[number])
         row = int(self.first[number] - self.first[self.first_block[shard]])
         start, length, records = (int(each[number]) for each in (self.start, self.length, self.records))
         return Block(self.shards[shard], start, length, records, row)
+
+    def block_bytes(self, number: int) -> int:
+        """Bytes of a block; where blocks are counted in rows, as many as fall to its rows."""
+        if self.kind != "hdf5":
+            return int(self.length[number])
+        shard = int(self.shard_of_block[number])
+        rows = int(self.first[self.first_block[shard + 1]] - self.first[self.first_block[shard]])
+        return int(self.sizes[shard]) * int(self.records[number]) // max(1, rows)
 
     # --- digests
 
@@ -103,10 +100,10 @@ class ShardIndex:
     def arrays(self) -> dict[str, Array]:
         """What there is of each shard and of each block, in the order in which it is written."""
         found: dict[str, Array] = {}
-        for name, (_, kind) in ARRAYS.items():
+        for name in ARRAYS:
             count = len(self.shards) if name in _PER_SHARD else self.blocks
-            array = numpy.ascontiguousarray(getattr(self, name), dtype=kind)
-            found[name] = array.reshape((count, DIGEST) if name in _DIGESTS else (count,))
+            array = numpy.ascontiguousarray(getattr(self, name), dtype=_TYPES[name][1])
+            found[name] = array.reshape((count, DIGEST) if name.endswith("digests") else (count,))
         return found
 
     def head(self, **more: str) -> bytes:
@@ -116,7 +113,7 @@ class ShardIndex:
         position = 0
         for name, array in self.arrays.items():
             end = position + array.nbytes
-            header[name] = {"dtype": ARRAYS[name][0], "shape": list(array.shape), "data_offsets": [position, end]}
+            header[name] = {"dtype": _TYPES[name][0], "shape": list(array.shape), "data_offsets": [position, end]}
             position = end
         about = {
             "kind": self.kind,
@@ -125,22 +122,6 @@ class ShardIndex:
             "version": str(VERSION),
         }
         return json.dumps({"__metadata__": about | more, **header}, sort_keys=True, separators=(",", ":")).encode()
-
-    def check(self, number: int, content: Content) -> None:
-        """Raise `DamagedBlock` if these bytes are not those of the block."""
-        block = self.block(number)
-        unit = "row" if self.kind == "hdf5" else "byte"
-        self._check(block.file, f"{unit} {block.start}", self.digests[number], content)
-
-    def check_tail(self, shard: int, content: Content) -> None:
-        """Raise `DamagedBlock` if these bytes are not those from the end of the shard's last block to its own."""
-        self._check(self.shards[shard], f"byte {int(self.tails[shard])}", self.tail_digests[shard], content)
-
-    @staticmethod
-    def _check(file: str, place: str, expected: Array, content: Content) -> None:
-        found = xxhash.xxh3_128_digest(content)
-        if found != expected.tobytes():
-            raise DamagedBlock(file, place, expected.tobytes().hex(), found.hex())
 
 
 def load_index(place: str | Path) -> ShardIndex:
@@ -181,14 +162,17 @@ def encode(index: ShardIndex) -> bytes:
 
 def decode(content: bytes, file: str, beside: str) -> ShardIndex:
     """The index that a file's bytes are of; `beside` is the folder or URL that the file lies in."""
+    # Where the shards lie if the index cannot be read: one of another name may have them anywhere.
+    place = beside if file == f"{beside}/{NAME}" else "PATH"
     try:
         return _decoded(content, beside)
     except _Unreadable as error:
-        raise RequestError(f"{shown(file)} {error}.{_again(error.place or _guessed(beside, file), file)}") from None
+        why, place = str(error), error.place or place
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        raise RequestError(
-            f"{shown(file)} is damaged: it is no index of shards any more.{_again(_guessed(beside, file), file)}"
-        ) from None
+        why = "is damaged: it is no index of shards any more"
+    output = "" if file == f"{place}/{NAME}" else f" --output {shown(file)}"
+    again = f"Make it again with: quorate data index {shown(place)}{output} --force"
+    raise RequestError(f"{shown(file)} {why}. {again}")
 
 
 def _decoded(content: bytes, beside: str) -> ShardIndex:
@@ -201,9 +185,9 @@ def _decoded(content: bytes, beside: str) -> ShardIndex:
         place = _joined(beside, about.get("root", ""))
         raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}", place)
     arrays = {}
-    for name, (_, kind) in ARRAYS.items():
+    for name in ARRAYS:
         begin, end = header[name]["data_offsets"]
-        arrays[name] = numpy.frombuffer(data[begin:end], kind).reshape(header[name]["shape"])
+        arrays[name] = numpy.frombuffer(data[begin:end], _TYPES[name][1]).reshape(header[name]["shape"])
     root = about["root"]
     index = ShardIndex(
         kind=about["kind"],
@@ -252,17 +236,6 @@ def _missing(place: str) -> RequestError:
     return RequestError(
         f"{shown(place)} has no index of its shards yet. Make it with: quorate data index {shown(folder)}"
     )
-
-
-def _guessed(beside: str, file: str) -> str:
-    """Where the shards of an index lie that cannot be read: one of another name may have them anywhere."""
-    return beside if file == f"{beside}/{NAME}" else "PATH"
-
-
-def _again(place: str, file: str) -> str:
-    is_beside = file == f"{place}/{NAME}"
-    output = "" if is_beside else f" --output {shown(file)}"
-    return f" Make it again with: quorate data index {shown(place)}{output} --force"
 
 
 def _joined(beside: str, root: str) -> str:

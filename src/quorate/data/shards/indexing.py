@@ -5,8 +5,8 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,10 +17,10 @@ from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Fetcher, StoreAway, Unreachable
-from quorate.data.shards.files import OpenShard, ShardPlace, shard_place
-from quorate.data.shards.formats.format import BLOCK, Block, Format, ShardFile
+from quorate.data.shards.files import shard_place
+from quorate.data.shards.formats.format import BLOCK, Format, ShardFile
 from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
-from quorate.data.shards.index import DIGEST, NAME, ShardIndex
+from quorate.data.shards.index import ARRAYS, DIGEST, NAME, ShardIndex
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
@@ -31,52 +31,42 @@ Progress = Callable[[int, int], None]
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class IndexedShard:
-    """What the index will say of one shard."""
-
-    size: int
-    fields: Mapping[str, str]
-    blocks: tuple[Block, ...]
-    digests: bytes
-    tail: int
-    tail_digest: bytes
-
-
 def build_index(place: str, root: str = "", progress: Progress | None = None) -> ShardIndex:
     """Index the shards in a folder or under a URL. `progress` is told how many shards are done, of how many.
 
     `root` is where they lie as seen from the index, if not beside it.
     """
     files = shard_place(place)
-    sizes = _whole(place, files.list())
-    kind, names = shards_among(place, sizes)
+    sizes = files.list()
+    kind, names = _shards_among(place, sizes)
     format = format_of(kind)
 
-    def index_shard(name: str, fetcher: Fetcher) -> IndexedShard:
-        with _explaining(name), files.open(name, sizes[name]) as file:
-            return _index_shard(format, RetryingShard(file, fetcher))
+    def index_shard(name: str, fetcher: Fetcher) -> ShardIndex:
+        try:
+            with files.open(name, sizes[name]) as file:
+                return _index_shard(format, _retrying(file, fetcher))
+        except BadRecord as error:
+            raise RequestError(f"{error.message}. Mend or remove this shard.") from None
+        except OSError as error:
+            raise RequestError(f"{name} cannot be read: {error.strerror or error}.") from None
 
     indexed = list(_each(place, names, index_shard, progress))
-    index = _assembled(format, names, indexed, place, root)
+    arrays = {name: numpy.concatenate([getattr(each, name) for each in indexed]) for name in ARRAYS}
+    arrays["shard_of_block"] = numpy.repeat(numpy.arange(len(indexed)), [each.blocks for each in indexed])
+    index = ShardIndex(kind, _schema(format, indexed), names, **arrays, root=root, place=place)
     if not len(index):
         raise RequestError(f"{shown(place)}: the {len(names):,} {kind} shards there have no record at all.")
     return index
 
 
-def _whole(place: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """The files with their sizes; a link that leads nowhere may stand for a shard or for a folder of them."""
-    lost = [name for name in sorted(sizes) if sizes[name] is None]
-    if lost:
+def _shards_among(place: str, names: Mapping[str, int | None]) -> tuple[str, tuple[str, ...]]:
+    """The kind of the shards among some files, and their names in order; other files are left out."""
+    lost = [name for name in sorted(names) if names[name] is None]
+    if lost:  # which may stand for a shard or for a folder of them
         raise RequestError(
             f"{shown(place)}/{lost[0]} is a link that leads nowhere, so nobody can say what is to be indexed there. "
             "Restore what it leads to, or remove the link."
         )
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
-def shards_among(place: str, names: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
-    """The kind of the shards among some files, and their names in order; other files are left out."""
     found = {name: kind_of(name) for name in sorted(names) if Path(name).name != NAME}
     shards = {name: kind for name, kind in found.items() if kind is not None}
     compressed = [name for name in found if is_compressed_shard(name)]
@@ -130,31 +120,39 @@ def _each(
             raise
 
 
-@contextmanager
-def _explaining(name: str) -> Iterator[None]:
-    """Say which shard it is that cannot be read."""
-    try:
-        yield
-    except BadRecord as error:
-        raise RequestError(f"{error.message}. Mend or remove this shard.") from None
-    except OSError as error:
-        raise RequestError(f"{name} cannot be read: {error.strerror or error}.") from None
+def _retrying(file: ShardFile, fetcher: Fetcher) -> ShardFile:
+    """The same, of which every read is tried again where that may help; `Unreachable` where it does not."""
+
+    def read(start: int, length: int) -> bytes:
+        return fetcher.fetch(file.name, lambda: file.read(start, length), length)
+
+    return replace(file, read=read)
 
 
-def _index_shard(format: Format, file: ShardFile) -> IndexedShard:
-    """Read one shard through."""
+def _index_shard(format: Format, file: ShardFile) -> ShardIndex:
+    """The index of one shard, which is read through."""
     fields: dict[str, str] = {}
-    blocks: list[Block] = []
-    digests: list[bytes] = []
-    for found in format.scan(file, fields):
-        blocks.append(found.block)
-        digests.append(xxhash.xxh3_128_digest(found.content))
-    is_bytes = format.unit == "byte"
-    tail = blocks[-1].start + blocks[-1].length if blocks and is_bytes else 0
-    return IndexedShard(file.size, fields, tuple(blocks), b"".join(digests), tail, digest_of(file, tail))
+    found = [(block, xxhash.xxh3_128_digest(content)) for block, content in format.scan(file, fields)]
+    blocks = [block for block, _ in found]
+    tail = blocks[-1].start + blocks[-1].length if blocks and format.unit == "byte" else 0
+    digests = b"".join(digest for _, digest in found) + _digest_of(file, tail)
+    of_blocks = numpy.frombuffer(digests, numpy.uint8).reshape(-1, DIGEST)
+    return ShardIndex(
+        format.kind,
+        fields,
+        (file.name,),
+        sizes=numpy.array([file.size]),
+        tails=numpy.array([tail]),
+        tail_digests=of_blocks[-1:],
+        shard_of_block=numpy.zeros(len(blocks), numpy.int64),
+        start=numpy.array([block.start for block in blocks], numpy.int64),
+        length=numpy.array([block.length for block in blocks], numpy.int64),
+        records=numpy.array([block.records for block in blocks], numpy.int64),
+        digests=of_blocks[:-1],
+    )
 
 
-def digest_of(file: ShardFile, start: int) -> bytes:
+def _digest_of(file: ShardFile, start: int) -> bytes:
     """Of all bytes of a file from there."""
     digest = xxhash.xxh3_128()
     while start < file.size:
@@ -166,48 +164,20 @@ def digest_of(file: ShardFile, start: int) -> bytes:
     return digest.digest()
 
 
-def _assembled(
-    format: Format, names: tuple[str, ...], indexed: list[IndexedShard], place: str, root: str
-) -> ShardIndex:
-    blocks = [block for shard in indexed for block in shard.blocks]
-    counts = [len(shard.blocks) for shard in indexed]
-
-    def digests(pieces: list[bytes]) -> numpy.ndarray:
-        return numpy.frombuffer(b"".join(pieces), numpy.uint8).reshape(-1, DIGEST)
-
-    def numbers(values: list[int]) -> numpy.ndarray:
-        return numpy.array(values, dtype=numpy.int64)
-
-    return ShardIndex(
-        kind=format.kind,
-        schema=_schema(format, names, indexed),
-        shards=names,
-        sizes=numbers([shard.size for shard in indexed]),
-        tails=numbers([shard.tail for shard in indexed]),
-        tail_digests=digests([shard.tail_digest for shard in indexed]),
-        shard_of_block=numpy.repeat(numpy.arange(len(indexed), dtype=numpy.int64), counts),
-        start=numbers([block.start for block in blocks]),
-        length=numbers([block.length for block in blocks]),
-        records=numbers([block.records for block in blocks]),
-        digests=digests([shard.digests for shard in indexed]),
-        root=root,
-        place=place,
-    )
-
-
-def _schema(format: Format, names: tuple[str, ...], indexed: list[IndexedShard]) -> dict[str, str]:
+def _schema(format: Format, indexed: Sequence[ShardIndex]) -> dict[str, str]:
     """The fields of all shards; where all must be alike, one that is not is named."""
-    schema = dict(indexed[0].fields)
-    for name, shard in zip(names, indexed, strict=True):
-        if format.alike and shard.fields != schema:
-            wrong = next(each for each in {**schema, **shard.fields} if schema.get(each) != shard.fields.get(each))
-            mine, first = shard.fields.get(wrong, "not there"), schema.get(wrong, "not there")
+    if not format.alike:
+        return dict(sorted({name: kind for each in reversed(indexed) for name, kind in each.schema.items()}.items()))
+    schema = dict(indexed[0].schema)
+    for each in indexed:
+        if each.schema != schema:
+            wrong = next(name for name in {**schema, **each.schema} if schema.get(name) != each.schema.get(name))
+            mine, first = each.schema.get(wrong, "not there"), schema.get(wrong, "not there")
             raise RequestError(
-                f"{name} has another schema than {names[0]}: {wrong} is {mine}, and {first} in the first. All shards "
-                "of a dataset must have the same columns of the same types."
+                f"{each.shards[0]} has another schema than {indexed[0].shards[0]}: {wrong} is {mine}, and {first} in "
+                "the first. All shards of a dataset must have the same columns of the same types."
             )
-        schema = {**shard.fields, **schema} if not format.alike else schema
-    return schema if format.alike else dict(sorted(schema.items()))
+    return schema
 
 
 @dataclass(frozen=True)
@@ -244,30 +214,13 @@ def verify_shards(index: ShardIndex, progress: Progress | None = None) -> tuple[
     numbers = {name: shard for shard, name in enumerate(index.shards)}
 
     def examine(name: str, fetcher: Fetcher) -> list[Flaw]:
-        return _examined(index, numbers[name], format, files, sizes, fetcher)
-
-    flaws = [flaw for found in _each(index.place, index.shards, examine, progress) for flaw in found]
-    extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in numbers]
-    return (*flaws, *(Flaw(name, "is not in the index", is_new=True) for name in extra))
-
-
-def _examined(
-    index: ShardIndex,
-    shard: int,
-    format: Format,
-    files: ShardPlace,
-    sizes: Mapping[str, int | None],
-    fetcher: Fetcher,
-) -> list[Flaw]:
-    name = index.shards[shard]
-    first, behind = (int(index.first[index.first_block[each]]) for each in (shard, shard + 1))
-    size = sizes.get(name)
-    if size is None:
-        problem = "is a link that leads nowhere" if name in sizes else "is missing"
-    else:
+        shard, size = numbers[name], sizes.get(name)
         try:
-            with files.open(name, size) as file:
-                return list(_flaws(index, shard, format, RetryingShard(file, fetcher)))
+            if size is None:
+                problem = "is a link that leads nowhere" if name in sizes else "is missing"
+            else:
+                with files.open(name, size) as file:
+                    return list(_flaws(index, shard, format, _retrying(file, fetcher)))
         except FileNotFoundError:
             problem = "is missing"
         except OSError as error:
@@ -276,7 +229,12 @@ def _examined(
             raise  # which says nothing about this shard, and of the next ones there is no more to learn
         except Unreachable as error:
             problem = error.message.removeprefix(f"{name} ").rstrip(".")
-    return [Flaw(name, problem, records=behind - first)]
+        first, behind = (int(index.first[index.first_block[each]]) for each in (shard, shard + 1))
+        return [Flaw(name, problem, records=behind - first)]
+
+    flaws = [flaw for found in _each(index.place, index.shards, examine, progress) for flaw in found]
+    extra = [name for name in sorted(sizes) if kind_of(name) is not None and name not in numbers]
+    return (*flaws, *(Flaw(name, "is not in the index", is_new=True) for name in extra))
 
 
 def _flaws(index: ShardIndex, shard: int, format: Format, file: ShardFile) -> Iterator[Flaw]:
@@ -284,7 +242,7 @@ def _flaws(index: ShardIndex, shard: int, format: Format, file: ShardFile) -> It
     if file.size != expected:
         yield Flaw(file.name, f"has {file.size:,} bytes, and had {expected:,} when it was indexed")
     tail = int(index.tails[shard])
-    is_same_tail = file.size == expected and digest_of(file, tail) == index.tail_digests[shard].tobytes()
+    is_same_tail = file.size == expected and _digest_of(file, tail) == index.tail_digests[shard].tobytes()
     if format.unit == "row" and is_same_tail:
         return  # every byte is what it was, and so is every row
     blocks = range(int(index.first_block[shard]), int(index.first_block[shard + 1]))
@@ -308,17 +266,3 @@ def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: ShardF
     else:
         problem = f"has changed: its digest is {found.hex()}, and was {expected.hex()}"
     yield Flaw(file.name, problem, format.unit, block.start, block.length, block.records)
-
-
-class RetryingShard:
-    """An open shard, of which every read is tried again where that may help; `Unreachable` where it does not."""
-
-    def __init__(self, file: OpenShard, fetcher: Fetcher) -> None:
-        self.name = file.name
-        self.size = file.size
-        self._file = file
-        self._fetcher = fetcher
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes from there, fewer only where the file ends."""
-        return self._fetcher.fetch(self.name, lambda: self._file.read(start, length), length)

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import struct
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,6 @@ class Spool:
         # Opened for each write: there are many of them, and samples of one block come now and then.
         self.path.touch(exist_ok=False)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is missing."""
-        return self.left == 0
-
     def add(self, row: int, content: bytes | None) -> None:
         """A sample, or None for a bad one."""
         if self._table["start"][row] != _MISSING:
@@ -54,12 +51,10 @@ class Spool:
         self.left -= 1
 
     def finish(self) -> None:
-        """Write the table behind the samples."""
         table = self._table.tobytes()
         self._append(table + xxhash.xxh3_64_digest(table) + _MAGIC)
 
     def abandon(self) -> None:
-        """Remove the file."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -98,7 +93,6 @@ class SampleFile:
         return None
 
     def is_bad(self, row: int) -> bool:
-        """Whether no sample could be made of the record."""
         return bool(self._table["start"][row] == _BAD)
 
     def read(self, row: int) -> bytes | None:
@@ -111,7 +105,6 @@ class SampleFile:
         return content if xxhash.xxh3_64_intdigest(content) == digest else None
 
     def close(self) -> None:
-        """Let go of the file."""
         os.close(self._descriptor)
 
 
@@ -134,8 +127,15 @@ def decode(content: bytes) -> Any:
     """What `encode` was given, in memory of its own."""
     (size,) = _HEAD.unpack_from(content)
     begin = _HEAD.size + size
-    skeleton = json.loads(content[_HEAD.size : begin])
-    return _Restored(content, begin + -begin % _ALIGN).value(skeleton)
+    position = begin + -begin % _ALIGN
+
+    def take(size: int) -> memoryview:
+        nonlocal position
+        part = memoryview(content)[position : position + size]
+        position += size + -size % _ALIGN
+        return part
+
+    return _restored(json.loads(content[_HEAD.size : begin]), take)
 
 
 def _skeleton(value: Any, parts: list[bytes]) -> Any:
@@ -186,46 +186,29 @@ def _order(strides: tuple[int, ...]) -> list[int]:
     return sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
 
 
-class _Restored:
-    def __init__(self, content: bytes, position: int) -> None:
-        self._content = content
-        self._position = position
-
-    def value(self, skeleton: Any) -> Any:
-        if not isinstance(skeleton, dict):
-            return skeleton
-        ((mark, told),) = skeleton.items()
-        if mark == "d":
-            return {key: self.value(item) for key, item in told}
-        if mark in ("l", "t"):
-            items = [self.value(item) for item in told]
-            return items if mark == "l" else tuple(items)
-        if mark == "b":
-            return bytes(self._part(told))
-        if mark == "s":
-            kind = numpy.dtype(told)
-            return numpy.frombuffer(self._part(kind.itemsize), kind)[0]
-        name, shape, order = told
-        return self._array(name, shape, order) if mark == "a" else self._tensor(name, shape, order)
-
-    def _array(self, name: str, shape: list[int], order: list[int]) -> Any:
-        kind = numpy.dtype(name)
-        size = kind.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
-        return numpy.frombuffer(bytearray(self._part(size)), kind).reshape(shape).transpose(_back(order))
-
-    def _tensor(self, name: str, shape: list[int], order: list[int]) -> torch.Tensor:
-        kind: torch.dtype = getattr(torch, name)
-        count = int(numpy.prod(shape, dtype=numpy.int64))
-        if not count:
-            return torch.empty(shape, dtype=kind).permute(_back(order))
-        raw = torch.frombuffer(bytearray(self._part(count * kind.itemsize)), dtype=kind)
-        return raw.reshape(shape).permute(_back(order))
-
-    def _part(self, size: int) -> memoryview:
-        begin, end = self._position, self._position + size
-        self._position = end + -size % _ALIGN
-        return memoryview(self._content)[begin:end]
+def _restored(skeleton: Any, take: Callable[[int], memoryview]) -> Any:
+    if not isinstance(skeleton, dict):
+        return skeleton
+    ((mark, told),) = skeleton.items()
+    if mark == "d":
+        return {key: _restored(item, take) for key, item in told}
+    if mark in ("l", "t"):
+        items = [_restored(item, take) for item in told]
+        return items if mark == "l" else tuple(items)
+    if mark == "b":
+        return bytes(take(told))
+    if mark == "s":
+        kind = numpy.dtype(told)
+        return numpy.frombuffer(take(kind.itemsize), kind)[0]
+    return _restored_array(told, mark == "T", take)
 
 
-def _back(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _restored_array(told: tuple[str, list[int], list[int]], is_tensor: bool, take: Callable[[int], memoryview]) -> Any:
+    name, shape, order = told
+    kind: Any = getattr(torch, name) if is_tensor else numpy.dtype(name)
+    content = bytearray(take(kind.itemsize * prod(shape)))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    if not is_tensor:
+        return numpy.frombuffer(content, kind).reshape(shape).transpose(back)
+    raw = torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
+    return raw.reshape(shape).permute(back)

@@ -2,6 +2,7 @@
 
 import io
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,22 +17,16 @@ BLOCK = 4_000_000
 Content = bytes | bytearray | memoryview
 
 
-class ShardFile(Protocol):
-    """A shard that is open for reading, wherever it lies."""
+@dataclass(frozen=True)
+class ShardFile:
+    """A shard that is open for reading, wherever it lies, by the name that the index has for it.
 
-    @property
-    def name(self) -> str:
-        """As the index calls it."""
-        ...
+    `read(start, length)` gives so many bytes from there, fewer only where the file ends; several threads may call it.
+    """
 
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        ...
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes from there, fewer only where the file ends."""
-        ...
+    name: str
+    size: int
+    read: Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -47,14 +42,6 @@ class Block:
     length: int
     records: int
     row: int = 0
-
-
-@dataclass(frozen=True)
-class Scanned:
-    """A block that was found in a shard, and its content."""
-
-    block: Block
-    content: Content
 
 
 class Records(Protocol):
@@ -80,25 +67,28 @@ class ColumnRecords(Protocol):
 
 
 class Format(Protocol):
-    """A kind of shard. Its methods may be called from several threads."""
+    """A kind of shard, by the endings of its files. Its methods may be called from several threads.
+
+    Blocks are counted in a `unit`, byte or row. `alike`: all shards must have the same fields.
+    """
 
     kind: str
-    unit: str
-    """What blocks are counted in: byte or row."""
-    alike: bool
-    """Whether all shards must have the same fields."""
+    endings: tuple[str, ...]
+    unit: str = "byte"
+    alike: bool = False
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+    @abstractmethod
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         """The blocks of a shard in order, for the index; a shard that cannot be read raises `BadRecord`.
 
         `fields` gets what its records consist of, with types, and is complete when all blocks were taken.
         """
-        ...
 
     def read(self, file: ShardFile, block: Block) -> bytes:
         """The bytes of a block, over which its digest is made; short or wrong ones if the file has changed."""
-        ...
+        return file.read(block.start, block.length)
 
+    @abstractmethod
     def open(
         self,
         content: Content,
@@ -113,17 +103,6 @@ class Format(Protocol):
         `fields` are the schema of the index. `tail` gives the checked bytes behind the last block of the shard; only
         parquet asks for them, and not again for a shard whose footer it still has.
         """
-        ...
-
-
-class ByteRanges:
-    """What formats have in common whose blocks are ranges of bytes."""
-
-    unit = "byte"
-
-    def read(self, file: ShardFile, block: Block) -> bytes:
-        """The bytes of a block."""
-        return file.read(block.start, block.length)
 
 
 class ByteFile(io.RawIOBase):
@@ -137,24 +116,19 @@ class ByteFile(io.RawIOBase):
         self.error: Exception | None = None
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go there."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 
     def tell(self) -> int:
-        """Where it is."""
         return self._position
 
     def read(self, size: int = -1) -> Any:
-        """So many bytes, or all the rest."""
         try:
             content = self._content(self._position, self._size - self._position if size < 0 else size)
         except Exception as error:
@@ -164,7 +138,6 @@ class ByteFile(io.RawIOBase):
         return content
 
     def readinto(self, buffer: Any) -> int:
-        """Fill as much of the buffer as there is."""
         view = memoryview(buffer).cast("B")
         content = self.read(len(view))
         view[: len(content)] = content
@@ -190,31 +163,32 @@ class Scanner:
         self.start = 0
         self.buffer = bytearray()
 
-    def has(self, count: int) -> bool:
-        """Read on until so many bytes of the block are there; whether the file has them."""
-        while len(self.buffer) < count and self.read_on():
+    def read(self, begin: int, end: int) -> bytes:
+        """Bytes of the file, none from before the block, and fewer where the file ends; all up to there is kept."""
+        while len(self.buffer) < end - self.start and self.read_on():
             pass
-        return len(self.buffer) >= count
+        return bytes(memoryview(self.buffer)[begin - self.start : end - self.start])
 
     def read_on(self) -> bool:
         """Read one piece more; whether there was one."""
         more = self._file.read(self._position, BLOCK)
-        if not self._position:
-            self._refuse_compressed(more)
+        ending = next((ending for ending, begin in _COMPRESSED.items() if begin.match(more)), None)
+        if not self._position and ending is not None:
+            name = self._file.name
+            raise RequestError(
+                f"{name} is compressed as a whole, though its name does not say so, and no block of it can be read by "
+                f"itself. Rename it to {name}{ending}, and unpack it."
+            )
         self._position += len(more)
         self.buffer += more
         return bool(more)
 
-    def rest(self) -> int:
-        """How many bytes the file has from the beginning of the block on."""
-        return self._file.size - self.start
-
     def first_byte(self, begin: int) -> int | None:
-        """The first from there, counted from the beginning of the block, that is not zero; nothing is kept of it."""
-        piece = bytes(memoryview(self.buffer)[begin:])
+        """The first of the file from there that is not zero; nothing is kept of it."""
+        piece = bytes(memoryview(self.buffer)[begin - self.start :])
         while not (behind := piece.lstrip(b"\0")):
             begin += len(piece)
-            if not (piece := self._file.read(self.start + begin, BLOCK)):
+            if not (piece := self._file.read(begin, BLOCK)):
                 return None
         return begin + len(piece) - len(behind)
 
@@ -224,12 +198,3 @@ class Scanner:
         del self.buffer[:count]
         self.start += count
         return content
-
-    def _refuse_compressed(self, content: bytes) -> None:
-        name = self._file.name
-        ending = next((ending for ending, begin in _COMPRESSED.items() if begin.match(content)), None)
-        if ending is not None:
-            raise RequestError(
-                f"{name} is compressed as a whole, though its name does not say so, and no block of it can be read by "
-                f"itself. Rename it to {name}{ending}, and unpack it."
-            )

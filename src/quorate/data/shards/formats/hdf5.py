@@ -15,7 +15,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.format import BLOCK, Block, ByteFile, Content, Scanned, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, ShardFile
 
 _PLAIN = "biufcS"
 _MOST = 1_000_000_000
@@ -36,7 +36,6 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Of one row."""
         return self.dtype.itemsize * prod(self.shape)
 
     def __str__(self) -> str:
@@ -45,7 +44,6 @@ class Column:
 
     @classmethod
     def parse(cls, text: str) -> "Column":
-        """From the text that the index has of it."""
         dtype, _, shape = text.partition(" ")
         sizes = [int(each) for each in shape.strip("[]").split(",") if each.strip()]
         return cls(numpy.dtype(dtype).newbyteorder("<"), tuple(sizes))
@@ -85,7 +83,6 @@ class Hdf5Records:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the memory."""
         return sum(array.nbytes for array in self._columns.values())
 
     def __len__(self) -> int:
@@ -98,22 +95,21 @@ class Hdf5Records:
         }
 
     def columns(self, rows: Sequence[int] | Array) -> dict[str, Array]:
-        """Some rows, by dataset."""
         wanted = numpy.asarray(rows, dtype=numpy.int64)
         return {name: array[wanted] for name, array in self._columns.items()}
 
 
-class Hdf5:
+class Hdf5(Format):
     """HDF5 files."""
 
     kind = "hdf5"
+    endings = (".h5", ".hdf5")
     unit = "row"
     alike = True
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         """Ranges of rows, of about as many bytes as other blocks, and of whole chunks where those are not too large."""
-        with _opened(file, "byte 0") as datasets:
-            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+        with _opened(file, "byte 0") as (datasets, columns):
             rows = {each: int(dataset.shape[0]) for each, dataset in datasets.items()}
             if not rows:
                 raise BadRecord(file.name, "byte 0", "there is no dataset with rows in it")
@@ -128,13 +124,11 @@ class Hdf5:
             step = rows_in_block(sum(column.nbytes for column in columns.values()), chunks[0] if chunks else 1)
             for start in range(0, total, step):
                 count = min(step, total - start)
-                yield Scanned(Block(file.name, start, count, count, start), _content(datasets, columns, start, count))
+                yield Block(file.name, start, count, count, start), _content(datasets, columns, start, count)
 
     def read(self, file: ShardFile, block: Block) -> bytes:
-        """The bytes of some rows."""
         # What is no HDF5 file any more has no rows, and no rows have another digest.
-        with contextlib.suppress(BadRecord), _opened(file, f"row {block.start}") as datasets:
-            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
+        with contextlib.suppress(BadRecord), _opened(file, f"row {block.start}") as (datasets, columns):
             # A damaged file may claim rows of any size, and they must not be asked for.
             size = block.length * sum(column.nbytes for column in columns.values())
             is_short = any(dataset.shape[0] < block.start + block.length for dataset in datasets.values())
@@ -150,13 +144,12 @@ class Hdf5:
         tail: Callable[[], bytes],  # noqa: ARG002 (rows say all)
         columns: Sequence[str] | None = None,
     ) -> Hdf5Records:
-        """The rows of a block."""
         return Hdf5Records(content, block, fields, columns)
 
 
 @contextlib.contextmanager
-def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
-    """All datasets of a file that have rows, by name."""
+def _opened(file: ShardFile, place: str) -> Iterator[tuple[dict[str, Any], dict[str, Column]]]:
+    """All datasets of a file that have rows, by name, and what they are."""
     try:
         import h5py
     except ImportError:
@@ -171,8 +164,10 @@ def _opened(file: ShardFile, place: str) -> Iterator[dict[str, Any]]:
     try:
         with h5py.File(bytes_of_file, "r") as opened:
             opened.visititems(note)
+            datasets = dict(sorted(found.items()))
+            columns = {each: _column(file.name, each, dataset) for each, dataset in datasets.items()}
             try:
-                yield dict(sorted(found.items()))
+                yield datasets, columns
             except OSError:
                 _refuse_lacking(file.name, found)
                 raise
@@ -211,8 +206,5 @@ def _column(file: str, name: str, dataset: Any) -> Column:
 
 
 def _content(datasets: dict[str, Any], columns: dict[str, Column], start: int, count: int) -> bytes:
-    pieces = []
-    for name, dataset in datasets.items():
-        rows = dataset[start : start + count]
-        pieces.append(numpy.ascontiguousarray(rows, dtype=columns[name].dtype).tobytes())
-    return b"".join(pieces)
+    rows = {name: dataset[start : start + count] for name, dataset in datasets.items()}
+    return b"".join(numpy.ascontiguousarray(each, dtype=columns[name].dtype).tobytes() for name, each in rows.items())

@@ -7,23 +7,9 @@ from quorate.data.shards.formats.lines import JsonLines, TextLines
 from quorate.data.shards.formats.parquet import Parquet
 from quorate.data.shards.formats.tar import Tar
 
-ENDINGS = {
-    ".tar": "tar",
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "text",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-}
-COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".zip")
-_FORMATS: dict[str, type[Format]] = {
-    "tar": Tar,
-    "parquet": Parquet,
-    "jsonl": JsonLines,
-    "text": TextLines,
-    "hdf5": Hdf5,
-}
+_FORMATS: dict[str, type[Format]] = {each.kind: each for each in (Tar, Parquet, JsonLines, TextLines, Hdf5)}
+ENDINGS = {ending: kind for kind, each in _FORMATS.items() for ending in each.endings}
+_COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".zip")
 
 
 def kind_of(name: str) -> str | None:
@@ -34,7 +20,7 @@ def kind_of(name: str) -> str | None:
 def is_compressed_shard(name: str) -> bool:
     """Whether a file would be a shard if it were not compressed as a whole."""
     lower = name.lower()
-    ending = next((ending for ending in COMPRESSED if lower.endswith(ending)), None)
+    ending = next((ending for ending in _COMPRESSED if lower.endswith(ending)), None)
     return ending is not None and (ending == ".tgz" or kind_of(lower.removesuffix(ending)) is not None)
 
 

@@ -14,7 +14,7 @@ import numpy
 import orjson
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, ByteRanges, Content, Scanned, Scanner, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 _MARK = b"\xef\xbb\xbf"
 _LINE = 50
@@ -60,7 +60,6 @@ class LineRecords:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the memory."""
         return self._size + _LINE * len(self._lines)
 
     def __len__(self) -> int:
@@ -77,25 +76,20 @@ class LineRecords:
         try:
             return self._format.decode_exactly(line)
         except UnicodeDecodeError as error:
-            place = f"byte {self._begin(row) + error.start}"
-            raise BadRecord(self._block.file, place, f"byte {line[error.start]:#04x} is not UTF-8") from None
+            why, offset = f"byte {line[error.start]:#04x} is not UTF-8", error.start
         except (ValueError, RecursionError) as error:
-            why = f"the line is no JSON: {error}"
-            raise BadRecord(self._block.file, f"byte {self._begin(row)}", why) from None
-
-    def _begin(self, row: int) -> int:
-        behind = sum(map(len, self._lines[:row])) + row if self._begins is None else self._begins[row]
-        return self._block.start + behind
+            why, offset = f"the line is no JSON: {error}", 0
+        begin = sum(map(len, self._lines[:row])) + row if self._begins is None else self._begins[row]
+        raise BadRecord(self._block.file, f"byte {self._block.start + begin + offset}", why)
 
 
-class TextLines(ByteRanges):
+class TextLines(Format):
     """Plain text: every line is a record, also an empty one."""
 
     kind = "text"
-    alike = False
+    endings: tuple[str, ...] = (".txt",)
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
-        """Blocks of whole lines."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         scanner = Scanner(file)
         found: dict[str, str] | None = None
         row, is_more = 0, True
@@ -117,15 +111,13 @@ class TextLines(ByteRanges):
             if found is None:
                 found = self.fields(LineRecords(content, block, self))
                 fields |= found or {}
-            yield Scanned(block, content)
+            yield block, content
             row += records
 
     def open(self, content: Content, block: Block, *_: Any) -> LineRecords:
-        """The lines of a block, which say all."""
         return LineRecords(content, block, self)
 
     def is_record(self, line: bytes) -> bool:  # noqa: ARG002
-        """Whether a line is one."""
         return True
 
     def is_whole(self, line: bytes) -> bool:  # noqa: ARG002
@@ -133,7 +125,6 @@ class TextLines(ByteRanges):
         return True
 
     def decode(self, line: bytes) -> Any:
-        """What a line says."""
         return line.removesuffix(b"\r").decode()
 
     def decode_exactly(self, line: bytes) -> Any:
@@ -153,15 +144,14 @@ class JsonLines(TextLines):
     """JSON: every line that is not empty is a record."""
 
     kind = "jsonl"
+    endings = (".jsonl", ".ndjson")
     # Not a method of ours, which would cost a call more for every line.
     decode = staticmethod(orjson.loads)  # type: ignore[assignment]
 
     def is_record(self, line: bytes) -> bool:
-        """Whether there is more than white space."""
         return bool(line.strip(_BLANK))
 
     def is_whole(self, line: bytes) -> bool:
-        """Whether it is JSON, or blank."""
         if not self.is_record(line):
             return True
         # What is bad for another reason, such as bytes that are not UTF-8, is a bad record and no half of one.
@@ -190,13 +180,11 @@ class JsonLines(TextLines):
         return found
 
     def fields(self, records: LineRecords) -> dict[str, str] | None:
-        """The names and types of a record's fields."""
         for row in range(len(records)):
             with contextlib.suppress(BadRecord):
                 record = records[row]
-                if not isinstance(record, dict):
-                    return {"": _type(record)}
-                return {name: _type(value) for name, value in record.items()}
+                named = record if isinstance(record, dict) else {"": record}
+                return {name: _TYPES.get(type(value), "null") for name, value in named.items()}
         return None
 
 
@@ -205,7 +193,3 @@ def _split(content: Content) -> list[bytes]:
     if not lines[-1]:
         lines.pop()
     return lines
-
-
-def _type(value: Any) -> str:
-    return _TYPES.get(type(value), "null")

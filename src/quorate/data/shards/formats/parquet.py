@@ -16,7 +16,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.format import Block, ByteFile, ByteRanges, Content, Scanned, ShardFile
+from quorate.data.shards.formats.format import Block, ByteFile, Content, Format, ShardFile
 
 MAGIC = b"PAR1"
 FOOTERS = 64_000_000
@@ -36,7 +36,6 @@ class Footer:
     groups: tuple[tuple[int, int], ...]
 
     def group(self, start: int) -> int:
-        """The number of the row group whose block begins there."""
         return next(number for number, (begin, end) in enumerate(self.groups) if begin == start < end)
 
 
@@ -49,7 +48,6 @@ class ParquetRecords:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the memory."""
         return sum(column.nbytes for column in self._columns.values())
 
     def __len__(self) -> int:
@@ -62,13 +60,12 @@ class ParquetRecords:
             return {name: self._value(name, column, row) for name, column in self._columns.items()}
 
     def columns(self, rows: Sequence[int] | Array) -> dict[str, Array]:
-        """Some rows, by column."""
         wanted = numpy.asarray(rows, dtype=numpy.int64)
         return {name: self._rows(name, wanted) for name in self._columns}
 
     def _rows(self, name: str, wanted: Array) -> Array:
         column = self._columns[name]
-        if isinstance(column, _Numbers):
+        if isinstance(column, _Numbers) and column.begins is None:
             if column.missing is not None and column.missing[wanted].any():
                 row = int(wanted[int(numpy.argmax(column.missing[wanted]))])
                 why = "has no value there, and its values are numbers: fill it in, or use decode="
@@ -97,44 +94,30 @@ class ParquetRecords:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A column as an array. Rows that are `missing` lack a value, or a part of it; those are still in the `chunk`."""
+    """A column as an array; with `begins`, a column of lists that lie one behind the other in it.
+
+    Rows that are `missing` lack a value, or a part of it; those are still in the `chunk`.
+    """
 
     array: Array
     missing: Array | None
     chunk: Any
+    begins: Array | None = None
 
     @property
     def nbytes(self) -> int:
         kept = 0 if self.missing is None else self.missing.nbytes + self.chunk.get_total_buffer_size()
-        return self.array.nbytes + kept
+        return int(self.array.nbytes + (0 if self.begins is None else self.begins.nbytes) + kept)
 
     def record(self, row: int) -> Any:
         if self.missing is not None and self.missing[row]:
             return self.chunk[row].as_py()
+        if self.begins is not None:
+            return self.array[self.begins[row] : self.begins[row + 1]].copy()
         value = self.array[row]
         if self.array.ndim > 1:
             return value.copy()
         return value if self.array.dtype.kind in "mM" else value.item()
-
-
-@dataclass(frozen=True)
-class _Lists:
-    """A column of lists of numbers, whose values lie one behind the other, as arrays; what is `missing` as above."""
-
-    values: Array
-    begins: Array
-    missing: Array | None
-    chunk: Any
-
-    @property
-    def nbytes(self) -> int:
-        kept = 0 if self.missing is None else self.missing.nbytes + self.chunk.get_total_buffer_size()
-        return self.values.nbytes + self.begins.nbytes + kept
-
-    def record(self, row: int) -> Any:
-        if self.missing is not None and self.missing[row]:
-            return self.chunk[row].as_py()
-        return self.values[self.begins[row] : self.begins[row + 1]].copy()
 
     def rows(self, wanted: Array) -> list[Any]:
         return [self.record(row) for row in wanted.tolist()]
@@ -170,7 +153,7 @@ class _Objects:
         return list(self.chunk.take(_pyarrow()[0].array(wanted)).to_pylist())
 
 
-_Column = _Numbers | _Lists | _Texts | _Objects
+_Column = _Numbers | _Texts | _Objects
 
 
 def _column(column: Any) -> _Column:
@@ -213,15 +196,15 @@ def _texts(chunk: Any) -> _Texts | _Objects:
     return _Texts(array, array.nbytes + sum(map(sys.getsizeof, values)))
 
 
-def _lists(chunk: Any) -> _Lists:
+def _lists(chunk: Any) -> _Numbers:
     begins = chunk.offsets.to_numpy()
     # What stands below a list that is missing is nothing of the others: the offsets say so.
     missing = chunk.is_null().to_numpy(zero_copy_only=False)
     if chunk.values.null_count:
         before = numpy.append(0, numpy.cumsum(chunk.values.is_null().to_numpy(zero_copy_only=False)))
         missing |= before[begins[1:]] > before[begins[:-1]]
-    is_missing = bool(missing.any())
-    return _Lists(_numbers(chunk.values), begins, missing if is_missing else None, chunk if is_missing else None)
+    values = _numbers(chunk.values)
+    return _Numbers(values, missing, chunk, begins) if missing.any() else _Numbers(values, None, None, begins)
 
 
 def _numbers(chunk: Any) -> Array:
@@ -246,10 +229,11 @@ def _is_number(kind: Any) -> bool:
     return bool(is_time or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-class Parquet(ByteRanges):
+class Parquet(Format):
     """Parquet files. The footers of the shards that were read last are kept."""
 
     kind = "parquet"
+    endings = (".parquet",)
     alike = True
 
     def __init__(self) -> None:
@@ -257,8 +241,7 @@ class Parquet(ByteRanges):
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
-        """One block for each row group that has rows."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         footer = _read_footer(file)
         schema = footer.metadata.schema.to_arrow_schema()
         fields |= {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
@@ -272,7 +255,7 @@ class Parquet(ByteRanges):
             content = file.read(start, end - start)
             if len(content) != end - start:
                 raise BadRecord(file.name, f"byte {start}", "the file ends in a row group: it was cut off")
-            yield Scanned(Block(file.name, start, end - start, rows, row), content)
+            yield Block(file.name, start, end - start, rows, row), content
             row += rows
 
     def open(
@@ -283,7 +266,6 @@ class Parquet(ByteRanges):
         tail: Callable[[], bytes],
         columns: Sequence[str] | None = None,
     ) -> ParquetRecords:
-        """Decode a row group, all columns or some."""
         pa, parquet = _pyarrow()
         footer = self._footer(block.file, tail)
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, ByteRanges, Content, Scanned, Scanner, ShardFile
+from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 UNIT = 512
 KEY = "__key__"
@@ -38,7 +38,6 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where the next header begins."""
         return self.begin + -(-self.size // UNIT) * UNIT
 
 
@@ -47,42 +46,40 @@ class _Bad(Exception):  # noqa: N818
         self.offset, self.why = offset, why
 
 
-class Walk:
-    """The members of a run of bytes, one header after the other.
+class _Walk:
+    """The members of a run of `size` bytes, one header after the other; `read(begin, end)` gives some of them, fewer at
+    the end.
 
-    `has` gets bytes that are not there yet, and `rest` tells how many there could be in all.
+    Positions are counted from its beginning. When all members were taken, `end` is where the zeros behind them begin.
     """
 
-    def __init__(self, has: Callable[[int], bool], rest: Callable[[], int], buffer: Content) -> None:
-        self._has = has
-        self._rest = rest
-        self._buffer = buffer
+    def __init__(self, size: int, read: Callable[[int, int], bytes]) -> None:
+        self._size, self._read = size, read
         self._long_name: str | None = None
         self._long_size: int | None = None
         self._head: int | None = None
+        self.end = 0
 
-    def next(self, position: int) -> tuple[Member | None, int]:
-        """The next member of a record from there, and where the search goes on; no member: the end."""
-        while self._has(position + UNIT):
-            header = bytes(self._buffer[position : position + UNIT])
-            if header == _ZEROS:
-                return None, position
+    def __iter__(self) -> Iterator[Member]:
+        position = 0
+        while len(header := self._read(position, position + UNIT)) == UNIT and header != _ZEROS:
             name, size, kind = self._header(header, position)
             self._head = position if self._head is None else self._head
-            begin = position + UNIT
-            if kind in (_EXTENDED, _LONG_NAME):
-                self._extend(kind, self._content(begin, size, position), position)
-            elif kind not in (_GLOBAL, _LONG_LINK):
+            if kind in (_EXTENDED, _LONG_NAME, _GLOBAL, _LONG_LINK):
+                if not self._has(position + UNIT, size):
+                    raise _Bad(position, "the file ends in the middle of a name: it was cut off")
+                if kind in (_EXTENDED, _LONG_NAME):
+                    self._extend(kind, self._read(position + UNIT, position + UNIT + size), position)
+                position += UNIT + -(-size // UNIT) * UNIT
+            else:
                 member = self._member(name, size, kind, position)
+                # Behind the header of a folder there is nothing, whatever it says.
+                position = position + UNIT if member is None else member.end
                 if member is not None:
-                    return member, member.end
-                size = 0  # a folder, behind which there is nothing whatever its header says
-            elif begin + size > self._rest():
-                raise _Bad(position, "the file ends in the middle of a name: it was cut off")
-            position = begin + -(-size // UNIT) * UNIT
-        if bytes(self._buffer[position:]).strip(b"\0"):
+                    yield member
+            self.end = position
+        if len(header) < UNIT and header.strip(b"\0"):
             raise _Bad(position, "the file ends in the middle of a header: it was cut off")
-        return None, position
 
     def _member(self, name: str, size: int, kind: bytes, position: int) -> Member | None:
         name = name if self._long_name is None else self._long_name
@@ -95,19 +92,16 @@ class Walk:
             if kind == _FOLDER:
                 return None
             raise _Bad(position, f"{name} is a link or a special file, which a shard cannot have: tar it with -h")
-        # Asked before it is read: a size may be anything, and all up to there would be kept.
-        if position + UNIT + size > self._rest() or not self._has(position + UNIT + size):
+        if not self._has(position + UNIT, size):
             raise _Bad(position, f"the file ends before the {size:,} bytes of {name}: it was cut off")
         parts = _NAME.fullmatch(name)
-        if parts is None:
-            # Its content is skipped by whoever asks for the next one.
-            return Member("", "", head, position + UNIT, size)
-        return Member(parts[1], parts[2].lower(), head, position + UNIT, size)
+        key, field = ("", "") if parts is None else (parts[1], parts[2].lower())
+        return Member(key, field, head, position + UNIT, size)
 
-    def _content(self, begin: int, size: int, position: int) -> bytes:
-        if begin + size > self._rest() or not self._has(begin + size):
-            raise _Bad(position, "the file ends in the middle of a name: it was cut off")
-        return bytes(self._buffer[begin : begin + size])
+    def _has(self, begin: int, size: int) -> bool:
+        # Asked before it is read: a size may be anything, and all up to there would be kept.
+        end = begin + size
+        return end <= self._size and len(self._read(max(begin, end - 1), end)) == min(size, 1)
 
     def _extend(self, kind: bytes, content: bytes, position: int) -> None:
         if kind == _LONG_NAME:
@@ -172,39 +166,14 @@ def _extended(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield word, value
 
 
-class _Keys:
-    """The keys that a tar file has had, by their hashes: the keys themselves would take several times the memory."""
-
-    def __init__(self) -> None:
-        self._hashes: set[int] = set()
-
-    def add(self, member: Member) -> None:
-        """Refuse a record that was there before: it was torn apart, and neither half of it is right."""
-        value = hash(member.key)
-        if value in self._hashes:
-            why = (
-                f"the record {member.key} was there before, and its files must follow each other: tar their folder "
-                "with --sort=name, and give every record a name of its own"
-            )
-            raise _Bad(member.head, why)
-        if len(self._hashes) < _KEYS:
-            self._hashes.add(value)
-
-
 class TarRecords:
     """The records of a block of a tar file."""
 
     def __init__(self, content: Content, block: Block) -> None:
         self._content = memoryview(content)
         self._records: list[list[Member]] = []
-        size = len(self._content)
-        walk = Walk(lambda count: count <= size, lambda: size, self._content)
-        position = 0
         try:
-            while True:
-                member, position = walk.next(position)
-                if member is None:
-                    break
+            for member in _Walk(len(content), lambda begin, end: bytes(self._content[begin:end])):
                 if member.key and (not self._records or self._records[-1][0].key != member.key):
                     self._records.append([member])
                 elif member.key:
@@ -217,7 +186,6 @@ class TarRecords:
 
     @property
     def nbytes(self) -> int:
-        """What they take of the memory."""
         return len(self._content) + _MEMBER * sum(map(len, self._records))
 
     def __len__(self) -> int:
@@ -231,46 +199,39 @@ class TarRecords:
         return record
 
 
-class Tar(ByteRanges):
+class Tar(Format):
     """Tar files in the convention of WebDataset."""
 
     kind = "tar"
-    alike = False
+    endings = (".tar",)
 
-    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[Scanned]:
-        """Blocks of whole records."""
+    def scan(self, file: ShardFile, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
         scanner = Scanner(file)
         try:
             yield from _blocks(file, scanner, fields)
         except _Bad as bad:
-            raise BadRecord(file.name, f"byte {scanner.start + bad.offset}", bad.why) from None
+            raise BadRecord(file.name, f"byte {bad.offset}", bad.why) from None
 
     def open(self, content: Content, block: Block, *_: Any) -> TarRecords:
-        """The records of a block, whose bytes say all."""
         return TarRecords(content, block)
 
 
-def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterator[Scanned]:
-    position = end = records = row = 0
+def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterator[tuple[Block, Content]]:
+    end = records = row = 0
     key: str | None = None
-    keys = _Keys()
+    keys: set[int] = set()
     members: set[str] = set()
-    walk = Walk(scanner.has, scanner.rest, scanner.buffer)
-    while True:
-        member, position = walk.next(position)
-        if member is None:
-            break
+    walk = _Walk(file.size, scanner.read)
+    for member in walk:
         if not member.key:
             continue
         if member.key != key:
-            if end >= BLOCK:
+            if end - scanner.start >= BLOCK:
                 # What lies between two records, such as a folder, belongs to the block before.
-                cut = member.head
-                start = scanner.start
-                yield Scanned(Block(file.name, start, cut, records, row), scanner.cut(cut))
-                row, records, position = row + records, 0, position - cut
-                member = Member(member.key, member.field, 0, member.begin - cut, member.size)
-            keys.add(member)
+                length = member.head - scanner.start
+                yield Block(file.name, scanner.start, length, records, row), scanner.cut(length)
+                row, records = row + records, 0
+            _add_key(keys, member)
             key, members = member.key, set()
             records += 1
         if member.field in members:
@@ -278,17 +239,34 @@ def _blocks(file: ShardFile, scanner: Scanner, fields: dict[str, str]) -> Iterat
         members.add(member.field)
         fields.setdefault(member.field, "bytes")
         end = member.end
-    _check_end(scanner, position)
+    _check_end(file, scanner, walk.end)
     if records:
-        yield Scanned(Block(file.name, scanner.start, end, records, row), scanner.cut(end))
+        length = end - scanner.start
+        yield Block(file.name, scanner.start, length, records, row), scanner.cut(length)
 
 
-def _check_end(scanner: Scanner, position: int) -> None:
+def _add_key(keys: set[int], member: Member) -> None:
+    """Refuse a record that was there before: it was torn apart, and neither half of it is right.
+
+    Keys are kept by their hashes: themselves they would take several times the memory.
+    """
+    value = hash(member.key)
+    if value in keys:
+        why = (
+            f"the record {member.key} was there before, and its files must follow each other: tar their folder with "
+            "--sort=name, and give every record a name of its own"
+        )
+        raise _Bad(member.head, why)
+    if len(keys) < _KEYS:
+        keys.add(value)
+
+
+def _check_end(file: ShardFile, scanner: Scanner, position: int) -> None:
     """Refuse a file that was cut off between two members, or that goes on behind its end."""
     # There should be two units of zeros, and some tools read and write one.
-    if not scanner.has(position + UNIT):
+    if len(scanner.read(position, position + UNIT)) < UNIT:
         why = "the file ends without its end mark, which is zeros: it was cut off"
-        raise _Bad(min(position, scanner.rest()), why)
+        raise _Bad(min(position, file.size), why)
     if (more := scanner.first_byte(position)) is not None:
         why = (
             "there is more behind the end of the archive, such as a second tar file: make a shard of each, or "
