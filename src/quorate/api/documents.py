@@ -16,7 +16,7 @@ from quorate.chaos.fault import PHASES, Firing
 from quorate.core.cursor import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
-from quorate.history.samples_documents import shown_place
+from quorate.history.streaming import shown_place
 
 _PHASE_NAMES = {status: name for name, status in PHASES.items()}
 

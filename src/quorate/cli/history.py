@@ -122,19 +122,18 @@ def _samples_of(folder: Any, with_data: bool, with_ledger: bool, as_json: bool) 
     from quorate.cli.layout import Page
     from quorate.cli.samples_view import print_data, print_ledger
     from quorate.history.ledger import read_ledger
-    from quorate.history.samples_documents import data_document, ledger_document
     from quorate.history.streaming import read_data_progress
 
     document: dict[str, Any] = {}
     code = 0
     if with_data:
         progress = read_data_progress(folder)
-        document["data"] = data_document(progress)
+        document["data"] = progress.document()
         if not as_json:
             print_data(Page.on_stdout(), folder.name, progress)
     if with_ledger:
         ledger = read_ledger(folder)
-        document["ledger"] = ledger_document(ledger)
+        document["ledger"] = ledger.document()
         code = 0 if ledger.is_whole else 1
         if not as_json:
             print_ledger(Page.on_stdout(), folder.name, ledger)

@@ -32,7 +32,7 @@ class StepEntry:
 
     @classmethod
     def of(cls, event: StepCompleted) -> "StepEntry":
-        """From a step. Raises ValueError where it says nothing about samples, or what cannot be."""
+        """Raises ValueError where a step says nothing about samples, or what cannot be."""
         if event.ledger is None or event.samples is None or not _COUNTED.isdisjoint(event.extra or ()):
             raise ValueError("the step does not tell its samples, or not in a way that can be read")
         if not all(index < _LARGEST for index in event.dropped):

@@ -1,14 +1,18 @@
 """What a run has told of the shards that it reads, where it stands in them, and where bad samples lie."""
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import QuorateError, RunError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges
-from quorate.data.sharding import Sharding, sharding_at
+from quorate.data.sharding import LaneReading, Sharding, sharding_at
 from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
@@ -66,7 +70,6 @@ class BadPlace:
 
     @property
     def in_words(self) -> str:
-        """The samples, the file, and which of its records they are."""
         if self.first == self.last:
             return f"sample {self.first}: record {self.record} of {self.file}"
         end = self.record + self.last - self.first
@@ -92,6 +95,32 @@ class DataProgress:
     names: tuple[str, ...]
     sharding: Sharding
 
+    def shard_of(self, lane: LaneReading) -> str | None:
+        return None if lane.shard is None else self.names[lane.shard]
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as `quorate show --data --json` prints it (schema in docs/json)."""
+        return {
+            "index": shown_place(self.streaming.index),
+            "index_digest": self.streaming.digest,
+            "window": self.streaming.window,
+            "step": self.sharding.step,
+            "epoch": self.sharding.epoch,
+            "samples_done": self.sharding.samples_done,
+            "samples_left": self.sharding.samples_left,
+            "shards": asdict(self.sharding.shards),
+            "blocks": asdict(self.sharding.blocks),
+            "lanes": [asdict(lane) | {"shard": self.shard_of(lane)} for lane in self.sharding.lanes],
+        }
+
+
+def shown_place(place: str) -> str:
+    """A folder, a file or a URL, by the shortest path; a link on the way may make that another one, then as it is."""
+    if is_url(place):
+        return shown(place)
+    plain = os.path.normpath(place)
+    return plain if Path(plain).resolve() == Path(place).resolve() else place
+
 
 def read_data_progress(run: RunFolder) -> DataProgress:
     """Where a run stands in its shards, by what its folder holds."""
@@ -101,7 +130,16 @@ def read_data_progress(run: RunFolder) -> DataProgress:
         raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")
     streaming = Streaming.told(begun[-1].data)
     if streaming is None:
-        raise RunError(f"run {run.name} {_why_no_shards(run)} --data is for training sets in shards (quorate.Shards).")
+        why = (
+            "does not read its training set in shards: each sample is read by its number, in an order that is shuffled "
+            "as a whole."
+        )
+        if any(step.own_order for step in Timeline.read(run.events_file, ("own_order",)).steps.values()):
+            why = (
+                "reads its training set in the order that the task's order() gives, sample by sample and not block by "
+                "block, so that no lane has shards of its own; without order() it would."
+            )
+        raise RunError(f"run {run.name} {why} --data is for training sets in shards (quorate.Shards).")
     try:
         index = streaming.load_index()
     except RunError as error:
@@ -112,15 +150,3 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     hosts = {lane: each.worker for event in formed for each in event.members or () for lane in each.lanes}
     sharding = sharding_at(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
     return DataProgress(streaming, index.shards, sharding)
-
-
-def _why_no_shards(run: RunFolder) -> str:
-    if any(step.own_order for step in Timeline.read(run.events_file, ("own_order",)).steps.values()):
-        return (
-            "reads its training set in the order that the task's order() gives, sample by sample and not block by "
-            "block, so that no lane has shards of its own; without order() it would."
-        )
-    return (
-        "does not read its training set in shards: each sample is read by its number, in an order that is shuffled as "
-        "a whole."
-    )
