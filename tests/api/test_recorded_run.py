@@ -144,7 +144,7 @@ def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(tmp_p
     examined = verify_run(run).examined
     assert [(each.cursor.step, each.problem, each.foreign) for each in examined] == [(8, "", ""), (100, "", why)]
     found = CheckpointList.read(run)
-    assert [(each.step, each.record.foreign) for each in found.checkpoints] == [(8, ""), (100, why)]
+    assert [(each.step, each.foreign) for each in found.checkpoints] == [(8, ""), (100, why)]
     page = io.StringIO()
     print_list(Page(page, is_terminal=False), found, datetime.now(UTC))
     print_verified(Page(page, is_terminal=False), run.name, verify_run(run))

@@ -28,8 +28,7 @@ from quorate.spec.job import CheckpointSpec
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 from quorate.storage.scratch import scratch_folder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch

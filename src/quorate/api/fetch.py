@@ -33,8 +33,7 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import write_creation
+from quorate.storage.run_folder import RunFolder, write_creation
 
 log = logging.getLogger(__name__)
 

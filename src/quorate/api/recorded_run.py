@@ -22,8 +22,7 @@ from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 
 log = logging.getLogger(__name__)
 

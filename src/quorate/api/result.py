@@ -20,8 +20,7 @@ from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12

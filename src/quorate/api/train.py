@@ -23,7 +23,7 @@ from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Sink
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
 

@@ -180,7 +180,7 @@ def diff(
 
 def as_typed(path: Path) -> str:
     """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    from quorate.storage.run_search import runs_folder
+    from quorate.storage.run_folder import runs_folder
 
     is_usual = path.parent.absolute() == runs_folder().absolute()
     return shlex.quote(path.name if is_usual else str(path))
@@ -189,7 +189,7 @@ def as_typed(path: Path) -> str:
 def _refuse_missing(folder: Path) -> None:
     """A folder that was named here is a mistake if it is not there; the usual one is just not there yet."""
     from quorate.core.errors import RunError
-    from quorate.storage.run_search import is_run
+    from quorate.storage.run_folder import is_run
 
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "not there"

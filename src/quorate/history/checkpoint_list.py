@@ -5,7 +5,7 @@ Nothing of theirs is read but the manifest.
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from quorate.storage.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One checkpoint; `problem` says why it cannot be used, as far as that shows without reading it through."""
+    """One checkpoint; `problem` says why it cannot be used, as far as that shows without reading it through. In the
+    list of a run's, `because` says why it is kept; it is empty for one that goes with the next save."""
 
     name: str
     problem: str = ""
@@ -34,17 +35,18 @@ class CheckpointRecord:
     bytes: int = 0
     created: str = ""
     weights_digest: str = ""
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     encrypted: bool = False
     best: int | None = None
     foreign: str = ""
+    because: tuple[Reason, ...] = ()
 
     @classmethod
     def of(cls, found: CheckpointInfo | Skipped, job: JobSpec | None = None) -> "CheckpointRecord":
         """From what the survey of a folder has found; with the run's job, `foreign` says why it is none of its own."""
         if isinstance(found, Skipped):
-            return cls(found.path.name, problem=found.reason.removeprefix(f"checkpoint {found.path}: "))
+            return cls(found.path.name, problem=found.reason)
         manifest = found.manifest
         return cls(
             name=found.path.name,
@@ -54,7 +56,7 @@ class CheckpointRecord:
             bytes=found.bytes,
             created=manifest.created,
             weights_digest=manifest.weights_digest,
-            environment=tuple((name, str(value)) for name, value in manifest.environment.items()),
+            environment={name: str(value) for name, value in manifest.environment.items()},
             # Of one that was not evaluated itself they are those of an earlier step.
             metrics=manifest.metrics if found.cursor.phase is Phase.EVALUATED else {},
             encrypted=manifest.encryption is not None,
@@ -62,30 +64,16 @@ class CheckpointRecord:
             foreign="" if job is None else why_foreign(found, job),
         )
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A checkpoint of a run; `because` is empty for one that goes with the next save."""
-
-    path: Path
-    record: CheckpointRecord
-    because: tuple[Reason, ...]
-
     @property
-    def step(self) -> int:
+    def named_step(self) -> int:
         """As its name says: that of a damaged one is known by nothing else."""
-        cursor = cursor_of(self.path.name)
+        cursor = cursor_of(self.name)
         return cursor.step if cursor else 0
-
-    @property
-    def is_best(self) -> bool:
-        """Whether it is of the step of the best evaluation."""
-        return Reason.BEST in self.because
 
     def age(self, now: datetime) -> float | None:
         """Seconds since it was saved, if that is known."""
         try:
-            return max(0.0, (now - datetime.fromisoformat(self.record.created).astimezone(UTC)).total_seconds())
+            return max(0.0, (now - datetime.fromisoformat(self.created).astimezone(UTC)).total_seconds())
         except ValueError:
             return None
 
@@ -96,7 +84,7 @@ class CheckpointList:
 
     run: str
     folder: Path
-    checkpoints: tuple[Kept, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
 
     @classmethod
     def read(cls, run: RunFolder) -> "CheckpointList":
@@ -117,7 +105,7 @@ class CheckpointList:
             whole,
             {cursor: each.best for cursor, each in records.items()},
         )
-        kept = tuple(Kept(run.checkpoints / each.name, each, why.get(cursor, ())) for cursor, each in records.items())
+        kept = tuple(replace(each, because=why.get(cursor, ())) for cursor, each in records.items())
         return cls(run.name, run.path, kept)
 
 

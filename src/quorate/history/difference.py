@@ -53,7 +53,6 @@ class RunSide:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunSide":
-        """From a run's folder; a run that is still under way has no result yet."""
         kept = read_source(folder.path)
         return cls(
             folder,
@@ -63,12 +62,6 @@ class RunSide:
             Timeline.read(folder.events_file, keep=("losses", "gradient_norms")),
             None if kept is None else kept.source,
         )
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Those of its last evaluation."""
-        evaluations = self.timeline.evaluations
-        return evaluations[max(evaluations)] if evaluations else {}
 
 
 @dataclass(frozen=True)
@@ -80,12 +73,10 @@ class RunPair:
 
     @classmethod
     def read(cls, left: RunFolder, right: RunFolder) -> "RunPair":
-        """From two run folders."""
         return cls(RunSide.read(left), RunSide.read(right))
 
     @property
     def keys(self) -> tuple[Change, ...]:
-        """The keys of the job file that differ."""
         return changes(self.left.job.spec, self.right.job.spec)
 
     @property
@@ -103,8 +94,7 @@ class RunPair:
 
     @property
     def metrics(self) -> dict[str, Pair]:
-        """The metrics of their last evaluations."""
-        return side_by_side(self.left.metrics, self.right.metrics)
+        return side_by_side(self.left.timeline.metrics, self.right.timeline.metrics)
 
     @property
     def weights(self) -> Pair:
@@ -112,8 +102,7 @@ class RunPair:
         return self.left.result.get("weights_digest") or None, self.right.result.get("weights_digest") or None
 
     @cached_property
-    def comparison(self) -> "Comparison":
-        """How far they went side by side."""
+    def comparison(self) -> Comparison:
         return compare(self.left.timeline, self.right.timeline)
 
 

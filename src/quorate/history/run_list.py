@@ -68,12 +68,11 @@ def read_runs(folder: Path) -> tuple[RunRecord, ...]:
 
 def chosen(records: Sequence[RunRecord], query: RunQuery) -> tuple[RunRecord, ...]:
     """Those that fit a query, in its order, without its limit."""
-    fitting = [record for record in records if _fits(record, query)]
-    placed, unplaced = _split(fitting, query.order)
-    placed.sort(key=_newest_first)
-    placed.sort(key=_KEYS[query.order], reverse=query.reverse)
+    fitting = sorted((record for record in records if _fits(record, query)), key=_newest_first)
     # What has no metric stands last in either direction: it is neither good nor bad.
-    return (*placed, *sorted(unplaced, key=_newest_first))
+    last = [each for each in fitting if query.order is Order.METRIC and each.best is None]
+    placed = [each for each in fitting if query.order is not Order.METRIC or each.best is not None]
+    return (*sorted(placed, key=_KEYS[query.order], reverse=query.reverse), *last)
 
 
 def has_task(reference: str, wanted: str) -> bool:
@@ -91,26 +90,14 @@ def _fits(record: RunRecord, query: RunQuery) -> bool:
     )
 
 
-def _split(records: Sequence[RunRecord], order: Order) -> tuple[list[RunRecord], list[RunRecord]]:
-    if order is not Order.METRIC:
-        return list(records), []
-    return [each for each in records if each.best is not None], [each for each in records if each.best is None]
-
-
 def _newest_first(record: RunRecord) -> tuple[float, str]:
     return -record.created.timestamp(), record.name
 
 
-def _by_metric(record: RunRecord) -> tuple[str, float]:
-    assert record.best is not None
-    return record.best.watched.metric, record.best.rank
-
-
-_STATUSES = list(Status)
 _KEYS: dict[Order, Callable[[RunRecord], Any]] = {
     Order.AGE: _newest_first,
     Order.NAME: lambda record: record.name,
-    Order.STATUS: lambda record: _STATUSES.index(record.status),
+    Order.STATUS: lambda record: list(Status).index(record.status),
     Order.STEPS: lambda record: -record.steps,
-    Order.METRIC: _by_metric,
+    Order.METRIC: lambda record: (record.best.watched.metric, record.best.rank) if record.best else (),
 }

@@ -77,48 +77,6 @@ class RunRecord:
     @classmethod
     def read(cls, run: RunFolder, timeline: Timeline | None = None) -> "RunRecord":
         """From a run's folder, whatever state that is in; a timeline that was read already is not read again."""
-        sources = _Sources.read(run, timeline)
-        status, reason = decide_status(sources.holder is not None, sources.result, sources.problems)
-        result, told, job = sources.result or {}, sources.timeline, sources.job
-        return cls(
-            name=run.name,
-            path=run.path,
-            status=status,
-            reason=reason,
-            created=run.created,
-            ended=None if status is Status.RUNNING else moment(told.ended),
-            steps=_whole(result.get("steps")) or told.position,
-            total_steps=told.total_steps or _whole(job.get("steps")),
-            ending=str(result.get("ending", "")),
-            best=_best(run, result, told, Watched.by(job)),
-            metrics=_metrics(result, told),
-            weights_digest=str(result.get("weights_digest") or ""),
-            samples_per_second=_number(result.get("samples_per_second")),
-            wall_seconds=_number(result.get("wall_seconds")),
-            failure=_failure(result, told),
-            task=str(job.get("task", "")),
-            lanes=_whole(job.get("lanes")),
-            workers=_workers(told, job),
-            launcher=sources.holder,
-        )
-
-    def age(self, now: datetime) -> float:
-        """Seconds since it was created."""
-        return max(0.0, (now - self.created).total_seconds())
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """The files of a run, and what is wrong with them."""
-
-    holder: Holder | None
-    result: dict[str, Any] | None
-    job: dict[str, Any]
-    timeline: Timeline
-    problems: tuple[str, ...]
-
-    @classmethod
-    def read(cls, run: RunFolder, timeline: Timeline | None) -> "_Sources":
         problems: list[str] = []
 
         def attempt(read: Callable[[], Read], instead: Read) -> Read:
@@ -133,10 +91,36 @@ class _Sources:
         # In this order: a launcher writes the result before it lets go. One that takes the run up in between removes
         # the result of an earlier part, so that without one the holder is asked about once more.
         holder = attempt(run.holder, None)
-        result = attempt(run.read_result, None)
-        if holder is None and result is None:
+        written = attempt(run.read_result, None)
+        if holder is None and written is None:
             holder = attempt(run.holder, None)
-        return cls(holder, None if holder else result, job, told, tuple(problems))
+        status, reason = decide_status(holder is not None, written, tuple(problems))
+        result: dict[str, Any] = {} if holder or written is None else written
+        return cls(
+            name=run.name,
+            path=run.path,
+            status=status,
+            reason=reason,
+            created=run.created,
+            ended=None if status is Status.RUNNING else moment(told.ended),
+            steps=_whole(result.get("steps")) or told.position,
+            total_steps=told.total_steps or _whole(job.get("steps")),
+            ending=str(result.get("ending", "")),
+            best=_best(run, result, told, Watched.by(job)),
+            metrics=said if isinstance(said := result.get("final_metrics"), dict) and said else told.metrics,
+            weights_digest=str(result.get("weights_digest") or ""),
+            samples_per_second=_number(result.get("samples_per_second")),
+            wall_seconds=_number(result.get("wall_seconds")),
+            failure=_failure(result, told),
+            task=str(job.get("task", "")),
+            lanes=_whole(job.get("lanes")),
+            workers=_workers(told, job),
+            launcher=holder,
+        )
+
+    def age(self, now: datetime) -> float:
+        """Seconds since it was created."""
+        return max(0.0, (now - self.created).total_seconds())
 
 
 def moment(time: float | None) -> datetime | None:
@@ -153,22 +137,13 @@ def _best(run: RunFolder, result: dict[str, Any], told: Timeline, watched: Watch
     if (said := _best_in(result.get("best"), watched)) is not None:
         return said
     newest = newest_manifest(run.checkpoints)
-    known = [best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)]
-    return better_of(known)
+    return better_of([best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)])
 
 
 def _best_in(said: Any, watched: Watched) -> BestEvaluation | None:
     if isinstance(said, dict) and is_number(said.get("value")) and _whole(said.get("step")) is not None:
         return BestEvaluation(watched, float(said["value"]), said["step"])
     return None
-
-
-def _metrics(result: dict[str, Any], told: Timeline) -> dict[str, Any]:
-    said = result.get("final_metrics")
-    if isinstance(said, dict) and said:
-        return said
-    evaluations = told.evaluations
-    return evaluations[max(evaluations)] if evaluations else {}
 
 
 def _failure(result: dict[str, Any], told: Timeline) -> Failure | None:

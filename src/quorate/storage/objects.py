@@ -111,7 +111,6 @@ class ObjectStore:
             self._do("put_file", str(file), self._path(key), bytes=size)
 
     def put(self, key: str, content: bytes) -> None:
-        """Store a few bytes."""
         with self._explaining():
             self._do("pipe_file", self._path(key), content, bytes=len(content))
 
@@ -130,7 +129,6 @@ class ObjectStore:
             return content
 
     def size(self, key: str) -> int:
-        """How many bytes an object has."""
         with self._explaining(key):
             return _stored(self._do("info", self._path(key))).bytes
 
@@ -140,7 +138,6 @@ class ObjectStore:
             self._do("get_file", self._path(key), str(file), bytes=bytes)
 
     def list(self) -> dict[str, Stored]:
-        """All objects, by key."""
         with self._explaining():
             found = self._do("find", self._base or "/", detail=True)
             below = f"{self._base}/"
@@ -149,7 +146,7 @@ class ObjectStore:
             return {name.removeprefix(below): _stored(entry) for name, entry in files.items()}
 
     def remove(self, key: str) -> None:
-        """Remove an object; one that is not there is as good as removed."""
+        """One that is not there is as good as removed."""
         with contextlib.suppress(ObjectMissing), self._explaining(key):
             self._do("rm_file", self._path(key))
 

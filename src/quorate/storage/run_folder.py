@@ -1,13 +1,14 @@
-"""A run's folder: what it holds, how it is made, found and locked."""
+"""A run's folder: what it holds, how it is made and locked, and which one a person means."""
 
 import contextlib
+import difflib
 import errno
 import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from quorate.core.finite import finite
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
-from quorate.storage.run_search import find_run, list_runs, read_creation, write_creation
+
+USUAL_RUNS = Path("runs")
+RUNS_ENV = "QUORATE_RUNS"
+"""It sets the key `runs` of every job: what `train` writes there must be found there again."""
+LAST = "last"
+SHOWN = 8
+_CREATED = "created"
 
 
 class RunFolder:
@@ -51,19 +58,43 @@ class RunFolder:
 
     @classmethod
     def find(cls, runs: Path, reference: str) -> "RunFolder":
-        """The run that a person means by a name, a unique prefix of one, a path, or ``last``."""
-        return cls(find_run(runs, reference))
+        """The run that a person means by a name, a unique prefix of one, a path, or ``last``, the newest."""
+        names = [run.name for run in cls.all_in(runs)]
+        if reference == LAST:
+            if not names:
+                raise RunError(
+                    f"there are no runs in {runs} yet; `quorate train job.yaml` makes one, `runs` says where"
+                )
+            return cls(runs / names[-1])
+        if reference in names:
+            return cls(runs / reference)
+        path = Path(reference).expanduser()
+        if is_run(path):
+            return cls(path.resolve())  # "." has no name
+        matches = [name for name in names if reference and name.startswith(reference)]
+        if len(matches) == 1:
+            return cls(runs / matches[0])
+        if matches:
+            raise RunError(f"{reference!r} may be any of {_listed(matches)}; give more of the name, or `{LAST}`")
+        raise RunError(_not_found(runs, reference, names))
 
     @classmethod
     def all_in(cls, runs: Path) -> tuple["RunFolder", ...]:
         """All runs in a folder, oldest first; none where there is no such folder."""
-        return tuple(cls(path) for path in list_runs(runs))
+        try:
+            dated = [(created, folder) for folder in runs.iterdir() if (created := _created(folder)) is not None]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise RunError(
+                f"cannot look for runs in {runs}: {error.strerror}. Say where they are with `runs`, or give a path."
+            ) from error
+        return tuple(cls(folder) for _, folder in sorted(dated))
 
     @property
     def created(self) -> datetime:
-        """When the run was created."""
         with _explaining(f"cannot look at run {self.name} in {self.path.parent}"):
-            return read_creation(self.path)
+            return _read_creation(self.path)
 
     def holder(self) -> Holder | None:
         """The launcher that is at work on this run, if there is one."""
@@ -102,17 +133,14 @@ class RunFolder:
         return address if isinstance(address, str) else None
 
     def remove_address(self) -> None:
-        """The coordinator listens no longer."""
         with _explaining(f"cannot remove {self.address_file}"):
             self.address_file.unlink(missing_ok=True)
 
     def write_job(self, text: str) -> None:
-        """The job as it was resolved."""
         with _explaining(f"cannot write {self.job_file}"):
             write_atomically(self.job_file, text)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """How the run ended."""
         self._write(self.result_file, result)
 
     def read_result(self) -> dict[str, Any] | None:
@@ -134,7 +162,6 @@ class RunFolder:
         self._write(self.environment_file, environment)
 
     def read_environment(self) -> dict[str, Any] | None:
-        """What the run's bits depend on, if it has been written."""
         try:
             return self._read(self.environment_file)
         except DamagedFileError as error:
@@ -170,6 +197,55 @@ class RunFolder:
             for child in self.path.iterdir():
                 child.rmdir() if child.is_dir() else child.unlink()
             self.path.rmdir()
+
+
+def runs_folder(given: str | Path | None = None) -> Path:
+    """The folder of runs: the one that is given, that of the variable, or the usual one in the working folder."""
+    return USUAL_RUNS if not (said := given or os.environ.get(RUNS_ENV)) else Path(said)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
+    return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+
+
+def write_creation(folder: Path, moment: datetime | None = None) -> None:
+    """Say that a run is created now; or that it was, at another place."""
+    write_atomically(folder / _CREATED, f"{(moment or datetime.now(UTC)).isoformat()}\n")
+
+
+def _read_creation(folder: Path) -> datetime:
+    """When a run was created. What is written counts: the times of files change when a run is copied."""
+    marker = folder / _CREATED
+    with contextlib.suppress(OSError, ValueError):
+        written = datetime.fromisoformat(read_regular(marker).decode().strip())
+        return written if written.tzinfo else written.replace(tzinfo=UTC)
+    # The folder's own time changes with its content: it is the last resort.
+    existing = marker if marker.is_file() else folder
+    return datetime.fromtimestamp(existing.stat().st_mtime, UTC)
+
+
+def _created(folder: Path) -> datetime | None:
+    """When a run was created; none for what is no run, is one no longer, or may not be looked into."""
+    try:
+        return _read_creation(folder) if is_run(folder) else None
+    except OSError:
+        return None  # one folder that is in the way, or is being removed, must not hide the others
+
+
+def _not_found(runs: Path, reference: str, names: list[str]) -> str:
+    if os.sep in reference:
+        return f"{reference} is not a run folder: it has no file `created`, which every run has"
+    if not names:
+        return f"there is no run {reference!r}: {runs} has no runs; `runs` says where to look"
+    close = difflib.get_close_matches(reference, names, n=SHOWN, cutoff=0.5)
+    hint = f"did you mean {_listed(close)}?" if close else f"there are {_listed(names[::-1])}"
+    return f"there is no run {reference!r} in {runs}; {hint}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _claim(runs: Path, name: str) -> Path:
