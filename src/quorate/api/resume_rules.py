@@ -10,6 +10,7 @@ from quorate.checkpoint.selection import changes_since, search_own, warned_of, w
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.events import CheckpointSaved
+from quorate.observe.notices import EARLY_STOP
 from quorate.observe.tail import EventTail
 from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import CheckpointSpec, JobSpec
@@ -20,8 +21,6 @@ from quorate.spec.rules import OWN_PLACE
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
-
-EARLY_STOP = "early stop"
 
 
 def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
