@@ -32,7 +32,7 @@ from quorate.storage.run_folder import RunFolder
 
 
 def spec_of(run: RunFolder) -> JobSpec:
-    return recorded_job(run, {}, []).spec
+    return recorded_job(run).spec
 
 
 def save(run: RunFolder, step: int, **changes: Any) -> CheckpointInfo:
@@ -66,10 +66,10 @@ def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     run.job_file.unlink()
     with pytest.raises(RunError, match=r"job\.yaml is gone, and run .* has no checkpoint that would hold the job"):
-        recorded_job(run, {}, [])
+        recorded_job(run)
     add_checkpoint(run, 8)  # of a job without keys
     with pytest.raises(RunError, match="the job in checkpoint step-00000008-evaluated cannot be read by this version"):
-        recorded_job(run, {}, [])
+        recorded_job(run)
 
 
 def test_a_cut_environment_is_taken_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

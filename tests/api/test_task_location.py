@@ -111,8 +111,8 @@ def test_without_a_file_the_kept_source_is_the_task_each_run_its_own(
         run = project(tmp_path / str(rate), rate)
         for file in (tmp_path / str(rate)).glob("*.py"):
             file.unlink()
-        task_type = find_task(run, "/gone/task_of_mine.py:Mine").load(0)
-        assert task_type.rate == rate, "not what the run before has left in sys.modules"
+        with find_task(run, "/gone/task_of_mine.py:Mine").loaded(0) as task_type:
+            assert task_type.rate == rate, "not what the run before has left in sys.modules"
     assert caplog.text.count("the source that the run keeps is used") == len(rates)
     assert "--task FILE:Class names another" in caplog.text
 
@@ -122,7 +122,8 @@ def test_a_module_that_is_not_installed_any_more_is_taken_from_the_kept_source(t
     keep_source(tmp_path, source, None)
     place = find_task(RunFolder(tmp_path), "pack.inner:Mine")
     assert (place.reference, place.search_path[0]) == ("pack.inner:Mine", f"{tmp_path}/source")
-    assert place.load(0).rate == 3
+    with place.loaded(0) as task_type:
+        assert task_type.rate == 3
 
 
 def test_a_run_that_keeps_nothing_leaves_the_task_where_it_was(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Foreign, select, why_foreign
+from quorate.checkpoint.selection import LAST, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RunError
@@ -24,7 +24,6 @@ from quorate.core.failure import JobFailed
 from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
-from quorate.spec.job import CheckpointSpec
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
@@ -91,16 +90,24 @@ def evaluate_run(
         if is_other_code(run, recorded_environment(run, info), now):
             log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
+    def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
+        folder = CheckpointFolder.of_job(run.checkpoints, resolved.spec.checkpoint)
+        info = select(
+            run.name, folder, which, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, recorded.spec)
+        )
+        return info, hold_checkpoint(run, info, scratch)
+
     if averaged:
         refuse_without_average(run.name, resolved.spec)
     refuse_lost_checkpoints(run, recorded.spec, "evaluate")
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
-        info, path = _chosen(
-            run, which, resolved.spec.checkpoint, scratch, lambda info: why_foreign(info, recorded.spec)
-        )
+        try:
+            info, path = choose(scratch)
+        except CheckpointError:  # what a running job removes in between is chosen anew, once
+            info, path = choose(scratch)
         warn_of_foreign(info, recorded.spec)
-        _, result = run_in_scratch(ScratchJob(resolved, mode, path, warn_of_changed_code, place), scratch)
+        _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -111,22 +118,6 @@ def evaluate_run(
         result["weights_digest"],
         mode.evaluates_averages(resolved.spec.average),
     )
-
-
-def _chosen(
-    run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path, foreign: Foreign
-) -> tuple[CheckpointInfo, Path]:
-    """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
-
-    def choose() -> tuple[CheckpointInfo, Path]:
-        folder = CheckpointFolder.of_job(run.checkpoints, rules)
-        info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
-        return info, hold_checkpoint(run, info, scratch)
-
-    try:
-        return choose()
-    except CheckpointError:
-        return choose()
 
 
 def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
@@ -141,17 +132,6 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
             f"run {run.name} cannot be evaluated as another job than it is: {listed(changed, resolved)}. "
             "Evaluate without the change; only params.… and keys that say how a job runs may be other ones."
         )
-
-
-@dataclass(frozen=True)
-class ScratchJob:
-    """A job to be run beside its run. `accept` refuses a machine or a task that does not fit."""
-
-    resolved: ResolvedJob
-    mode: RunMode
-    checkpoint: Path | None
-    accept: Callable[[Prepared], None]
-    place: TaskLocation
 
 
 def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
@@ -186,16 +166,23 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def run_in_scratch(job: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
-    """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
+def run_in_scratch(
+    scratch: Path,
+    resolved: ResolvedJob,
+    mode: RunMode,
+    checkpoint: Path | None,
+    accept: Callable[[Prepared], None],
+    place: TaskLocation,
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
+    a task that does not fit. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
-    spec = job.resolved.spec.model_copy(update={"port": 0})
+    spec = resolved.spec.model_copy(update={"port": 0})
     workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
-        launch = Launch(run, spec, workers, job.resolved.source, job.checkpoint, job.mode)
-        launch = replace(launch, task=job.place.reference, search_path=job.place.search_path)
-        outcome = run_locally(launch, lambda _: None, job.accept, signals)
+        launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
+        outcome = run_locally(launch, lambda _: None, accept, signals)
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 OTHERS = "checkpoints-of-other-runs"
 
 
-def recorded_job(run: RunFolder, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
-    """The job of a run, with what is asked for now over it. Where its job.yaml is gone, a checkpoint holds it too."""
-    return recorded_and_asked(run, environment, overrides)[1]
+def recorded_job(run: RunFolder) -> ResolvedJob:
+    """The job of a run. Where its job.yaml is gone, a checkpoint holds it too."""
+    return recorded_and_asked(run, {}, [])[0]
 
 
 def recorded_and_asked(
@@ -119,13 +119,23 @@ def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
 
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
     """What a run has left that failed, or was stopped."""
-    step = _newest_step(run)
+    try:
+        saved = CheckpointFolder(run.checkpoints).list()
+    except CheckpointError:
+        saved = ()  # trouble with the disk must not hide what has ended the job
     changes = failure is not None and failure.is_repeatable
-    if step is None:
-        command, advice = None, _without_checkpoint(spec, failure, changes)
+    if not saved:
+        command, advice = (
+            None,
+            _without_checkpoint(spec, failure, "mend it and train again" if changes else "train again"),
+        )
     else:
-        command = f"quorate resume {run_argument(run)}" + (" --branch" if changes else "")
-        advice = _with_checkpoint(command, step, changes)
+        # The command comes first, where no terminal breaks it.
+        command, step = f"quorate resume {run_argument(run)}", saved[-1].cursor.step
+        advice = f"{command}  (goes on from step {step})"
+        if changes:
+            command += " --branch"
+            advice = f"{command}  (once it is mended: goes on from step {step} in a new run)"
     return Remains(run.name, str(run.path), short_path(run.logs), command, advice)
 
 
@@ -140,15 +150,7 @@ def short_path(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _with_checkpoint(command: str, step: int, changes: bool) -> str:
-    # The command comes first, where no terminal breaks it.
-    if changes:
-        return f"{command}  (once it is mended: goes on from step {step} in a new run)"
-    return f"{command}  (goes on from step {step})"
-
-
-def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -> str:
-    again = "mend it and train again" if changes else "train again"
+def _without_checkpoint(spec: JobSpec, failure: Failure | None, again: str) -> str:
     if failure is not None and failure.kind == CHECKPOINT_LOST:
         return f"put a checkpoint back into the run and resume it, or {again}"
     if failure is None or not failure.step:
@@ -156,11 +158,3 @@ def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -
     rules = spec.checkpoint
     said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
     return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
-
-
-def _newest_step(run: RunFolder) -> int | None:
-    try:
-        saved = CheckpointFolder(run.checkpoints).list()
-    except CheckpointError:
-        return None  # trouble with the disk must not hide what has ended the job
-    return saved[-1].cursor.step if saved else None

@@ -71,7 +71,6 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with."""
         return EXIT_CODES.get(self.status, 0)
 
     @property
@@ -83,8 +82,7 @@ class Result:
     @property
     def error(self) -> str | None:
         """What ended the run, if it failed."""
-        failure = self.fields.get("failure") or {}
-        return failure.get("message")
+        return (self.fields.get("failure") or {}).get("message")
 
     def load_model(
         self, checkpoint: str | int = LAST, *, averaged: bool | None = None, map_location: Any = None, task: Any = None
@@ -112,7 +110,6 @@ class Result:
         return f"<Result {self.run}: {', '.join([self.status, f'{self.steps:,} steps', *metrics, *weights])}>"
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks."""
         return html_table([("run", self.run), ("status", self.status), *summary_rows(self.fields)])
 
 
@@ -127,7 +124,12 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     """
     folder = RunFolder(RunFolder.find(runs_folder(runs), str(run)).path.absolute())
     known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
-    return Result.of(folder, known | _ending_of(folder))
+    warn_of_damaged_result(folder)
+    result = folder.whole_result()
+    if result is None:
+        # It may have ended between the two looks.
+        result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
+    return Result.of(folder, known | (result or {"status": "lost"}))
 
 
 def refuse_without_average(run: str, spec: JobSpec) -> None:
@@ -160,7 +162,7 @@ def model_of(
     from quorate.training.replica import Replica
     from quorate.training.task import configure
 
-    spec = recorded_job(run, {}, []).spec
+    spec = recorded_job(run).spec
     if averaged:
         refuse_without_average(run.name, spec)
     folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
@@ -183,17 +185,6 @@ def model_of(
         if takes_over:
             replica.average.take_over()
         return LoadedModel(info, replica.model, takes_over)
-
-
-def _ending_of(run: RunFolder) -> dict[str, Any]:
-    """How a run ended; if it did not say, whether there is still somebody who will."""
-    warn_of_damaged_result(run)
-    result = run.whole_result()
-    if result is not None:
-        return result
-    if run.holder() is not None:
-        return {"status": "running"}
-    return run.whole_result() or {"status": "lost"}  # it may have ended between the two looks
 
 
 def _so_far(run: RunFolder) -> dict[str, Any]:

@@ -38,11 +38,8 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
 
 def is_moved_task(change: Change) -> bool:
     """A task may lie elsewhere, and under another name. Its code is compared by itself."""
-    return change.key == "task" and _class_of(change.before) == _class_of(change.after)
-
-
-def _class_of(reference: object) -> str:
-    return str(reference).rpartition(":")[2]
+    names = [str(reference).rpartition(":")[2] for reference in (change.before, change.after)]
+    return change.key == "task" and names[0] == names[1]
 
 
 def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:
@@ -122,12 +119,17 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
     except CheckpointError as error:
         raise RunError(error.message) from None
     search = search_own(folder, lambda info: why_foreign(info, recorded))
+    newest = search.newest
     for left in search.skipped:
         if left.kind is Unusable.NEWER:
-            raise RunError(_why_not_older(run, left, search.newest))
-    if search.newest is None:
+            # Going back would undo the steps in between, which nobody has asked for.
+            away = "" if newest is None else f", or move {short_path(left.path)} away to go on from {newest.path.name}"
+            raise RunError(
+                f"checkpoint {left.path.name} of run {run.name} {left.reason}. Resume with that version{away}."
+            )
+    if newest is None:
         raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(run, recorded, search.skipped)}")
-    return warned_of(search.newest, search.skipped)
+    return warned_of(newest, search.skipped)
 
 
 def refuse_lost_checkpoints(run: RunFolder, recorded: JobSpec, purpose: str) -> None:
@@ -149,12 +151,6 @@ def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: Reso
             f"{short_path(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved{other}: "
             f"{listed(changed, resolved)}. Restore it, or start a new run from the checkpoint with --branch."
         )
-
-
-def _why_not_older(run: RunFolder, newer: Skipped, newest: CheckpointInfo | None) -> str:
-    """Going back would undo the steps in between, which nobody has asked for."""
-    instead = "" if newest is None else f", or move {short_path(newer.path)} away to go on from {newest.path.name}"
-    return f"checkpoint {newer.path.name} of run {run.name} {newer.reason}. Resume with that version{instead}."
 
 
 def _why_nothing(run: RunFolder, recorded: JobSpec, skipped: Sequence[Skipped]) -> str:

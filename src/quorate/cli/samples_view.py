@@ -77,7 +77,7 @@ def print_data(page: Page, run: str, progress: DataProgress) -> None:
     page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
     page.row("shards", _standing(sharding.shards))
     page.row("blocks", _standing(sharding.blocks))
-    page.whole("index", shown_place(progress.streaming.index))
+    page.whole("index", shown_place(progress.data.index or ""))
 
 
 def _data_table(progress: DataProgress) -> Table:

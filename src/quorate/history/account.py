@@ -6,8 +6,8 @@ from pathlib import Path
 
 from quorate.data.indices import Ranges, count_in, union
 from quorate.data.ledger import Tally
-from quorate.history.streaming import Streaming
-from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted
+from quorate.history.streaming import blocks_of
+from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted, TrainingBlocks
 from quorate.observe.tail import EventTail
 
 _COUNTED = frozenset({"bad", "dropped", "planned", "skipped"})
@@ -57,7 +57,12 @@ class Course:
     from_step: int
     steps_per_epoch: int
     samples: int
-    streaming: Streaming | None = None
+    data: TrainingBlocks | None = None
+
+    @property
+    def blocks(self) -> tuple[object, ...] | None:
+        """By what the blocks are the same: their index may have been moved."""
+        return None if self.data is None else (self.data.blocks, self.data.window, self.data.digest)
 
 
 @dataclass
@@ -81,7 +86,7 @@ class Account:
         for event in EventTail(path):
             match event:
                 case RunBegan(from_step=int(first), steps_per_epoch=int(steps), dataset_samples=int(samples)) if steps:
-                    account.courses.append(Course(first, steps, samples, Streaming.told(event.data)))
+                    account.courses.append(Course(first, steps, samples, blocks_of(event)))
                 case StepCompleted(step=int(step)):
                     account._take(step, event)
                 case EvaluationDone():

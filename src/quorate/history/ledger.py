@@ -9,11 +9,12 @@ from typing import Any
 
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import name_samples
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges, count_in, joined, numbers_in, ranges_of, union
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import Sampler
 from quorate.history.account import Account, Course
-from quorate.history.streaming import BadPlace, bad_places
+from quorate.history.streaming import BadPlace, bad_places, index_of
 from quorate.observe.quantities import plural
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -189,11 +190,11 @@ def _is_of_others(account: Account, done: int, state: object) -> bool:
 
 def _places(account: Account, bad: Ranges) -> tuple[BadPlace, ...]:
     """Where the first of them lie, by the index; none where that cannot be read any more."""
-    streaming = account.courses[-1].streaming if account.courses else None
-    if not bad or streaming is None:
+    data = account.courses[-1].data if account.courses else None
+    if not bad or data is None:
         return ()
     try:
-        return tuple(islice(bad_places(streaming.load_index(), bad), MOST_PLACES))
+        return tuple(islice(bad_places(index_of(data), bad), MOST_PLACES))
     except QuorateError:
         return ()
 
@@ -307,11 +308,11 @@ def _plan(run: RunFolder, account: Account) -> Sampler | None:
         recorded = (run.read_environment() or {}).get("torch")
     except QuorateError:
         raise RunError("what the run has recorded of its job cannot be read, and `quorate show` says why") from None
-    streaming = account.courses[-1].streaming
-    if any(course.streaming != streaming for course in account.courses):
+    last = account.courses[-1]
+    if any(course.blocks != last.blocks for course in account.courses):
         raise RunError("its parts have read the samples in other blocks, or in other windows")
-    if streaming is not None:
-        return streaming.sampler(spec, streaming.load_index())
+    if last.data is not None:
+        return BlockSampler(spec, index_of(last.data).records, last.data.window)
     # Its shuffling is not promised to stay the same from version to version; for what it was built (+cpu) is no matter.
     here = version("torch").partition("+")[0]
     if recorded is not None and recorded.partition("+")[0] != here:
