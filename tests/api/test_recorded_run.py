@@ -11,13 +11,13 @@ import pytest
 from history.run_builder import Story, add_checkpoint, build_run
 from quorate.api.checkpoints import copy_run, remove_from_run, verify_run
 from quorate.api.recorded_run import (
+    newest_checkpoint,
     recorded_and_asked,
     recorded_environment,
     recorded_job,
     set_foreign_aside,
 )
 from quorate.api.result import open_run
-from quorate.api.resume_rules import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.selection import why_foreign

@@ -1,17 +1,25 @@
 """`quorate.evaluate`, and how a job's code runs beside its run: in a folder that is thrown away."""
 
+import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.api.job import overrides_from
-from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
+from quorate.api.recorded_run import (
+    is_moved_task,
+    listed,
+    recorded_and_asked,
+    recorded_environment,
+    refuse_lost_checkpoints,
+    warn_of_foreign,
+)
 from quorate.api.result import refuse_without_average
-from quorate.api.resume_rules import is_moved_task, listed, refuse_lost_checkpoints
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
@@ -19,7 +27,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cores import usable_cores
-from quorate.core.errors import CheckpointError, RunError
+from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
@@ -27,13 +35,18 @@ from quorate.spec.change import changes
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
+from quorate.storage.atomic import discard
+from quorate.storage.lock import hold, holder_of
 from quorate.storage.run_folder import RunFolder, runs_folder
-from quorate.storage.scratch import scratch_folder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode
 
 log = logging.getLogger(__name__)
+
+SCRATCH = "quorate-aside-"
+# Its name says that the folder is ours to remove: a person may call a folder of their own as we call ours.
+_SCRATCH_LOCK = "aside.lock"
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,37 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
         )
 
 
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for runs that nobody will look at later: removed by whoever made it or, if that was killed, by the next
+    one who makes one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            parent = Path(tempfile.gettempdir())
+            _sweep(parent)
+            hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=parent))
+            folder = parent / hidden.name.removeprefix(".")
+            stack.callback(discard, folder)
+            stack.callback(discard, hidden)
+            # Named once the lock is held: one that is found without its holder is one whose holder is dead.
+            stack.enter_context(hold(hidden / _SCRATCH_LOCK))
+            hidden.rename(folder)
+        except OSError as error:
+            raise RequestError(
+                f"cannot make a folder for temporary files: {error.strerror or error}. Choose another with TMPDIR."
+            ) from error
+        yield folder
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what was left by processes that were killed: the lock of each tells whether it lives, in any container."""
+    for folder in parent.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed just now by somebody else
+            lock = folder / _SCRATCH_LOCK
+            if folder.lstat().st_uid == os.getuid() and lock.is_file() and holder_of(lock) is None:
+                discard(folder)
+
+
 def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
     """Where a checkpoint of a run can be read for as long as it takes: a job that is under way prunes its own."""
     if run.holder() is None:
@@ -142,7 +186,10 @@ def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path
     safe.mkdir(parents=True)
     try:
         for file in info.path.iterdir():
-            _link_or_copy(file, safe / file.name)
+            try:
+                os.link(file, safe / file.name)
+            except OSError:  # another disk, or one without links
+                shutil.copyfile(file, safe / file.name)
     except FileNotFoundError as error:
         shutil.rmtree(safe)
         raise CheckpointError(
@@ -155,15 +202,6 @@ def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path
             f"{error.strerror or error}. Choose another folder with TMPDIR, or wait for the run's end"
         ) from error
     return safe
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(source, target)
 
 
 def run_in_scratch(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.evaluate import hold_checkpoint, run_in_scratch
+from quorate.api.evaluate import hold_checkpoint, run_in_scratch, scratch_folder
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
@@ -16,7 +16,6 @@ from quorate.engines.engine import Prepared
 from quorate.observe.events import RunBegan, StepCompleted
 from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.scratch import scratch_folder
 from quorate.training.run_mode import RunMode
 
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
-from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
+from quorate.api.recorded_run import (
+    recorded_environment,
+    recorded_job,
+    refuse_lost_checkpoints,
+    warn_of_damaged_result,
+    warn_of_foreign,
+)
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, select, why_foreign

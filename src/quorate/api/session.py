@@ -17,24 +17,22 @@ from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
 from quorate.api.recorded_run import (
+    newest_checkpoint,
     recorded_and_asked,
     recorded_environment,
+    refuse_complete,
+    refuse_early_stopped,
+    refuse_edited_job,
+    refuse_other_meaning,
     remains_of,
     restore_environment,
     run_argument,
     set_foreign_aside,
     short_path,
-)
-from quorate.api.result import Result
-from quorate.api.resume_rules import (
-    newest_checkpoint,
-    refuse_complete,
-    refuse_early_stopped,
-    refuse_edited_job,
-    refuse_other_meaning,
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.api.result import Result
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo

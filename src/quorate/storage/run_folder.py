@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -252,20 +253,16 @@ def _claim(runs: Path, name: str) -> Path:
     """Make the numbered folder. Making it is the claim: of two launchers only one can."""
     pattern = re.compile(re.escape(name) + r"-(\d{4,})")
     taken = [int(match[1]) for entry in runs.iterdir() if (match := pattern.fullmatch(entry.name))]
-    number = max(taken, default=0)
-    while True:
-        number += 1
+    for number in itertools.count(max(taken, default=0) + 1):
         path = runs / f"{name}-{number:04d}"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            continue
-        return path
+            break
+    return path
 
 
-def _take_next(file: Path, above: int = 0) -> int:
-    """The next number, on the disk before it is returned; higher than `above`, too. It grows whatever dies in between:
-    one line a number, in a file that is only appended to."""
+def _take_next(file: Path, above: int) -> int:
+    """It grows whatever dies in between: one line a number, in a file that is only appended to."""
     descriptor = open_regular(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         # Two that ask at once must not be told the same number: both would believe to be the newest.
