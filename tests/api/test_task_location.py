@@ -173,7 +173,7 @@ def test_too_much_source_is_not_kept_and_that_is_told(
     assert source.to_page() == source.to_json()
     monkeypatch.setattr(task_source, "MOST_KEPT", 5)
     assert source.to_page() is None
-    keep_task(RunFolder(tmp_path), "/t.py:T", None)
+    keep_task(RunFolder(tmp_path), "/t.py:T", None, TaskLocation("/t.py:T"))
     assert list(tmp_path.iterdir()) == []
     assert "the task's source is not kept in the run: it has more than 4,194,304 bytes" in caplog.text
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ def run_locally(
 def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> Result:
     """Train a job in a new run folder."""
     refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, runner=runner)
+    place = TaskLocation(resolved.spec.task)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place)
 
 
 def resume(
@@ -132,8 +133,7 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        resolved = with_task_at(resolved, place)
-        return _train_in_new_run(resolved, folder, watch, checkpoint=checkpoint, runner=runner, place=place)
+        return _train_in_new_run(with_task_at(resolved, place), folder, watch, runner, checkpoint, place)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -143,10 +143,13 @@ def resume(
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = with_task_at(resolved, place)
-        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, runner, place)
+
+        def adopt(now: Prepared) -> None:
+            _adopt(run, resolved, checkpoint, place, now)
+
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
-            return _Part(plan, watch).train(signals)
+            return _Part(run, resolved, adopt, checkpoint, runner, place, watch).train(signals)
 
 
 def refuse_in_worker() -> None:
@@ -159,25 +162,13 @@ def refuse_in_worker() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
-
-    run: RunFolder
-    resolved: ResolvedJob
-    accept: Callable[[Prepared], None]
-    checkpoint: CheckpointInfo | None = None
-    runner: Runner = run_locally
-    place: TaskLocation | None = None
-
-
 def _train_in_new_run(
     resolved: ResolvedJob,
     folder: Path,
     watch: Watch,
+    runner: Runner,
     checkpoint: CheckpointInfo | None,
-    runner: Runner = run_locally,
-    place: TaskLocation | None = None,
+    place: TaskLocation,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
@@ -191,7 +182,7 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text)
-                return _Part(Plan(run, resolved, record, checkpoint, runner, place), watch).train(signals)
+                return _Part(run, resolved, record, checkpoint, runner, place, watch).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -225,32 +216,43 @@ def _restored_if_refused(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _adopt(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
+def _adopt(
+    run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, place: TaskLocation, now: Prepared
+) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
     recorded = recorded_environment(run, checkpoint)
-    remedy = "Undo the change, or start a new run from its checkpoint with --branch."
-    refuse_other_code(run, recorded, now, remedy)
+    refuse_other_code(run, recorded, now, "Undo the change, or start a new run from its checkpoint with --branch.")
     for name, value in now.facts.items():
         if name != SOURCE and recorded.get(name, value) != value:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
     set_foreign_aside(run, resolved.spec)
     run.write_job(dump_job(resolved))
     restore_environment(run, recorded, now.facts)
-    keep_task(run, resolved.spec.task, now.source)
+    keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
 
+@dataclass
 class _Part:
     """One part of a run, from its launch to what it comes to: a run that is resumed has several.
 
-    It knows whether a step of this part was done, what it has recovered from, and whether its end was told.
+    It knows whether a step of this part was done, what it has recovered from, and whether its end was told. `accept`
+    refuses a machine or a task that does not fit the run.
     """
 
-    def __init__(self, plan: Plan, watch: Watch) -> None:
-        self._plan, self._run, self._spec = plan, plan.run, plan.resolved.spec
+    run: RunFolder
+    resolved: ResolvedJob
+    accept: Callable[[Prepared], None]
+    checkpoint: CheckpointInfo | None
+    runner: Runner
+    place: TaskLocation
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        self._spec = self.resolved.spec
         self._workers = self._spec.worker_count(usable_cores())
-        self._display = Guarded(watch(RunStart(self._run, self._spec, self._workers)))
+        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
         self._has_trained = self._has_finished = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
@@ -261,8 +263,8 @@ class _Part:
         started = time.perf_counter()
         try:
             # Before there are copiers, which write events themselves: those are news.
-            events_from = end_of_events(self._run.events_file)
-            copies = Copies(self._run, self._spec, self._handle)
+            events_from = end_of_events(self.run.events_file)
+            copies = Copies(self.run, self._spec, self._handle)
             try:
                 outcome = self._launch(events_from, copies.handle, signals)
                 fields = self._conclude(outcome, time.perf_counter() - started)
@@ -273,7 +275,7 @@ class _Part:
         if copied:
             fields["copies"] = copied
             self._write_result(fields)
-        return Result.of(self._run, fields)
+        return Result.of(self.run, fields)
 
     def _handle(self, event: Event) -> None:
         """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
@@ -286,14 +288,18 @@ class _Part:
 
     def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""
-        plan = self._plan
-        checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-        source = _source_of_params(plan.resolved)
-        launch = Launch(self._run, self._spec, self._workers, source, checkpoint, events_from=events_from)
-        if plan.place is not None:
-            launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
+        launch = Launch(
+            self.run,
+            self._spec,
+            self._workers,
+            _source_of_params(self.resolved),
+            None if self.checkpoint is None else self.checkpoint.path,
+            task=self.place.reference,
+            search_path=self.place.search_path,
+            events_from=events_from,
+        )
         try:
-            return plan.runner(launch, show, plan.accept, signals)
+            return self.runner(launch, show, self.accept, signals)
         except QuorateError as error:
             if isinstance(error, RequestError) and not self._has_trained:
                 raise
@@ -301,7 +307,7 @@ class _Part:
 
     def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
-        run, result = self._run, outcome.result
+        run, result = self.run, outcome.result
         about: dict[str, Any] = {"run": run.name, "folder": str(run.path)}
         recoveries = [recovery.to_dict() for recovery in self._recoveries.recoveries]
         if outcome.failure is not None:
@@ -309,7 +315,7 @@ class _Part:
         fields = {
             **about,
             "status": ENDINGS[result["ending"]],
-            "from_step": 0 if self._plan.checkpoint is None else self._plan.checkpoint.cursor.step,
+            "from_step": 0 if self.checkpoint is None else self.checkpoint.cursor.step,
             **({} if "steps" in result else self._state_so_far()),
             **result,
             "wall_seconds": round(seconds, 3),
@@ -335,24 +341,24 @@ class _Part:
             return failure.error()
         status = STOPPED.get(failure.exit_code, "failed")
         try:
-            self._run.write_result({**about, "status": status, "failure": failure.to_dict(), "recoveries": recoveries})
+            self.run.write_result({**about, "status": status, "failure": failure.to_dict(), "recoveries": recoveries})
         except QuorateError as error:
             log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
-        return JobFailed(failure, remains_of(self._run, self._spec, failure))
+        return JobFailed(failure, remains_of(self.run, self._spec, failure))
 
     def _write_result(self, fields: dict[str, Any]) -> None:
         try:
-            self._run.write_result(fields)
+            self.run.write_result(fields)
         except QuorateError as error:
             raise JobError(
                 f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its "
-                f"checkpoint is kept. Make room, then: quorate resume {run_argument(self._run)}"
+                f"checkpoint is kept. Make room, then: quorate resume {run_argument(self.run)}"
             ) from error
 
     def _state_so_far(self) -> dict[str, Any]:
         """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
-        search = search_own(CheckpointFolder(self._run.checkpoints), lambda info: why_foreign(info, self._spec))
-        info = search.newest or self._plan.checkpoint
+        search = search_own(CheckpointFolder(self.run.checkpoints), lambda info: why_foreign(info, self._spec))
+        info = search.newest or self.checkpoint
         return {
             "steps": 0 if info is None else info.cursor.step,
             "weights_digest": "" if info is None else info.manifest.weights_digest,

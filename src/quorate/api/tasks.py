@@ -107,14 +107,14 @@ def with_task_at(resolved: ResolvedJob, place: TaskLocation) -> ResolvedJob:
     return replace(resolved, spec=resolved.spec.model_copy(update={"task": place.reference}))
 
 
-def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation | None = None) -> None:
+def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation) -> None:
     """Keep the source of a run's task in the run; not that of one that is installed, which is no project's."""
     if source is None:
         log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
         return
     reference = TaskReference.parse(task)
     file = reference.file or locate(reference.module or "")
-    if (place is not None and place.kept is not None) or (file is not None and is_own(file.resolve())):
+    if place.kept is not None or (file is not None and is_own(file.resolve())):
         keep_source(run.path, source, reference.file)
 
 

@@ -4,7 +4,7 @@ Nothing of theirs is read but the manifest.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +14,11 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, cursor_of, surve
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.cursor import Phase
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.history.run_record import RunRecord
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.run_folder import RunFolder
 
 
@@ -89,18 +88,19 @@ class CheckpointList:
     @classmethod
     def read(cls, run: RunFolder) -> "CheckpointList":
         """From a run's folder: no part is read through, so damage inside of one does not show."""
-        job: JobSpec | None = None
+        job, rules = None, CheckpointSpec()  # the usual ones where the job cannot be read
         with contextlib.suppress(QuorateError):
             job = load_recorded(run.job_file, {}, []).spec
+            rules = job.checkpoint
         found = read_checkpoints(run.checkpoints, job)
         records = {cursor: each for each in found if (cursor := cursor_of(each.name))}
         best = RunRecord.read(run).best
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
         # Retention counts those with a sound manifest only.
         listed = [cursor for cursor, each in records.items() if each.step is not None]
-        why: Mapping[Cursor, tuple[Reason, ...]] = reasons(
+        why = reasons(
             listed,
-            _retention(run),
+            Retention(rules.keep, rules.keep_every),
             None if best is None else best.step,
             whole,
             {cursor: each.best for cursor, each in records.items()},
@@ -123,20 +123,6 @@ def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | N
     """The step itself if a usable checkpoint holds its weights, else the nearest such, the earlier of two."""
     saved = {each.step for each in checkpoints if each.step is not None and not each.problem}
     return min(saved, key=lambda other: (abs(other - step), other), default=None)
-
-
-def _retention(run: RunFolder) -> Retention:
-    """As the recorded job says; the usual one where that cannot be read."""
-    usual = CheckpointSpec()
-    try:
-        section: Any = glance_at_recorded(run.job_file).get("checkpoint")
-    except QuorateError:
-        section = None
-    keys = section if isinstance(section, dict) else {}
-    keep, keep_every = keys.get("keep", usual.keep), keys.get("keep_every", usual.keep_every)
-    return Retention(
-        keep if type(keep) is int else usual.keep, keep_every if type(keep_every) is int and keep_every > 0 else None
-    )
 
 
 def _problem(folder: Path, part: Part) -> str:

@@ -92,8 +92,9 @@ class _Finder:
 
 
 def _file_of(spec: ModuleSpec | None) -> Path | None:
-    has_file = spec is not None and spec.origin is not None and spec.has_location
-    return Path(os.path.realpath(spec.origin)) if has_file else None
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    return Path(os.path.realpath(spec.origin))
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
