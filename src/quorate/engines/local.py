@@ -94,11 +94,11 @@ class LocalEngine:
         placed = replace(assignment, network=self._network_of(assignment.slot))
         self._starting[placed.slot] = placed
         status_file(self._run, placed.slot).unlink(missing_ok=True)  # of whoever was there before
-        self._fork_server.start(placed)
+        self._fork_server.messages.send(START, assignment=placed.to_json())
 
     def poll(self, seconds: float) -> list[Notice]:
         self._logs.trim(time.monotonic())
-        notices = [notice for message in self._fork_server.poll(seconds) for notice in self._noted(message)]
+        notices = [notice for message in self._fork_server.read(seconds) for notice in self._noted(message)]
         if self._fork_server.messages.closed:
             notices += self._replace_fork_server()
         return [*notices, *self._setups()]
@@ -151,7 +151,7 @@ class LocalEngine:
         exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
         self._fork_server = ForkServerProcess(self._run.logs / "fork_server.log", self._preparation)
         for assignment in self._starting.values():
-            self._fork_server.start(assignment)
+            self._fork_server.messages.send(START, assignment=assignment.to_json())
         return [Interrupted(f"{departure}, and the workers with it"), *exits]
 
 
@@ -179,14 +179,20 @@ class ForkServerProcess:
         self.messages = Messages(ours)
         self.messages.send(PREPARE, **vars(preparation))
 
-    def start(self, assignment: Assignment) -> None:
-        """Ask for a worker; a message will tell of its start and one of its end."""
-        self.messages.send(START, assignment=assignment.to_json())
-
-    def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What it tells; waits that long for something."""
-        if select.select([self.messages], [], [], seconds)[0]:
-            yield from self._read()
+    def read(self, seconds: float) -> list[dict[str, Any]]:
+        """What it tells, of each worker that was asked for its start and its end; waits that long for something."""
+        if not select.select([self.messages], [], [], seconds)[0]:
+            return []
+        messages = list(self.messages.read())
+        for message in messages:
+            if message["what"] == STARTED:
+                self.workers.add(message["pid"])
+                self._groups.add(message["pid"])
+            elif message["what"] == EXITED:
+                self.workers.discard(message["pid"])
+            elif message["what"] == READY:
+                self._is_ready = True
+        return messages
 
     def departure(self) -> str:
         """How it has ended; waits until it has."""
@@ -205,7 +211,7 @@ class ForkServerProcess:
             select.select([self._end], [], [])
         # Of workers that were started last. It does not wait: what the user's code has forked may hold the socket.
         while not self.messages.closed and select.select([self.messages], [], [], 0)[0]:
-            list(self._read())
+            self.read(0)
         self.messages.close()
         self._reap()
         os.close(self._end)
@@ -214,17 +220,6 @@ class ForkServerProcess:
         if left:
             log.warning("workers still end after %s s: processes %s", CLOSE_PATIENCE, ", ".join(map(str, left)))
         self.workers.close()
-
-    def _read(self) -> Iterator[dict[str, Any]]:
-        for message in self.messages.read():
-            if message["what"] == STARTED:
-                self.workers.add(message["pid"])
-                self._groups.add(message["pid"])
-            elif message["what"] == EXITED:
-                self.workers.discard(message["pid"])
-            elif message["what"] == READY:
-                self._is_ready = True
-            yield message
 
     def _reap(self) -> int:
         """Take note of its end, and of its exit code.

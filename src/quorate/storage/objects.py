@@ -233,20 +233,15 @@ class ObjectStore:
         """What only a person can mend, and how."""
         if code == "NoSuchBucket":
             return f"there is no bucket '{self._root.partition('/')[0]}'. Create it, or correct the address."
-        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-            return f"no credentials are found. {self._where_credentials_are}"
-        if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied", "ExpiredToken"):
-            return f"access is refused{f' ({code})' if code else ''}. {self._where_credentials_are}"
-        return None
-
-    @property
-    def _where_credentials_are(self) -> str:
+        where = "the credentials in the environment"
         if self._protocol in _PACKAGES:
-            return (
-                "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the AWS profile, and that they may list, read, "
-                "write and delete there."
-            )
-        return "Check the credentials in the environment, and that they may list, read, write and delete there."
+            where = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the AWS profile"
+        check = f"Check {where}, and that they may list, read, write and delete there."
+        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+            return f"no credentials are found. {check}"
+        if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied", "ExpiredToken"):
+            return f"access is refused{f' ({code})' if code else ''}. {check}"
+        return None
 
 
 def _stored(entry: dict[str, Any]) -> Stored:
