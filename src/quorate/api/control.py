@@ -111,13 +111,13 @@ class _SaveRequest:
 
     def _is_being_written(self) -> bool:
         """Whether something is on the way that goes on: of one whose writer has died, nothing changes any more."""
-        return any(self._goes_on(path) for _, path in self._new_entries() if path.name.startswith(WRITING))
-
-    def _goes_on(self, path: Path) -> bool:
-        now, content = time.monotonic(), _content(path)
-        before, since = self._changes.get(path, (None, now))
-        self._changes[path] = (content, now if content != before else since)
-        return now - self._changes[path][1] < _STALE_AFTER
+        now = time.monotonic()
+        on_the_way = [path for _, path in self._new_entries() if path.name.startswith(WRITING)]
+        for path in on_the_way:
+            content = _content(path)
+            if path not in self._changes or content != self._changes[path][0]:
+                self._changes[path] = (content, now)
+        return any(now - self._changes[path][1] < _STALE_AFTER for path in on_the_way)
 
     def _new_entries(self) -> list[tuple[tuple[Cursor, int], Path]]:
         return [each for each in _entries(self._run.checkpoints).items() if each[0] not in self._before]

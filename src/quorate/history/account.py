@@ -90,7 +90,10 @@ class Account:
                 case StepCompleted(step=int(step)):
                     account._take(step, event)
                 case EvaluationDone():
-                    account._take_evaluation(event)
+                    with suppress(ValueError):
+                        account.evaluated_bad = union((*account.evaluated_bad, *_checked(event.bad)))
+                    most = max(account.evaluated_bad_samples, event.bad_samples, count_in(account.evaluated_bad))
+                    account.evaluated_bad_samples = most
         return account
 
     def _take(self, step: int, event: StepCompleted) -> None:
@@ -104,12 +107,6 @@ class Account:
             self.told_again += 1
             if before != entry:
                 self.other.add(step)
-
-    def _take_evaluation(self, event: EvaluationDone) -> None:
-        with suppress(ValueError):
-            self.evaluated_bad = union((*self.evaluated_bad, *_checked(event.bad)))
-        most = max(self.evaluated_bad_samples, event.bad_samples)
-        self.evaluated_bad_samples = max(most, count_in(self.evaluated_bad))
 
 
 def _checked(ranges: Ranges) -> Ranges:

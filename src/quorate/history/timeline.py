@@ -202,8 +202,11 @@ class _Reading:
                 self._passed.clear()
 
     def _take(self, line: bytes) -> bool:
-        event = _event(line)
-        if event is None:
+        try:
+            event = read_event(line)
+        except ValueError:  # a crash or an editor has left something else
+            event = None
+        if event is None or (isinstance(event, StepCompleted) and event.step is None):
             self._told.unreadable_lines += 1
             return False
         begins_part = self._begins_part(event)
@@ -250,15 +253,6 @@ class _Reading:
     def _end_part(self) -> None:
         if self._part_began is not None and self._told.ended is not None:
             self._told.active_seconds += max(0.0, self._told.ended - self._part_began)
-
-
-def _event(line: bytes) -> Event | None:
-    """The event of a line, or none where a crash or an editor has left something else."""
-    try:
-        event = read_event(line)
-    except ValueError:
-        return None
-    return None if isinstance(event, StepCompleted) and event.step is None else event
 
 
 def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:

@@ -225,7 +225,8 @@ class ObjectStore:
             endpoint = ", and AWS_ENDPOINT_URL if it is not Amazon's" if self._protocol in _PACKAGES else ""
             why = f"the store cannot be reached ({name}). Check that it is up{endpoint}."
         else:
-            text = _masked(" ".join(str(error).split()))[:200]
+            # Without what might be a secret: a library may repeat parts of a URL in its own way.
+            text = _QUERY.sub("?…", _LOGIN.sub("…@", shown(" ".join(str(error).split()))))[:200]
             why = f"the store cannot do it: {(text or name).rstrip('.')}."
         return StoreError(f"{self}: {why}")
 
@@ -249,11 +250,6 @@ def _stored(entry: dict[str, Any]) -> Stored:
     if isinstance(modified, datetime):
         modified = modified.timestamp()
     return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
-
-
-def _masked(text: str) -> str:
-    """What a library says, without what might be a secret: it may repeat parts of a URL in its own way."""
-    return _QUERY.sub("?…", _LOGIN.sub("…@", shown(text)))
 
 
 def _code(error: BaseException) -> str:

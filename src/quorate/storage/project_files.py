@@ -4,6 +4,7 @@ What is installed, belongs to Python or to Quorate is no part of a project.
 """
 
 import ast
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,9 +52,9 @@ def import_root(module: str, file: Path) -> Path:
     return file.parent if file.stem == module else file.parents[module.count(".") + (file.name == "__init__.py")]
 
 
-def locate(module: str, search_path: Sequence[str] | None = None) -> Path | None:
+def locate(module: str) -> Path | None:
     """The file that a module would be imported from; None where there is none."""
-    return _file_of(_Finder(sys.path if search_path is None else search_path).find(module))
+    return _file_of(_Finder(sys.path).find(module))
 
 
 def is_own(file: Path) -> bool:
@@ -76,19 +77,15 @@ class _Finder:
 
     def find(self, module: str) -> ModuleSpec | None:
         if module not in self._found:
-            self._found[module] = self._look_for(module)
+            package, _, _ = module.rpartition(".")
+            path: Sequence[str] | None = self._search_path
+            if package:
+                parent = self.find(package)
+                path = None if parent is None else parent.submodule_search_locations
+            self._found[module] = None
+            with contextlib.suppress(ImportError, ValueError, OSError):
+                self._found[module] = None if path is None else PathFinder.find_spec(module, path)
         return self._found[module]
-
-    def _look_for(self, module: str) -> ModuleSpec | None:
-        package, _, _ = module.rpartition(".")
-        path: Sequence[str] | None = self._search_path
-        if package:
-            parent = self.find(package)
-            path = None if parent is None else parent.submodule_search_locations
-        try:
-            return None if path is None else PathFinder.find_spec(module, path)
-        except (ImportError, ValueError, OSError):
-            return None
 
 
 def _file_of(spec: ModuleSpec | None) -> Path | None:

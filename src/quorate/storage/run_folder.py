@@ -117,9 +117,24 @@ class RunFolder:
 
     def next_incarnation(self, above: int = 0) -> int:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
-        elsewhere; on the disk before it is returned."""
+        elsewhere; on the disk before it is returned.
+
+        It grows whatever dies in between: one line a number, in a file that is only appended to.
+        """
         with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
-            return _take_next(self.path / "incarnations", above)
+            descriptor = open_regular(self.path / "incarnations", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            try:
+                # Two that ask at once must not be told the same number: both would believe to be the newest.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
+                number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
+                # A line that a crash has torn is ended first: "1" and "2" must not become 12.
+                write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
+                os.fsync(descriptor)
+                sync_folder(self.path)
+            finally:
+                os.close(descriptor)
+        return number
 
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
@@ -259,23 +274,6 @@ def _claim(runs: Path, name: str) -> Path:
             path.mkdir()
             break
     return path
-
-
-def _take_next(file: Path, above: int) -> int:
-    """It grows whatever dies in between: one line a number, in a file that is only appended to."""
-    descriptor = open_regular(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        # Two that ask at once must not be told the same number: both would believe to be the newest.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
-        number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
-        # A line that a crash has torn is ended first: "1" and "2" must not become 12.
-        write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
-        os.fsync(descriptor)
-        sync_folder(file.parent)
-    finally:
-        os.close(descriptor)
-    return number
 
 
 @contextlib.contextmanager
