@@ -16,7 +16,7 @@ from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.history.run_detail import RunDetail
-from quorate.history.run_list import read_runs
+from quorate.history.run_record import read_runs
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
 from storage.in_time import in_time

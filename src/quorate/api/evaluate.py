@@ -12,25 +12,23 @@ from typing import Any
 
 from quorate.api.job import overrides_from
 from quorate.api.recorded_run import (
+    chosen_checkpoint,
     is_moved_task,
     listed,
     recorded_and_asked,
     recorded_environment,
     refuse_lost_checkpoints,
-    warn_of_foreign,
 )
 from quorate.api.result import refuse_without_average
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, select, why_foreign
-from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.selection import LAST
 from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.engines.engine import Prepared
-from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
@@ -104,10 +102,7 @@ def evaluate_run(
             log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
     def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
-        folder = CheckpointFolder.of_job(run.checkpoints, resolved.spec.checkpoint)
-        info = select(
-            run.name, folder, which, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, recorded.spec)
-        )
+        _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)
         return info, hold_checkpoint(run, info, scratch)
 
     if averaged:
@@ -119,7 +114,6 @@ def evaluate_run(
             info, path = choose(scratch)
         except CheckpointError:  # what a running job removes in between is chosen anew, once
             info, path = choose(scratch)
-        warn_of_foreign(info, recorded.spec)
         _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")

@@ -94,6 +94,7 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
+        """The job's keys with their values."""
         return self.resolved.spec
 
     def replace(self, **keys: Any) -> "Job":

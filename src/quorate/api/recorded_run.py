@@ -10,14 +10,16 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
-from quorate.checkpoint.selection import changes_since, saved_job, search_own, warned_of, why_foreign
+from quorate.checkpoint.selection import changes_since, saved_job, search_own, select, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
+from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.tail import EventTail
@@ -102,10 +104,17 @@ def restore_environment(run: RunFolder, recorded: Mapping[str, Any], names: Iter
     run.write_environment({name: recorded[name] for name in names if name in recorded})
 
 
-def warn_of_foreign(info: CheckpointInfo, spec: JobSpec) -> None:
-    """Warn of a checkpoint that is looked at as one of a run and is not."""
-    if why := why_foreign(info, spec):
+def chosen_checkpoint(
+    run: RunFolder, recorded: JobSpec, which: str | int, rules: CheckpointSpec
+) -> tuple[CheckpointFolder, CheckpointInfo]:
+    """The checkpoint of a run that is meant (`select`), and the folder to load it from; one that is looked at as one of
+    the run and is not is warned of."""
+    folder = CheckpointFolder.of_job(run.checkpoints, rules)
+    foreign = partial(why_foreign, spec=recorded)
+    info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
+    if why := foreign(info):
         log.warning("checkpoint %s is not of this run: %s", info.path.name, why)
+    return folder, info
 
 
 def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:

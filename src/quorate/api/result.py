@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import (
+    chosen_checkpoint,
     recorded_environment,
     recorded_job,
     refuse_lost_checkpoints,
     warn_of_damaged_result,
-    warn_of_foreign,
 )
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, own_among, select, why_foreign
+from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RunError
-from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
@@ -76,6 +75,7 @@ class Result:
 
     @property
     def exit_code(self) -> int:
+        """What the command line ends with."""
         return EXIT_CODES.get(self.status, 0)
 
     @property
@@ -170,10 +170,8 @@ def model_of(
     spec = recorded_job(run).spec
     if averaged:
         refuse_without_average(run.name, spec)
-    folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
     refuse_lost_checkpoints(run, spec, "load")
-    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, spec))
-    warn_of_foreign(info, spec)
+    folder, info = chosen_checkpoint(run, spec, checkpoint, spec.checkpoint)
     with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, type):
             task_type = task

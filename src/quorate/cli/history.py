@@ -42,8 +42,7 @@ def runs(
     from quorate.cli.layout import Page
     from quorate.cli.runs_view import print_listing
     from quorate.history.documents import runs_document
-    from quorate.history.run_list import Listing, Order, RunQuery
-    from quorate.history.run_record import Status
+    from quorate.history.run_record import Listing, Order, RunQuery, Status
 
     query = RunQuery(
         statuses=tuple(choose(word, Status, "--status") for word in status or ()),

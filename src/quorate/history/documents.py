@@ -11,8 +11,7 @@ from quorate.checkpoint.retention import Reason
 from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, nearest_saved
 from quorate.history.difference import Pair, RunPair
 from quorate.history.run_detail import Advice, RunDetail, job_values
-from quorate.history.run_list import Listing
-from quorate.history.run_record import RunRecord, moment
+from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import plain
 from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
