@@ -238,14 +238,43 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
                 f"checkpoint {left.path.name} of run {run.name} {left.reason}. Resume with that version{away}."
             )
     if newest is None:
-        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(run, recorded, search.skipped)}")
+        refuse_lost_checkpoints(run, recorded, "go on from")
+        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
     return warned_of(newest, search.skipped)
+
+
+def _why_nothing(skipped: Sequence[Skipped]) -> str:
+    if not skipped:
+        return (
+            "it ended before its first checkpoint. Start it anew with quorate train; "
+            "`checkpoint: {every: N}` saves every N steps."
+        )
+    newest = skipped[0]
+    if newest.kind is Unusable.UNTRUSTED:
+        return f"{newest.path.name} cannot be trusted: {newest.reason}"
+    count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
+    return (
+        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {short_path(newest.path.parent)}). "
+        "Start it anew with quorate train, or put back a copy of the folder if you have one."
+    )
 
 
 def refuse_lost_checkpoints(run: RunFolder, recorded: JobSpec, purpose: str) -> None:
     """Refuse a run whose checkpoints are all gone although it has saved some: they were removed, or not copied."""
-    if not survey(run.checkpoints) and (step := _last_saved(run)) is not None:
-        raise RunError(f"run {run.name} has nothing to {purpose}: {_why_gone(run, recorded, step)}")
+    if survey(run.checkpoints):
+        return
+    told = [event.step for event in EventTail(run.events_file).read_new() if isinstance(event, CheckpointSaved)]
+    steps = [step for step in told if step is not None]
+    if not steps:
+        return
+    copies = [place for place in recorded.checkpoint.to if place != OWN_PLACE]
+    commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
+    copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
+    raise RunError(
+        f"run {run.name} has nothing to {purpose}: its events tell of a checkpoint at step {max(steps)}, and "
+        f"{short_path(run.checkpoints)} has none any more. Put the folder back if you have it{copied}. Otherwise start "
+        "it anew with quorate train."
+    )
 
 
 def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: ResolvedJob) -> None:
@@ -263,41 +292,6 @@ def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: Reso
         )
 
 
-def _why_nothing(run: RunFolder, recorded: JobSpec, skipped: Sequence[Skipped]) -> str:
-    if not skipped:
-        step = _last_saved(run)
-        if step is not None:
-            return _why_gone(run, recorded, step)
-        return (
-            "it ended before its first checkpoint. Start it anew with quorate train; "
-            "`checkpoint: {every: N}` saves every N steps."
-        )
-    newest = skipped[0]
-    if newest.kind is Unusable.UNTRUSTED:
-        return f"{newest.path.name} cannot be trusted: {newest.reason}"
-    count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
-    return (
-        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {short_path(newest.path.parent)}). "
-        "Start it anew with quorate train, or put back a copy of the folder if you have one."
-    )
-
-
-def _why_gone(run: RunFolder, recorded: JobSpec, step: int) -> str:
-    copies = [place for place in recorded.checkpoint.to if place != OWN_PLACE]
-    commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
-    copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
-    return (
-        f"its events tell of a checkpoint at step {step}, and {short_path(run.checkpoints)} has none any more. Put the "
-        f"folder back if you have it{copied}. Otherwise start it anew with quorate train."
-    )
-
-
-def _last_saved(run: RunFolder) -> int | None:
-    """The step of the newest checkpoint that the run has told of."""
-    saved = (event.step for event in EventTail(run.events_file).read_new() if isinstance(event, CheckpointSaved))
-    return max((step for step in saved if step is not None), default=None)
-
-
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
     """What a run has left that failed, or was stopped."""
     try:
@@ -306,18 +300,25 @@ def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) ->
         saved = ()  # trouble with the disk must not hide what has ended the job
     changes = failure is not None and failure.is_repeatable
     if not saved:
-        command, advice = (
-            None,
-            _without_checkpoint(spec, failure, "mend it and train again" if changes else "train again"),
-        )
-    else:
-        # The command comes first, where no terminal breaks it.
-        command, step = f"quorate resume {run_argument(run)}", saved[-1].cursor.step
-        advice = f"{command}  (goes on from step {step})"
-        if changes:
-            command += " --branch"
-            advice = f"{command}  (once it is mended: goes on from step {step} in a new run)"
+        again = "mend it and train again" if changes else "train again"
+        return Remains(run.name, str(run.path), short_path(run.logs), None, _without_checkpoint(spec, failure, again))
+    command, step = f"quorate resume {run_argument(run)}", saved[-1].cursor.step
+    # The command comes first, where no terminal breaks it.
+    advice = f"{command}  (goes on from step {step})"
+    if changes:
+        command += " --branch"
+        advice = f"{command}  (once it is mended: goes on from step {step} in a new run)"
     return Remains(run.name, str(run.path), short_path(run.logs), command, advice)
+
+
+def _without_checkpoint(spec: JobSpec, failure: Failure | None, again: str) -> str:
+    if failure is not None and failure.kind == CHECKPOINT_LOST:
+        return f"put a checkpoint back into the run and resume it, or {again}"
+    if failure is None or not failure.step:
+        return f"{again}; nothing was trained yet, so there is nothing to resume"
+    rules = spec.checkpoint
+    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
+    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
 
 
 def run_argument(run: RunFolder) -> str:
@@ -329,13 +330,3 @@ def short_path(path: Path) -> str:
     """A path as it can be typed here: relative, if it is below the working folder."""
     here = Path(os.path.realpath("."))
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _without_checkpoint(spec: JobSpec, failure: Failure | None, again: str) -> str:
-    if failure is not None and failure.kind == CHECKPOINT_LOST:
-        return f"put a checkpoint back into the run and resume it, or {again}"
-    if failure is None or not failure.step:
-        return f"{again}; nothing was trained yet, so there is nothing to resume"
-    rules = spec.checkpoint
-    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
-    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"

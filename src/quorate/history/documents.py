@@ -1,6 +1,7 @@
 """What is known of runs as JSON documents, for whoever shows them: the command line's `--json`, or a web page.
 
-Each is described by a schema in docs/json. Whoever writes one down writes null for a number that is not finite.
+Each is described by a schema in docs/json. Whoever writes one down writes null for a number that is not finite. Those
+of the ledger and of the progress in shards stand with their things: they need numpy, which takes long to import.
 """
 
 from dataclasses import asdict
