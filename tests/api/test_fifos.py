@@ -16,7 +16,7 @@ from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.history.run_detail import RunDetail
-from quorate.history.run_list import read_runs
+from quorate.history.run_record import read_runs
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
 from storage.in_time import in_time
@@ -67,11 +67,11 @@ def test_whoever_reads_it_is_told_at_once(tmp_path: Path, name: str) -> None:
         lambda: read_runs(tmp_path),
         lambda: CheckpointList.read(run),
         lambda: open_run(run.path),
-        lambda: recorded_job(run, {}, []),
+        lambda: recorded_job(run),
         lambda: recorded_environment(run, None),
         lambda: verify_run(run),
         lambda: find_task(run, "/gone/task.py:Tiny"),
-        lambda: Source.of(run, recorded_job(run, {}, []).spec).pages(),
+        lambda: Source.of(run, recorded_job(run).spec).pages(),
         run.next_incarnation,
         run.holder,
         run.lock().__enter__,

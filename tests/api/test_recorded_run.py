@@ -11,13 +11,13 @@ import pytest
 from history.run_builder import Story, add_checkpoint, build_run
 from quorate.api.checkpoints import copy_run, remove_from_run, verify_run
 from quorate.api.recorded_run import (
+    newest_checkpoint,
     recorded_and_asked,
     recorded_environment,
     recorded_job,
     set_foreign_aside,
 )
 from quorate.api.result import open_run
-from quorate.api.resume_rules import newest_checkpoint
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.selection import why_foreign
@@ -32,7 +32,7 @@ from quorate.storage.run_folder import RunFolder
 
 
 def spec_of(run: RunFolder) -> JobSpec:
-    return recorded_job(run, {}, []).spec
+    return recorded_job(run).spec
 
 
 def save(run: RunFolder, step: int, **changes: Any) -> CheckpointInfo:
@@ -66,10 +66,10 @@ def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     run.job_file.unlink()
     with pytest.raises(RunError, match=r"job\.yaml is gone, and run .* has no checkpoint that would hold the job"):
-        recorded_job(run, {}, [])
+        recorded_job(run)
     add_checkpoint(run, 8)  # of a job without keys
     with pytest.raises(RunError, match="the job in checkpoint step-00000008-evaluated cannot be read by this version"):
-        recorded_job(run, {}, [])
+        recorded_job(run)
 
 
 def test_a_cut_environment_is_taken_from_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(tmp_p
     examined = verify_run(run).examined
     assert [(each.cursor.step, each.problem, each.foreign) for each in examined] == [(8, "", ""), (100, "", why)]
     found = CheckpointList.read(run)
-    assert [(each.step, each.record.foreign) for each in found.checkpoints] == [(8, ""), (100, why)]
+    assert [(each.step, each.foreign) for each in found.checkpoints] == [(8, ""), (100, why)]
     page = io.StringIO()
     print_list(Page(page, is_terminal=False), found, datetime.now(UTC))
     print_verified(Page(page, is_terminal=False), run.name, verify_run(run))

@@ -13,7 +13,7 @@ import pytest
 from command import Workplace
 from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
-from quorate.api.evaluate import ScratchJob, evaluate_run, hold_checkpoint, run_in_scratch
+from quorate.api.evaluate import evaluate_run, hold_checkpoint, run_in_scratch
 from quorate.api.replay import replay
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
@@ -21,6 +21,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
 from quorate.spec.load import load_recorded
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 
@@ -68,8 +69,8 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
             CheckpointFolder(run.checkpoints).remove(removed.path)
         return hold_checkpoint(run, info, scratch)
 
-    def note(job: ScratchJob, _: Path) -> tuple[RunFolder, dict[str, Any]]:
-        read.append(job.checkpoint)
+    def note(_: Path, __: ResolvedJob, ___: RunMode, path: Path | None, *____: Any) -> tuple[RunFolder, dict[str, Any]]:
+        read.append(path)
         return run, {"final_metrics": {}, "weights_digest": "d"}
 
     monkeypatch.setattr(evaluate, "hold_checkpoint", remove_then_hold)
@@ -91,9 +92,9 @@ def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
     with socket.create_server(("127.0.0.1", 0)) as server:
         spec = resolved.spec.model_copy(update={"port": server.getsockname()[1]})
         place = find_task(run, spec.task)
-        aside = ScratchJob(replace(resolved, spec=spec), RunMode(evaluates_only=True), gone, lambda _: None, place)
+        aside, mode = replace(resolved, spec=spec), RunMode(evaluates_only=True)
         with pytest.raises(JobFailed, match="is not there any more: it was removed while this job was starting"):
-            run_in_scratch(aside, tmp_path / "scratch")
+            run_in_scratch(tmp_path / "scratch", aside, mode, gone, lambda _: None, place)
 
 
 def test_a_branch_without_a_checkpoint_of_its_own_before_the_step_cannot_be_replayed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from command import Workplace
 from made_events import make_event
 from quorate.api import session
 from quorate.api.copies import Copies
-from quorate.api.resume_rules import warn_of_stretched_schedule
+from quorate.api.recorded_run import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
 from quorate.core import machine
 from quorate.core.errors import JobError, RequestError, RunError

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,11 @@ def clean_imports() -> Iterator[None]:
     sys.path[:] = path
     for name in ("task_of_mine", "nets_of_mine", "rest_of_mine", "pack", "pack.inner"):
         sys.modules.pop(name, None)
+
+
+def loaded(place: TaskLocation) -> Any:
+    with place.loaded(0) as task_type:
+        return task_type
 
 
 def project(folder: Path, rate: float = 0.1) -> RunFolder:
@@ -111,7 +117,7 @@ def test_without_a_file_the_kept_source_is_the_task_each_run_its_own(
         run = project(tmp_path / str(rate), rate)
         for file in (tmp_path / str(rate)).glob("*.py"):
             file.unlink()
-        task_type = find_task(run, "/gone/task_of_mine.py:Mine").load(0)
+        task_type = loaded(find_task(run, "/gone/task_of_mine.py:Mine"))
         assert task_type.rate == rate, "not what the run before has left in sys.modules"
     assert caplog.text.count("the source that the run keeps is used") == len(rates)
     assert "--task FILE:Class names another" in caplog.text
@@ -122,7 +128,7 @@ def test_a_module_that_is_not_installed_any_more_is_taken_from_the_kept_source(t
     keep_source(tmp_path, source, None)
     place = find_task(RunFolder(tmp_path), "pack.inner:Mine")
     assert (place.reference, place.search_path[0]) == ("pack.inner:Mine", f"{tmp_path}/source")
-    assert place.load(0).rate == 3
+    assert loaded(place).rate == 3
 
 
 def test_a_run_that_keeps_nothing_leaves_the_task_where_it_was(tmp_path: Path) -> None:
@@ -172,7 +178,7 @@ def test_too_much_source_is_not_kept_and_that_is_told(
     assert source.to_page() == source.to_json()
     monkeypatch.setattr(task_source, "MOST_KEPT", 5)
     assert source.to_page() is None
-    keep_task(RunFolder(tmp_path), "/t.py:T", None)
+    keep_task(RunFolder(tmp_path), "/t.py:T", None, TaskLocation("/t.py:T"))
     assert list(tmp_path.iterdir()) == []
     assert "the task's source is not kept in the run: it has more than 4,194,304 bytes" in caplog.text
 
@@ -203,7 +209,7 @@ def test_each_run_has_its_own_modules_now_and_later_and_the_process_has_what_it_
             shutil.rmtree(run.path / "source")
             keep_source(run.path, TaskSource("task_of_mine.py", files), None)
             reference = "/gone/task_of_mine.py:Mine"
-        tasks.append(find_task(run, reference).load(0))
+        tasks.append(loaded(find_task(run, reference)))
         assert sys.path == before
     assert [task.rate for task in tasks] == [0.5, 1.5]
     for task, rate in (*zip(tasks, (0.5, 1.5), strict=True), (tasks[0], 0.5)):
@@ -218,11 +224,11 @@ def test_what_a_person_has_imported_is_as_it_was_and_is_shared_with_the_project_
     import nets_of_mine  # type: ignore[import-not-found]
 
     nets_of_mine.RATE = 9
-    assert find_task(run, f"{tmp_path}/task_of_mine.py:Mine").load(0).rate == 9, "the very module"
+    assert loaded(find_task(run, f"{tmp_path}/task_of_mine.py:Mine")).rate == 9, "the very module"
     kept = find_task(run, "/gone/task_of_mine.py:Mine", None)
     assert kept.kept is None, "it lies where it lay"
     (tmp_path / "task_of_mine.py").unlink()
-    assert find_task(run, "/gone/task_of_mine.py:Mine").load(0).rate == 0.5, "that of the run"
+    assert loaded(find_task(run, "/gone/task_of_mine.py:Mine")).rate == 0.5, "that of the run"
     assert sys.modules["nets_of_mine"] is nets_of_mine
 
 

@@ -17,7 +17,7 @@ from quorate.api.preview import write_contact_sheet
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
 from quorate.data.shards.index import NAME, encode, load_index
-from quorate.history.samples_documents import shown_place
+from quorate.history.streaming import shown_place
 from quorate.storage.objects import ObjectStore
 from schemas import validate
 

@@ -15,7 +15,7 @@ from quorate.cli.app import app
 from quorate.cli.layout import Page
 from quorate.cli.runs_view import print_listing
 from quorate.core.errors import RequestError
-from quorate.history.run_list import Listing, RunQuery
+from quorate.history.run_record import Listing, RunQuery
 from schemas import validate
 
 NOW = CREATED + timedelta(hours=2)

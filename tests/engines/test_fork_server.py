@@ -10,8 +10,7 @@ import pytest
 
 from command import PATIENCE, Workplace, await_condition
 from quorate.core.processes import adopt_orphans, ask_child, children_of
-from quorate.engines.fork_server import ForkServer, _Child
-from quorate.engines.messages import Messages
+from quorate.engines.fork_server import ForkServer, Messages, _Child
 
 
 @pytest.mark.long

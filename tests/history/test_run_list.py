@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, Story, build_run, complete_run
-from quorate.history.run_list import Listing, Order, RunQuery, chosen, has_task, read_runs
-from quorate.history.run_record import RunRecord, Status
+from quorate.history.run_record import Listing, Order, RunQuery, RunRecord, Status, chosen, has_task, read_runs
 from quorate.storage.run_folder import RunFolder
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
-from quorate.storage import run_search
+from quorate.storage import run_folder
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
@@ -194,7 +194,7 @@ class TestAllIn:
 
     def test_a_run_that_is_removed_meanwhile_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone, stays = RunFolder.create(tmp_path, "mnist"), RunFolder.create(tmp_path, "mnist")
-        real = run_search.is_run
+        real = run_folder.is_run
 
         def remove_then_look(folder: Path) -> bool:
             found = real(folder)
@@ -202,7 +202,7 @@ class TestAllIn:
                 shutil.rmtree(folder)
             return found
 
-        monkeypatch.setattr(run_search, "is_run", remove_then_look)
+        monkeypatch.setattr(run_folder, "is_run", remove_then_look)
         assert [run.name for run in RunFolder.all_in(tmp_path)] == [stays.name]
 
     def test_a_folder_that_may_not_be_read_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

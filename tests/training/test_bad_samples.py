@@ -17,7 +17,7 @@ from quorate.data.shards.dataset import Shards
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
 from quorate.history.account import Account
-from quorate.history.ledger import Ledger, Plan, judge
+from quorate.history.ledger import Ledger, judge
 from quorate.observe.event import Event
 from quorate.training.loop import MOST_RANGES
 from quorate.worker.assembly import sampler_of
@@ -83,7 +83,7 @@ def judged(folder: Path, events: list[Event]) -> Ledger:
     file = folder / "told.jsonl"
     file.write_text("".join(f"{event.to_json()}\n" for event in events))
     account = Account.read(file)
-    return judge(account, max(account.steps), Plan.of(order()))
+    return judge(account, max(account.steps), order())
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -13,7 +13,7 @@ from quorate.core.errors import TaskError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.lane_sampler import LaneSampler
 from quorate.history.account import Account
-from quorate.history.ledger import Ledger, Plan, judge
+from quorate.history.ledger import Ledger, judge
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan, StepCompleted, TrainingBlocks
 from quorate.worker.assembly import sampler_of
@@ -51,7 +51,7 @@ def judged(folder: Path, events: Sequence[Event]) -> Ledger:
     file.write_text("".join(f"{event.to_json()}\n" for event in events))
     account = Account.read(file)
     order = sampler_of(job(Streamed, **KEYS), Streamed(), InBlocks())
-    return judge(account, max(account.steps), Plan.of(order))
+    return judge(account, max(account.steps), order)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +92,11 @@ class FaultRequest:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a job under faults. With a failure it has not ended, and there is nothing to compare."""
+    """What became of a job under faults. With a failure it has not ended, and there is nothing to compare.
+
+    `differing_facts` are what the bits depend on, and is not the same for both: the task's source, a version of a
+    library.
+    """
 
     undisturbed: Result
     disturbed: Result
@@ -105,7 +107,6 @@ class Trial:
 
     @property
     def is_same(self) -> bool:
-        """Whether both runs have ended with the same weights."""
         return self.failure is None and self.disturbed.weights_digest == self.undisturbed.weights_digest
 
     @property
@@ -114,23 +115,15 @@ class Trial:
         return {firing.fault for firing in self.firings} == set(range(len(self.faults)))
 
     def firings_of(self, number: int) -> list[Firing]:
-        """When and where one of the faults came about."""
         return [firing for firing in self.firings if firing.fault == number]
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A run that was stopped by a signal: there is nothing to compare."""
-
-    status: str
-    exit_code: int
 
 
 def try_under(
     request: FaultRequest, resolved: ResolvedJob, against: str | None, watch: session.Watch
-) -> Trial | Stopped:
+) -> Trial | Result:
     """Run a job under faults in a run folder of its own, and compare it with a complete run of the same job: the one
-    that is named, or one that is trained first.
+    that is named, or one that is trained first. A run that was stopped by a signal is returned as it is: there is
+    nothing to compare.
 
     Raises what stops it, but not what the faults have led to.
     """
@@ -140,15 +133,16 @@ def try_under(
     if undisturbed is None:
         undisturbed = session.start(resolved, watch)
         if undisturbed.exit_code:
-            return Stopped(undisturbed.status, undisturbed.exit_code)
+            return undisturbed
     faults = request.script(resolved.spec, undisturbed.steps)
     kills_launcher = any(fault.whom is Whom.LAUNCHER for fault in faults)
     disturbed, failure = (_run_separately if kills_launcher else _run_here)(faults, resolved, watch)
     if failure is None and disturbed.exit_code:
-        return Stopped(disturbed.status, disturbed.exit_code)
-    run = RunFolder(disturbed.folder)
-    facts = _differing_facts(undisturbed.folder, run)
-    return Trial(undisturbed, disturbed, failure, faults, tuple(firings(run.logs)), facts)
+        return disturbed
+    before, after = (RunFolder(each.folder).read_environment() or {} for each in (undisturbed, disturbed))
+    facts = tuple(name for name, value in before.items() if after.get(name, value) != value)
+    fired = tuple(firings(RunFolder(disturbed.folder).logs))
+    return Trial(undisturbed, disturbed, failure, faults, fired, facts)
 
 
 def _read_script(script: Path) -> list[Line]:
@@ -197,16 +191,16 @@ def _run_separately(
     faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch
 ) -> tuple[Result, Failure | None]:
     """With launchers that are killed: each time the run is resumed, as somebody would who finds it dead."""
-    ending = _launch(Launcher(resolved, faults, watch))
+    code, run = _launch(Launcher(resolved, faults, watch))
     for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
-        if ending.run is not None and ending.code == -signal.SIGKILL:
-            ending = _launch(Launcher(resolved, faults, watch, ending.run.path))
-    if ending.run is None:
+        if run is not None and code == -signal.SIGKILL:
+            code, run = _launch(Launcher(resolved, faults, watch, run))
+    if run is None:
         raise RunError("the job could not be started; what is wrong was told above.")
-    result = open_run(ending.run.path)
+    result = open_run(run)
     failure = result.fields.get("failure")
-    if failure is None and ending.code != 0:
-        message = f"the job was not taken up again (code {ending.code}): see what was told above."
+    if failure is None and code != 0:
+        message = f"the job was not taken up again (code {code}): see what was told above."
         return result, Failure("JobError", message)
     return result, None if failure is None else Failure.from_dict(failure)
 
@@ -224,28 +218,22 @@ class Launcher:
     run: Path | None = None
 
     def train(self) -> None:
-        """What that process does."""
+        def print_run(start: session.RunStart) -> Sink:
+            print(start.run.path, flush=True)
+            return self.watch(start)
+
+        runner = run_under(self.faults)
         if self.run is None:
-            session.start(self.resolved, self._print_run, run_under(self.faults))
+            session.start(self.resolved, print_run, runner)
         else:
-            runner = run_under(self.faults)
             session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, runner=runner)
 
-    def _print_run(self, start: session.RunStart) -> Sink:
-        print(start.run.path, flush=True)
-        return self.watch(start)
 
-
-@dataclass(frozen=True)
-class _Ending:
+def _launch(launcher: Launcher) -> tuple[int, Path | None]:
     """How a launcher ended: its exit code, negative for a signal, and its run, if it got so far."""
-
-    code: int
-    run: RunFolder | None
-
-
-def _launch(launcher: Launcher) -> _Ending:
-    with _ignoring_interrupts():
+    # Ctrl-C goes to the child as well, which stops in order.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         command = [sys.executable, "-P", "-m", "quorate.api"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -255,21 +243,6 @@ def _launch(launcher: Launcher) -> _Ending:
             child.terminate()
             child.wait()
             raise
-    run = launcher.run or (Path(output.decode().strip()) if output.strip() else None)
-    return _Ending(child.returncode, None if run is None else RunFolder(run))
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ctrl-C goes to the child as well, which stops in order."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _differing_facts(undisturbed: Path, run: RunFolder) -> tuple[str, ...]:
-    """What the bits depend on, and is not the same for both: the task's source, a version of a library."""
-    before, after = RunFolder(undisturbed).read_environment() or {}, run.read_environment() or {}
-    return tuple(name for name, value in before.items() if name in after and after[name] != value)
+    return child.returncode, launcher.run or (Path(output.decode().strip()) if output.strip() else None)

@@ -4,8 +4,6 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
@@ -39,8 +37,7 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
 
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
-    run = RunFolder.find(runs, name)
-    return _SaveRequest(run, patience).wait()
+    return _SaveRequest(RunFolder.find(runs, name), patience).wait()
 
 
 class _SaveRequest:
@@ -52,7 +49,7 @@ class _SaveRequest:
         self._over = time.monotonic() + patience
         # Of what is on the way already, the state was taken before. Not all up to a cursor: what a killed part of the
         # run has left, or what is damaged, may be further than the job is now.
-        self._before = {each.identity for each in _entries(run.checkpoints)}
+        self._before = _entries(run.checkpoints)
         self._changes: dict[Path, tuple[object, float]] = {}
         self._request = ""
         self._reached: int | None = None
@@ -105,52 +102,39 @@ class _SaveRequest:
         )
 
     def _found(self) -> CheckpointInfo | None:
-        for entry in self._new_entries():
-            if not entry.is_on_the_way and entry.cursor.step >= (self._reached or 0):
-                found = look_at(entry.path)
+        for (cursor, _), path in self._new_entries():
+            if not path.name.startswith(WRITING) and cursor.step >= (self._reached or 0):
+                found = look_at(path)
                 if isinstance(found, CheckpointInfo):
                     return found
         return None
 
     def _is_being_written(self) -> bool:
         """Whether something is on the way that goes on: of one whose writer has died, nothing changes any more."""
-        return any(self._goes_on(entry.path) for entry in self._new_entries() if entry.is_on_the_way)
+        now = time.monotonic()
+        on_the_way = [path for _, path in self._new_entries() if path.name.startswith(WRITING)]
+        for path in on_the_way:
+            content = _content(path)
+            if path not in self._changes or content != self._changes[path][0]:
+                self._changes[path] = (content, now)
+        return any(now - self._changes[path][1] < _STALE_AFTER for path in on_the_way)
 
-    def _goes_on(self, path: Path) -> bool:
-        now, content = time.monotonic(), _content(path)
-        before, since = self._changes.get(path, (None, now))
-        self._changes[path] = (content, now if content != before else since)
-        return now - self._changes[path][1] < _STALE_AFTER
-
-    def _new_entries(self) -> list["_Entry"]:
-        return [each for each in _entries(self._run.checkpoints) if each.identity not in self._before]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A checkpoint, or a save that is on its way, by its name; `number` stays when the one becomes the other."""
-
-    cursor: Cursor
-    path: Path
-    is_on_the_way: bool
-    number: int
-
-    @property
-    def identity(self) -> tuple[Cursor, int]:
-        return self.cursor, self.number
+    def _new_entries(self) -> list[tuple[tuple[Cursor, int], Path]]:
+        return [each for each in _entries(self._run.checkpoints).items() if each[0] not in self._before]
 
 
-def _entries(folder: Path) -> list[_Entry]:
-    """What is saved in a folder and what is on the way, the earliest first."""
-    found = []
+def _entries(folder: Path) -> dict[tuple[Cursor, int], Path]:
+    """What is saved in a folder and what is on the way, the earliest first, by cursor and number of the folder, which
+    stays when the one becomes the other."""
+    found = {}
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
             is_on_the_way = path.name.startswith(WRITING)
             cursor = cursor_of(path.name.removeprefix(WRITING).rpartition("-")[0] if is_on_the_way else path.name)
             with contextlib.suppress(FileNotFoundError):
                 if cursor:
-                    found.append(_Entry(cursor, path, is_on_the_way, path.stat().st_ino))
-    return sorted(found, key=lambda entry: entry.cursor)
+                    found[cursor, path.stat().st_ino] = path
+    return dict(sorted(found.items()))
 
 
 def _content(folder: Path) -> object:
@@ -164,24 +148,14 @@ def _content(folder: Path) -> object:
     return found
 
 
-@contextlib.contextmanager
-def _coordinator_of(run: RunFolder, patience: float) -> Iterator[SupervisorClient]:
-    address, token = _place(run)
-    client = SupervisorClient(address, token, timeout=patience)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
     return RunError(f"run {run.name} cannot be asked: {error.message}. `quorate doctor` looks into it.")
 
 
-def _place(run: RunFolder) -> tuple[str, str]:
+def _coordinator_of(run: RunFolder, patience: float) -> "contextlib.closing[SupervisorClient]":
     try:
         place = json.loads(read_regular(run.address_file))
-        return str(place["address"]), str(place["token"])
+        address, token = str(place["address"]), str(place["token"])
     except FileNotFoundError:
         raise RunError(
             f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "
@@ -191,3 +165,4 @@ def _place(run: RunFolder) -> tuple[str, str]:
         raise RunError(f"run {run.name} belongs to somebody else: only its owner may ask it for something.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"where the coordinator of run {run.name} is cannot be read: {error!r}.") from None
+    return contextlib.closing(SupervisorClient(address, token, timeout=patience))

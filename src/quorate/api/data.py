@@ -35,17 +35,15 @@ class Verified:
 
     @property
     def damaged_shards(self) -> int:
-        """How many of the shards that were indexed have something wrong with them."""
+        """Of those that were indexed."""
         return len({flaw.file for flaw in self.flaws if not flaw.is_new})
 
     @property
     def new_shards(self) -> int:
-        """How many shards were added since, and are not in the index."""
         return sum(flaw.is_new for flaw in self.flaws)
 
     @property
     def damaged_records(self) -> int:
-        """How many records cannot be read."""
         return sum(flaw.records for flaw in self.flaws)
 
 
@@ -59,7 +57,6 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: numpy.ndarray) -> "Spread":
-        """Of numbers of which there is at least one."""
         return cls(int(numbers.min()), int(numpy.sort(numbers)[len(numbers) // 2]), int(numbers.max()))
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from quorate.api.chaos import Trial
 from quorate.api.checkpoints import Verified as VerifiedCheckpoints
-from quorate.api.data import Indexed, Spread, Stats, Verified
+from quorate.api.data import Indexed, Stats, Verified
 from quorate.api.preview import Previewed, short_fields
 from quorate.chaos.fault import PHASES, Firing
 from quorate.core.generation import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
-from quorate.history.samples_documents import shown_place
+from quorate.history.streaming import shown_place
 
 _PHASE_NAMES = {status: name for name, status in PHASES.items()}
 
@@ -58,7 +58,17 @@ def trial_document(trial: Trial, ledger: Ledger) -> dict[str, Any]:
         "failure": None if trial.failure is None else trial.failure.to_dict(),
         "differing_facts": list(trial.differing_facts),
         "ledger_whole": ledger.is_whole,
-        "faults": [_fault_document(trial, number) for number in range(len(trial.faults))],
+        "faults": [
+            {
+                "fault": str(fault),
+                "fired": bool(trial.firings_of(number)),
+                "firings": [
+                    {"worker": one.worker, "pid": one.pid, "step": one.step, "phase": phase_of(one)}
+                    for one in trial.firings_of(number)
+                ],
+            }
+            for number, fault in enumerate(trial.faults)
+        ],
         "recoveries": trial.disturbed.recoveries,
     }
 
@@ -100,10 +110,10 @@ def stats_document(found: Stats) -> dict[str, Any]:
     return {
         **_head(found.index),
         "bytes": found.bytes,
-        "shard_bytes": _spread(found.shard_bytes),
-        "shard_records": _spread(found.shard_records),
-        "block_bytes": _spread(found.block_bytes),
-        "block_records": _spread(found.block_records),
+        "shard_bytes": asdict(found.shard_bytes),
+        "shard_records": asdict(found.shard_records),
+        "block_bytes": None if found.block_bytes is None else asdict(found.block_bytes),
+        "block_records": asdict(found.block_records),
         "schema": dict(found.index.schema),
         "digest": found.index.digest,
     }
@@ -137,19 +147,6 @@ def _head(index: ShardIndex) -> dict[str, Any]:
         "shards": len(index.shards),
         "blocks": index.blocks,
         "records": len(index),
-    }
-
-
-def _spread(spread: Spread | None) -> dict[str, int] | None:
-    return None if spread is None else asdict(spread)
-
-
-def _fault_document(trial: Trial, number: int) -> dict[str, Any]:
-    fault, met = trial.faults[number], trial.firings_of(number)
-    return {
-        "fault": str(fault),
-        "fired": bool(met),
-        "firings": [{"worker": one.worker, "pid": one.pid, "step": one.step, "phase": phase_of(one)} for one in met],
     }
 
 

@@ -1,41 +1,50 @@
 """`quorate.evaluate`, and how a job's code runs beside its run: in a folder that is thrown away."""
 
+import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.api.job import overrides_from
-from quorate.api.recorded_run import recorded_and_asked, recorded_environment, warn_of_foreign
+from quorate.api.recorded_run import (
+    chosen_checkpoint,
+    is_moved_task,
+    listed,
+    recorded_and_asked,
+    recorded_environment,
+    refuse_lost_checkpoints,
+)
 from quorate.api.result import refuse_without_average
-from quorate.api.resume_rules import is_moved_task, listed, refuse_lost_checkpoints
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, Foreign, select, why_foreign
-from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, RunError
+from quorate.checkpoint.selection import LAST
+from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
-from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes
-from quorate.spec.job import CheckpointSpec
 from quorate.spec.marks import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
-from quorate.storage.scratch import scratch_folder
+from quorate.storage.atomic import discard
+from quorate.storage.lock import hold, holder_of
+from quorate.storage.run_folder import RunFolder, runs_folder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode
 
 log = logging.getLogger(__name__)
+
+SCRATCH = "quorate-aside-"
+# Its name says that the folder is ours to remove: a person may call a folder of their own as we call ours.
+_SCRATCH_LOCK = "aside.lock"
 
 
 @dataclass(frozen=True)
@@ -92,16 +101,20 @@ def evaluate_run(
         if is_other_code(run, recorded_environment(run, info), now):
             log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
 
+    def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
+        _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)
+        return info, hold_checkpoint(run, info, scratch)
+
     if averaged:
         refuse_without_average(run.name, resolved.spec)
     refuse_lost_checkpoints(run, recorded.spec, "evaluate")
     mode = RunMode(evaluates_only=True, averaged=averaged)
     with scratch_folder() as scratch:
-        info, path = _chosen(
-            run, which, resolved.spec.checkpoint, scratch, lambda info: why_foreign(info, recorded.spec)
-        )
-        warn_of_foreign(info, recorded.spec)
-        _, result = run_in_scratch(ScratchJob(resolved, mode, path, warn_of_changed_code, place), scratch)
+        try:
+            info, path = choose(scratch)
+        except CheckpointError:  # what a running job removes in between is chosen anew, once
+            info, path = choose(scratch)
+        _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -112,22 +125,6 @@ def evaluate_run(
         result["weights_digest"],
         mode.evaluates_averages(resolved.spec.average),
     )
-
-
-def _chosen(
-    run: RunFolder, which: str | int, rules: CheckpointSpec, scratch: Path, foreign: Foreign
-) -> tuple[CheckpointInfo, Path]:
-    """The checkpoint, and where to read it. What a running job removes in between is chosen anew, once."""
-
-    def choose() -> tuple[CheckpointInfo, Path]:
-        folder = CheckpointFolder.of_job(run.checkpoints, rules)
-        info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
-        return info, hold_checkpoint(run, info, scratch)
-
-    try:
-        return choose()
-    except CheckpointError:
-        return choose()
 
 
 def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
@@ -144,15 +141,35 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
         )
 
 
-@dataclass(frozen=True)
-class ScratchJob:
-    """A job to be run beside its run. `accept` refuses a machine or a task that does not fit."""
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for runs that nobody will look at later: removed by whoever made it or, if that was killed, by the next
+    one who makes one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            parent = Path(tempfile.gettempdir())
+            _sweep(parent)
+            hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=parent))
+            folder = parent / hidden.name.removeprefix(".")
+            stack.callback(discard, folder)
+            stack.callback(discard, hidden)
+            # Named once the lock is held: one that is found without its holder is one whose holder is dead.
+            stack.enter_context(hold(hidden / _SCRATCH_LOCK))
+            hidden.rename(folder)
+        except OSError as error:
+            raise RequestError(
+                f"cannot make a folder for temporary files: {error.strerror or error}. Choose another with TMPDIR."
+            ) from error
+        yield folder
 
-    resolved: ResolvedJob
-    mode: RunMode
-    checkpoint: Path | None
-    accept: Callable[[Prepared], None]
-    place: TaskLocation
+
+def _sweep(parent: Path) -> None:
+    """Remove what was left by processes that were killed: the lock of each tells whether it lives, in any container."""
+    for folder in parent.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed just now by somebody else
+            lock = folder / _SCRATCH_LOCK
+            if folder.lstat().st_uid == os.getuid() and lock.is_file() and holder_of(lock) is None:
+                discard(folder)
 
 
 def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
@@ -163,7 +180,10 @@ def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path
     safe.mkdir(parents=True)
     try:
         for file in info.path.iterdir():
-            _link_or_copy(file, safe / file.name)
+            try:
+                os.link(file, safe / file.name)
+            except OSError:  # another disk, or one without links
+                shutil.copyfile(file, safe / file.name)
     except FileNotFoundError as error:
         shutil.rmtree(safe)
         raise CheckpointError(
@@ -178,25 +198,23 @@ def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path
     return safe
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(source, target)
-
-
-def run_in_scratch(job: ScratchJob, scratch: Path) -> tuple[RunFolder, dict[str, Any]]:
-    """Run it in a folder below `scratch`; that folder and its result. An interruption raises `JobFailed` too."""
+def run_in_scratch(
+    scratch: Path,
+    resolved: ResolvedJob,
+    mode: RunMode,
+    checkpoint: Path | None,
+    accept: Callable[[Prepared], None],
+    place: TaskLocation,
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
+    a task that does not fit. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
-    spec = job.resolved.spec.model_copy(update={"port": 0})
+    spec = resolved.spec.model_copy(update={"port": 0})
     workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
-        launch = Launch(run, spec, workers, job.resolved.source, job.checkpoint, job.mode)
-        launch = replace(launch, task=job.place.reference, search_path=job.place.search_path)
-        outcome = run_locally(launch, lambda _: None, job.accept, signals)
+        launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
+        outcome = run_locally(launch, lambda _: None, accept, signals)
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

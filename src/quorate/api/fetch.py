@@ -4,11 +4,10 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from quorate.api.recorded_run import recorded_job
+from quorate.api.recorded_run import recorded_and_asked
 from quorate.checkpoint.copier import ORIGIN, SOURCE_PAGE
 from quorate.checkpoint.fetching import (
     FETCHING,
@@ -33,8 +32,7 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import write_creation
+from quorate.storage.run_folder import RunFolder, write_creation
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,10 @@ def fetch_run(
         )
     sweep_fetching(runs)
     final = runs.absolute() / origin.run
-    job = partial(recorded_job, environment=environment, overrides=overrides)
+
+    def job(run: RunFolder) -> ResolvedJob:
+        return recorded_and_asked(run, environment, overrides)[1]
+
     bring = _update if final.exists() else _make
     folder = bring(RunFolder(final), place, origin, job)
     return FetchedRun(final, _take_source(RunFolder(final), place, folder, trust_source))

@@ -16,7 +16,6 @@ from quorate.spec.resolved import ResolvedJob, dump_job
 
 REPLACED = "Job.replace"
 
-
 Section = Mapping[str, Any]
 
 
@@ -76,7 +75,7 @@ class Job:
     """
 
     def __init__(self, task: Any, **keys: Unpack[JobKeys]) -> None:
-        reference = _reference(task)
+        reference = reference_to(task)
         mapping = {"name": _name_from(reference), "task": reference, **keys}
         self.resolved: ResolvedJob = resolve_mapping(mapping, "Job(...)", os.environ, overrides=())
         self.task_type: type[Any] | None = task if isinstance(task, type) else None
@@ -110,21 +109,19 @@ class Job:
 
         `task` may be replaced too. A key may also be written with dots: ``replace(**{"checkpoint.every": 50})``.
         """
-        task_type, overrides = self.task_type, {_dotted(key): value for key, value in keys.items()}
-        if "task" in overrides:
-            task = overrides["task"]
+        task_type = self.task_type
+        said = {key if "." in key else key.replace("__", "."): value for key, value in keys.items()}
+        if "task" in said:
+            task = said["task"]
             task_type = task if isinstance(task, type) else None
-            overrides["task"] = _reference(task)
+            said["task"] = reference_to(task)
             if self.spec.name == _name_from(self.spec.task):
-                overrides.setdefault("name", _name_from(overrides["task"]))
-        return self._of(self._under([Override(key, value, REPLACED) for key, value in overrides.items()]), task_type)
-
-    def _under(self, overrides: list[Override]) -> ResolvedJob:
-        before = self.spec.model_dump()
+                said.setdefault("name", _name_from(said["task"]))
+        before, overrides = self.spec.model_dump(), [Override(key, value, REPLACED) for key, value in said.items()]
         # Not under the environment once more: what is replaced in Python is said later than that.
         spec = resolve_mapping(before, f"{REPLACED}(...)", {}, overrides).spec
-        layers = Layers(before, self.resolved.origins).under(overrides)
-        return ResolvedJob(spec, layers.origins_of(spec.model_dump()), f"{REPLACED}(...)")
+        origins = Layers(before, self.resolved.origins).under(overrides).origins_of(spec.model_dump())
+        return self._of(ResolvedJob(spec, origins, f"{REPLACED}(...)"), task_type)
 
     def _spelled(self) -> str:
         # As text: Python holds 1, 1.0 and True for equal; a task may not.
@@ -143,7 +140,9 @@ class Job:
 
 
 def reference_to(task: Any) -> str:
-    """How another process finds a task class: by its file or, inside a package, by its module."""
+    """How another process finds a task: by its file or, inside a package, by its module; a text is taken as it is."""
+    if isinstance(task, str):
+        return task
     if not isinstance(task, type):
         raise TaskError(f"task: {task!r} is not a class. Give the class itself, such as task={type(task).__name__}.")
     if "<locals>" in task.__qualname__:
@@ -168,20 +167,12 @@ def reference_to(task: Any) -> str:
 
 def overrides_from(caller: str, keys: Mapping[str, Any] | None, task: Any = None) -> list[Override]:
     """What a call puts over a recorded job: keys, and where the task is now."""
-    said = dict(keys or {}) if task is None else {**(keys or {}), "task": _reference(task)}
+    said = dict(keys or {}) if task is None else {**(keys or {}), "task": reference_to(task)}
     return [Override(key, value, caller) for key, value in said.items()]
-
-
-def _reference(task: Any) -> str:
-    return task if isinstance(task, str) else reference_to(task)
 
 
 def _name_from(reference: str) -> str:
     return reference.rpartition(":")[2].lower()
-
-
-def _dotted(key: str) -> str:
-    return key if "." in key else key.replace("__", ".")
 
 
 def job_text(resolved: ResolvedJob) -> str:

@@ -1,5 +1,6 @@
 """Records of shards to look at: some of them as short texts, their pictures side by side in one file."""
 
+import contextlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -95,29 +96,18 @@ def short_fields(record: Any) -> dict[str, str]:
 def _short(value: Any) -> str:
     """What a value is, on one line."""
     if isinstance(value, bytes):
-        return _bytes(value)
+        kind = picture_kind(value)
+        with contextlib.suppress(UnicodeDecodeError):
+            if not kind and len(text := value.decode()) <= LONGEST and text.isprintable():
+                return text
+        return f"{kind or 'bytes'}, {size(len(value))}"
     if isinstance(value, numpy.ndarray):
         few = " ".join(f"{each:.4g}" if value.dtype.kind in "iufb" else str(each) for each in value.flat[:_FEW_VALUES])
         more = " …" if value.size > _FEW_VALUES else ""
         return f"{value.dtype} {list(value.shape)}: {few}{more}"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return _cut(" ".join(text.split()) if "\n" in text else text)
-
-
-def _bytes(value: bytes) -> str:
-    kind = picture_kind(value)
-    if not kind:
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            text = "\0"
-        if text.isprintable() and len(text) <= LONGEST:
-            return text
-    return f"{kind or 'bytes'}, {size(len(value))}"
-
-
-def _cut(text: str) -> str:
-    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    line = " ".join(text.split()) if "\n" in text else text
+    plain = "".join(each if each.isprintable() else "\ufffd" for each in line)
     return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"
 
 

@@ -1,6 +1,7 @@
 """What a run folder says of its job and its environment, corrected by its checkpoints, which hold both as well.
 
-Also what is left of a run that did not complete, and what to type next.
+Also whether a run can be resumed as it is asked to, and from which checkpoint; and what is left of one that did not
+complete, and what to type next.
 """
 
 import contextlib
@@ -9,30 +10,37 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import saved_job, why_foreign
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
+from quorate.checkpoint.selection import changes_since, saved_job, search_own, select, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
-from quorate.spec.job import JobSpec
+from quorate.history.run_record import RunRecord
+from quorate.observe.events import CheckpointSaved
+from quorate.observe.notices import EARLY_STOP
+from quorate.observe.tail import EventTail
+from quorate.spec.change import Change, refused_on_resume
+from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
-from quorate.spec.override import Override
+from quorate.spec.override import DEFAULT, Override
+from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import OWN_PLACE
 from quorate.storage.atomic import move_into_place
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 
 log = logging.getLogger(__name__)
 
 OTHERS = "checkpoints-of-other-runs"
 
 
-def recorded_job(run: RunFolder, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
-    """The job of a run, with what is asked for now over it. Where its job.yaml is gone, a checkpoint holds it too."""
-    return recorded_and_asked(run, environment, overrides)[1]
+def recorded_job(run: RunFolder) -> ResolvedJob:
+    """The job of a run. Where its job.yaml is gone, a checkpoint holds it too."""
+    return recorded_and_asked(run, {}, [])[0]
 
 
 def recorded_and_asked(
@@ -96,10 +104,17 @@ def restore_environment(run: RunFolder, recorded: Mapping[str, Any], names: Iter
     run.write_environment({name: recorded[name] for name in names if name in recorded})
 
 
-def warn_of_foreign(info: CheckpointInfo, spec: JobSpec) -> None:
-    """Warn of a checkpoint that is looked at as one of a run and is not."""
-    if why := why_foreign(info, spec):
+def chosen_checkpoint(
+    run: RunFolder, recorded: JobSpec, which: str | int, rules: CheckpointSpec
+) -> tuple[CheckpointFolder, CheckpointInfo]:
+    """The checkpoint of a run that is meant (`select`), and the folder to load it from; one that is looked at as one of
+    the run and is not is warned of."""
+    folder = CheckpointFolder.of_job(run.checkpoints, rules)
+    foreign = partial(why_foreign, spec=recorded)
+    info = select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)
+    if why := foreign(info):
         log.warning("checkpoint %s is not of this run: %s", info.path.name, why)
+    return folder, info
 
 
 def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
@@ -118,16 +133,192 @@ def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
             log.warning("checkpoint %s was moved to %s", info.path.name, short_path(aside))
 
 
+def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
+    """Refuse what would make the run produce something else, with both values and who asks for it."""
+    changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not is_moved_task(change)]
+    if not changed:
+        return
+    if {change.key for change in changed} <= {"epochs", "steps"}:
+        raise RunError(f"run {run.name} {_why_not_this_long(run_argument(run), recorded.spec, resolved)}")
+    raise RunError(
+        f"run {run.name} means something else than what is asked for now: {listed(changed, resolved)}. "
+        "Resume without the change, or start a new run from its checkpoint with --branch."
+    )
+
+
+def is_moved_task(change: Change) -> bool:
+    """A task may lie elsewhere, and under another name. Its code is compared by itself."""
+    names = [str(reference).rpartition(":")[2] for reference in (change.before, change.after)]
+    return change.key == "task" and names[0] == names[1]
+
+
+def listed(changed: Sequence[Change], resolved: ResolvedJob) -> str:
+    """Changed keys with both values, and who asks for the new ones."""
+    return "; ".join(f"{change}{in_brackets(_origin(resolved, change.key))}" for change in changed)
+
+
+def _why_not_this_long(run: str, recorded: JobSpec, asked: ResolvedJob) -> str:
+    unit, length = ("epochs", recorded.epochs) if recorded.steps is None else ("steps", recorded.steps)
+    other, wanted = ("epochs", asked.spec.epochs) if asked.spec.steps is None else ("steps", asked.spec.steps)
+    said = f"{other}: {wanted}{in_brackets(_origin(asked, other))}"
+    if unit == other:
+        return (
+            f"trains for {length} {unit}, and a run can be made longer but not shorter: {said}. "
+            "To train less, start a new run with quorate train."
+        )
+    return (
+        f"counts in {unit} ({unit}: {length}), so it cannot be asked for {said}. "
+        f"Ask for more {unit}: quorate resume {run} --{unit} {2 * (length or 1)}; "
+        f"or start a new run from its checkpoint: quorate resume {run} --branch --{other} {wanted}"
+    )
+
+
+def _origin(resolved: ResolvedJob, key: str) -> str:
+    """Where a key was said; of a section, where the first of its keys was."""
+    said = (origin for path, origin in resolved.origins.items() if f"{path}.".startswith(f"{key}."))
+    return next((origin for origin in said if origin != DEFAULT), "")
+
+
+def warn_of_damaged_result(run: RunFolder) -> None:
+    """Warn that nobody knows how the run ended: what its checkpoints hold can be gone on from all the same."""
+    try:
+        run.read_result()
+    except DamagedFileError as error:
+        log.warning("%s", error)
+
+
+def refuse_complete(run: RunFolder, recorded: JobSpec, asked: JobSpec) -> None:
+    """Refuse to go on with what is done, unless more of it is asked for."""
+    result = run.whole_result() or {}
+    if result.get("status") == "complete" and (asked.steps, asked.epochs) == (recorded.steps, recorded.epochs):
+        flag = f"--steps {2 * recorded.steps}" if recorded.steps else f"--epochs {2 * (recorded.epochs or 1)}"
+        raise RunError(
+            f"run {run.name} is complete ({result.get('steps')} steps). "
+            f"To train further, ask for more: quorate resume {run_argument(run)} {flag}"
+        )
+
+
+def refuse_early_stopped(run: RunFolder, recorded: JobSpec, asked: JobSpec, branch: bool) -> None:
+    """However many steps are asked for: its patience is at its end, so it would end again where it begins."""
+    result = run.whole_result() or {}
+    if result.get("ending") != EARLY_STOP or (branch and asked.early_stop != recorded.early_stop):
+        return
+    why = recorded.early_stop
+    rule = f"early_stop: {why.metric}, patience {why.patience}" if why else "early_stop"
+    raise RunError(
+        f"run {run.name} stopped early ({rule}) after {result.get('steps')} steps; start a branch without early_stop: "
+        f"quorate resume {run_argument(run)} --branch --set early_stop=null"
+    )
+
+
+def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
+    """Warn that a longer job has another learning rate from here on."""
+    is_longer = (asked.steps, asked.epochs) != (recorded.steps, recorded.epochs)
+    if is_longer and asked.schedule is not None and asked.schedule.kind != "constant":
+        log.warning(
+            "the rate of a %s schedule depends on how long the job is, so from here on it differs from that of a job "
+            "that was this long from the start",
+            asked.schedule.kind,
+        )
+
+
+def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) -> CheckpointInfo:
+    """The newest whole checkpoint of the run, under the job's key if it has one; what was skipped is warned of."""
+    try:
+        folder = CheckpointFolder.of_job(run.checkpoints, rules)
+    except CheckpointError as error:
+        raise RunError(error.message) from None
+    search = search_own(folder, lambda info: why_foreign(info, recorded))
+    newest = search.newest
+    for left in search.skipped:
+        if left.kind is Unusable.NEWER:
+            # Going back would undo the steps in between, which nobody has asked for.
+            away = "" if newest is None else f", or move {short_path(left.path)} away to go on from {newest.path.name}"
+            raise RunError(
+                f"checkpoint {left.path.name} of run {run.name} {left.reason}. Resume with that version{away}."
+            )
+    if newest is None:
+        refuse_lost_checkpoints(run, recorded, "go on from")
+        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
+    return warned_of(newest, search.skipped)
+
+
+def _why_nothing(skipped: Sequence[Skipped]) -> str:
+    if not skipped:
+        return (
+            "it ended before its first checkpoint. Start it anew with quorate train; "
+            "`checkpoint: {every: N}` saves every N steps."
+        )
+    newest = skipped[0]
+    if newest.kind is Unusable.UNTRUSTED:
+        return f"{newest.path.name} cannot be trusted: {newest.reason}"
+    count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
+    return (
+        f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {short_path(newest.path.parent)}). "
+        "Start it anew with quorate train, or put back a copy of the folder if you have one."
+    )
+
+
+def refuse_lost_checkpoints(run: RunFolder, recorded: JobSpec, purpose: str) -> None:
+    """Refuse a run whose checkpoints are all gone although it has saved some: they were removed, or not copied."""
+    if survey(run.checkpoints):
+        return
+    told = [event.step for event in EventTail(run.events_file).read_new() if isinstance(event, CheckpointSaved)]
+    steps = [step for step in told if step is not None]
+    if not steps:
+        return
+    copies = [place for place in recorded.checkpoint.to if place != OWN_PLACE]
+    commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
+    copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
+    raise RunError(
+        f"run {run.name} has nothing to {purpose}: its events tell of a checkpoint at step {max(steps)}, and "
+        f"{short_path(run.checkpoints)} has none any more. Put the folder back if you have it{copied}. Otherwise start "
+        "it anew with quorate train."
+    )
+
+
+def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: ResolvedJob) -> None:
+    """Refuse a job file that was changed in the run folder: the checkpoint knows what was trained until then.
+
+    Where the task is does not count: a project may be moved, and its source is compared by itself.
+    """
+    changed = changes_since(checkpoint, resolved.spec)
+    if changed:
+        owner = checkpoint.manifest.job.get("name")
+        other = f", or that is a checkpoint of another run (of job {owner})" if owner != resolved.spec.name else ""
+        raise RunError(
+            f"{short_path(run.job_file)} was changed since checkpoint {checkpoint.path.name} was saved{other}: "
+            f"{listed(changed, resolved)}. Restore it, or start a new run from the checkpoint with --branch."
+        )
+
+
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
     """What a run has left that failed, or was stopped."""
-    step = _newest_step(run)
+    try:
+        saved = CheckpointFolder(run.checkpoints).list()
+    except CheckpointError:
+        saved = ()  # trouble with the disk must not hide what has ended the job
     changes = failure is not None and failure.is_repeatable
-    if step is None:
-        command, advice = None, _without_checkpoint(spec, failure, changes)
-    else:
-        command = f"quorate resume {run_argument(run)}" + (" --branch" if changes else "")
-        advice = _with_checkpoint(command, step, changes)
+    if not saved:
+        again = "mend it and train again" if changes else "train again"
+        return Remains(run.name, str(run.path), short_path(run.logs), None, _without_checkpoint(spec, failure, again))
+    command, step = f"quorate resume {run_argument(run)}", saved[-1].cursor.step
+    # The command comes first, where no terminal breaks it.
+    advice = f"{command}  (goes on from step {step})"
+    if changes:
+        command += " --branch"
+        advice = f"{command}  (once it is mended: goes on from step {step} in a new run)"
     return Remains(run.name, str(run.path), short_path(run.logs), command, advice)
+
+
+def _without_checkpoint(spec: JobSpec, failure: Failure | None, again: str) -> str:
+    if failure is not None and failure.kind == CHECKPOINT_LOST:
+        return f"put a checkpoint back into the run and resume it, or {again}"
+    if failure is None or not failure.step:
+        return f"{again}; nothing was trained yet, so there is nothing to resume"
+    rules = spec.checkpoint
+    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
+    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
 
 
 def run_argument(run: RunFolder) -> str:
@@ -139,29 +330,3 @@ def short_path(path: Path) -> str:
     """A path as it can be typed here: relative, if it is below the working folder."""
     here = Path(os.path.realpath("."))
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _with_checkpoint(command: str, step: int, changes: bool) -> str:
-    # The command comes first, where no terminal breaks it.
-    if changes:
-        return f"{command}  (once it is mended: goes on from step {step} in a new run)"
-    return f"{command}  (goes on from step {step})"
-
-
-def _without_checkpoint(spec: JobSpec, failure: Failure | None, changes: bool) -> str:
-    again = "mend it and train again" if changes else "train again"
-    if failure is not None and failure.kind == CHECKPOINT_LOST:
-        return f"put a checkpoint back into the run and resume it, or {again}"
-    if failure is None or not failure.step:
-        return f"{again}; nothing was trained yet, so there is nothing to resume"
-    rules = spec.checkpoint
-    said = f"every: {rules.every}" if rules.every is not None else f"minutes: {rules.minutes_between or 0:g}"
-    return f"{again}; no checkpoint was saved yet, so there is nothing to resume (checkpoint.{said})"
-
-
-def _newest_step(run: RunFolder) -> int | None:
-    try:
-        saved = CheckpointFolder(run.checkpoints).list()
-    except CheckpointError:
-        return None  # trouble with the disk must not hide what has ended the job
-    return saved[-1].cursor.step if saved else None

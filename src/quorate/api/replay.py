@@ -1,11 +1,12 @@
 """Replaying one step of two runs from the checkpoints before it, to find the tensors in which they differ."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.evaluate import ScratchJob, hold_checkpoint, run_in_scratch
+from quorate.api.evaluate import hold_checkpoint, run_in_scratch, scratch_folder
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
@@ -15,7 +16,6 @@ from quorate.engines.engine import Prepared
 from quorate.observe.events import RunBegan, StepCompleted
 from quorate.observe.tail import EventTail
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.scratch import scratch_folder
 from quorate.training.run_mode import RunMode
 
 
@@ -71,8 +71,7 @@ def replay(
 
 
 def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
-    resolved = recorded_job(run, {}, [])
-
+    resolved = recorded_job(run)
     place = find_task(run, resolved.spec.task)
 
     def refuse(now: Prepared) -> None:
@@ -83,7 +82,7 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
 
     info = _checkpoint_before(run, step)
     checkpoint = None if info is None else hold_checkpoint(run, info, scratch)
-    done, _ = run_in_scratch(ScratchJob(resolved, RunMode(replayed_step=step), checkpoint, refuse, place), scratch)
+    done, _ = run_in_scratch(scratch, resolved, RunMode(replayed_step=step), checkpoint, refuse, place)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()
@@ -98,12 +97,13 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
     folder = CheckpointFolder(run.checkpoints)
     for info in reversed(folder.list()):
         if info.cursor.step < step:
-            try:
+            with contextlib.suppress(CheckpointError):
                 folder.verify(info)
                 return info
-            except CheckpointError:
-                continue
-    begin = _first_step(run)
+    begin = 0
+    with contextlib.suppress(RunError):
+        begun = next((event for event in EventTail(run.events_file) if isinstance(event, RunBegan)), None)
+        begin = 0 if begun is None else begun.from_step or 0
     if begin > 0:
         raise RunError(
             f"run {run.name} cannot be replayed: it is a branch that began at step {begin} from a checkpoint of "
@@ -113,37 +113,24 @@ def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
     return None
 
 
-def _first_step(run: RunFolder) -> int:
-    """The step from which a run began when it was new: 0, unless it is a branch."""
-    try:
-        begun = next((event for event in EventTail(run.events_file) if isinstance(event, RunBegan)), None)
-    except RunError:
-        return 0
-    return 0 if begun is None else begun.from_step or 0
-
-
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[TensorDifference]:
+    import torch
+
     from quorate.training.device import same_bits
 
     first, second = dict(_tensors(left)), dict(_tensors(right))
     for name in {**first, **second}:
-        if name not in first or name not in second:
-            tensor = {**first, **second}[name]
-            yield TensorDifference(name, tuple(tensor.shape), tensor.numel(), tensor.numel(), None)
-        elif not same_bits(first[name], second[name]):
-            yield _difference(name, first[name], second[name])
-
-
-def _difference(name: str, left: Any, right: Any) -> TensorDifference:
-    import torch
-
-    shape, elements = tuple(left.shape), left.numel()
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return TensorDifference(name, shape, elements, elements, None)
-    raw = (left.contiguous().reshape(-1, 1).view(torch.uint8), right.contiguous().reshape(-1, 1).view(torch.uint8))
-    differing = int((raw[0] != raw[1]).any(dim=1).sum())
-    largest = float((left.double() - right.double()).abs().max())
-    return TensorDifference(name, shape, elements, differing, largest)
+        tensor = first[name] if name in first else second[name]
+        differing, largest = tensor.numel(), None
+        if name in first and name in second:
+            one, other = first[name], second[name]
+            if same_bits(one, other):
+                continue
+            if one.shape == other.shape and one.dtype == other.dtype:
+                raw = [each.contiguous().reshape(-1, 1).view(torch.uint8) for each in (one, other)]
+                differing = int((raw[0] != raw[1]).any(dim=1).sum())
+                largest = float((one.double() - other.double()).abs().max())
+        yield TensorDifference(name, tuple(tensor.shape), tensor.numel(), differing, largest)
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

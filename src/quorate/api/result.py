@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.api.recorded_run import recorded_environment, recorded_job, warn_of_foreign
-from quorate.api.resume_rules import refuse_lost_checkpoints, warn_of_damaged_result
+from quorate.api.recorded_run import (
+    chosen_checkpoint,
+    recorded_environment,
+    recorded_job,
+    refuse_lost_checkpoints,
+    warn_of_damaged_result,
+)
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import LAST, own_among, select, why_foreign
+from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RunError
-from quorate.history.run_record import RunRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -84,8 +87,7 @@ class Result:
     @property
     def error(self) -> str | None:
         """What ended the run, if it failed."""
-        failure = self.fields.get("failure") or {}
-        return failure.get("message")
+        return (self.fields.get("failure") or {}).get("message")
 
     def load_model(
         self, checkpoint: str | int = LAST, *, averaged: bool | None = None, map_location: Any = None, task: Any = None
@@ -113,7 +115,6 @@ class Result:
         return f"<Result {self.run}: {', '.join([self.status, f'{self.steps:,} steps', *metrics, *weights])}>"
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks."""
         return html_table([("run", self.run), ("status", self.status), *summary_rows(self.fields)])
 
 
@@ -128,7 +129,12 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     """
     folder = RunFolder(RunFolder.find(runs_folder(runs), str(run)).path.absolute())
     known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
-    return Result.of(folder, known | _ending_of(folder))
+    warn_of_damaged_result(folder)
+    result = folder.whole_result()
+    if result is None:
+        # It may have ended between the two looks.
+        result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
+    return Result.of(folder, known | (result or {"status": "lost"}))
 
 
 def refuse_without_average(run: str, spec: JobSpec) -> None:
@@ -161,13 +167,11 @@ def model_of(
     from quorate.training.replica import Replica
     from quorate.training.task import configure
 
-    spec = recorded_job(run, {}, []).spec
+    spec = recorded_job(run).spec
     if averaged:
         refuse_without_average(run.name, spec)
-    folder = CheckpointFolder.of_job(run.checkpoints, spec.checkpoint)
     refuse_lost_checkpoints(run, spec, "load")
-    info = select(run.name, folder, checkpoint, lambda: RunRecord.read(run).best, lambda info: why_foreign(info, spec))
-    warn_of_foreign(info, spec)
+    folder, info = chosen_checkpoint(run, spec, checkpoint, spec.checkpoint)
     with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, type):
             task_type = task
@@ -184,17 +188,6 @@ def model_of(
         if takes_over:
             replica.average.take_over()
         return LoadedModel(info, replica.model, takes_over)
-
-
-def _ending_of(run: RunFolder) -> dict[str, Any]:
-    """How a run ended; if it did not say, whether there is still somebody who will."""
-    warn_of_damaged_result(run)
-    result = run.whole_result()
-    if result is not None:
-        return result
-    if run.holder() is not None:
-        return {"status": "running"}
-    return run.whole_result() or {"status": "lost"}  # it may have ended between the two looks
 
 
 def _so_far(run: RunFolder) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """From a job to its result: a new run, or one that is resumed.
 
-`start` and `resume` decide in which folder and from which checkpoint; `_train` does the rest for both.
+`start` and `resume` decide in which folder and from which checkpoint; a `_Part` of the run does the rest for both.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,22 @@ from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
 from quorate.api.recorded_run import (
+    newest_checkpoint,
     recorded_and_asked,
     recorded_environment,
+    refuse_complete,
+    refuse_early_stopped,
+    refuse_edited_job,
+    refuse_other_meaning,
     remains_of,
     restore_environment,
     run_argument,
     set_foreign_aside,
     short_path,
-)
-from quorate.api.result import Result
-from quorate.api.resume_rules import (
-    EARLY_STOP,
-    newest_checkpoint,
-    refuse_complete,
-    refuse_early_stopped,
-    refuse_edited_job,
-    refuse_other_meaning,
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
+from quorate.api.result import Result
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
@@ -49,7 +46,8 @@ from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
 from quorate.observe.events import RunFailed, RunFinished, StepCompleted
-from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.notices import EARLY_STOP
+from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.tail import end_of_events
 from quorate.observe.waiting import DataWaitLog
@@ -78,11 +76,9 @@ class RunStart:
 class NoDisplay:
     """Shows nothing."""
 
-    def handle(self, event: Event) -> None:
-        """Say nothing."""
+    def handle(self, event: Event) -> None: ...
 
-    def close(self) -> None:
-        """Still nothing."""
+    def close(self) -> None: ...
 
 
 Watch = Callable[[RunStart], Sink]
@@ -96,14 +92,15 @@ Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], 
 def run_locally(
     launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
 ) -> Outcome:
-    """On this machine."""
+    """Run a job on this machine."""
     return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
 
 
 def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> Result:
     """Train a job in a new run folder."""
     refuse_in_worker()
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, checkpoint=None, runner=runner)
+    place = TaskLocation(resolved.spec.task)
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place)
 
 
 def resume(
@@ -136,8 +133,7 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        resolved = with_task_at(resolved, place)
-        return _train_in_new_run(resolved, folder, watch, checkpoint=checkpoint, runner=runner, place=place)
+        return _train_in_new_run(with_task_at(resolved, place), folder, watch, runner, checkpoint, place)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -147,10 +143,13 @@ def resume(
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = with_task_at(resolved, place)
-        plan = Plan(run, resolved, lambda now: _adopt(run, resolved, checkpoint, now), checkpoint, runner, place)
+
+        def adopt(now: Prepared) -> None:
+            _adopt(run, resolved, checkpoint, place, now)
+
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
-            return _train(plan, watch, signals)
+            return _Part(run, resolved, adopt, checkpoint, runner, place, watch).train(signals)
 
 
 def refuse_in_worker() -> None:
@@ -163,71 +162,27 @@ def refuse_in_worker() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A run that is about to be trained. `accept` refuses a machine or a task that does not fit the run."""
-
-    run: RunFolder
-    resolved: ResolvedJob
-    accept: Callable[[Prepared], None]
-    checkpoint: CheckpointInfo | None = None
-    runner: Runner = run_locally
-    place: TaskLocation | None = None
-
-
-class EventTracker:
-    """Passes a run's events on to whoever shows it.
-
-    It knows whether a step of this part of the run was done, what it has recovered from, and whether its end was told.
-    """
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.has_trained = False
-        self.has_finished = False
-        self._recoveries = RecoveryLog()
-        self._waiting = DataWaitLog()
-
-    def handle(self, event: Event) -> None:
-        """Pass an event on. Not a failure: what ended the job is told once, by the error that is raised for it."""
-        self.has_trained = self.has_trained or isinstance(event, StepCompleted)
-        self.has_finished = self.has_finished or isinstance(event, RunFinished)
-        self._recoveries.handle(event)
-        self._waiting.handle(event)
-        if not isinstance(event, RunFailed):
-            self._sink.handle(event)
-
-    @property
-    def recoveries(self) -> list[Recovery]:
-        """What this part of the run has recovered from, in order."""
-        return self._recoveries.recoveries
-
-    def waiting(self, spec: JobSpec) -> dict[str, Any]:
-        """How much of its steps was waiting for data, and what may help; empty if that is not worth a word."""
-        wait = self._waiting.wait
-        if not wait.is_worth_telling:
-            return {}
-        advice = self._waiting.advice(spec, usable_cores())
-        return {"waiting_for_data": {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}}
-
-
 def _train_in_new_run(
     resolved: ResolvedJob,
     folder: Path,
     watch: Watch,
+    runner: Runner,
     checkpoint: CheckpointInfo | None,
-    runner: Runner = run_locally,
-    place: TaskLocation | None = None,
+    place: TaskLocation,
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
+
+        def record(now: Prepared) -> None:
+            run.write_environment(now.facts)
+            keep_task(run, resolved.spec.task, now.source, place)
+
         with run.lock():
             try:
                 run.write_job(text)
-                plan = Plan(run, resolved, lambda now: _record(run, resolved, now, place), checkpoint, runner, place)
-                return _train(plan, watch, signals)
+                return _Part(run, resolved, record, checkpoint, runner, place, watch).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -261,98 +216,155 @@ def _restored_if_refused(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _record(run: RunFolder, resolved: ResolvedJob, now: Prepared, place: TaskLocation | None) -> None:
-    """What a new run's bits depend on besides its job."""
-    run.write_environment(now.facts)
-    keep_task(run, resolved.spec.task, now.source, place)
-
-
-def _adopt(run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, now: Prepared) -> None:
+def _adopt(
+    run: RunFolder, resolved: ResolvedJob, checkpoint: CheckpointInfo, place: TaskLocation, now: Prepared
+) -> None:
     """From here on the run is what is asked for now. Not earlier: a refused resume must change nothing."""
     recorded = recorded_environment(run, checkpoint)
-    _check_facts(run, recorded, now)
+    refuse_other_code(run, recorded, now, "Undo the change, or start a new run from its checkpoint with --branch.")
+    for name, value in now.facts.items():
+        if name != SOURCE and recorded.get(name, value) != value:
+            log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
     set_foreign_aside(run, resolved.spec)
     run.write_job(dump_job(resolved))
     restore_environment(run, recorded, now.facts)
-    keep_task(run, resolved.spec.task, now.source)
+    keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
 
 
-def _check_facts(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> None:
-    remedy = "Undo the change, or start a new run from its checkpoint with --branch."
-    refuse_other_code(run, recorded, now, remedy)
-    for name, value in now.facts.items():
-        if name != SOURCE and recorded.get(name, value) != value:
-            log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
+@dataclass
+class _Part:
+    """One part of a run, from its launch to what it comes to: a run that is resumed has several.
 
+    It knows whether a step of this part was done, what it has recovered from, and whether its end was told. `accept`
+    refuses a machine or a task that does not fit the run.
+    """
 
-def _train(plan: Plan, watch: Watch, signals: Signals) -> Result:
-    """Show the run, launch its processes, write down what it comes to, and wait for copies of its checkpoints."""
-    run, spec = plan.run, plan.resolved.spec
-    workers = spec.worker_count(usable_cores())
-    show = Guarded(watch(RunStart(run, spec, workers)))
-    tracker = EventTracker(show)
-    copied: list[dict[str, Any]] = []
-    started = time.perf_counter()
-    try:
-        # Before there are copiers, which write events themselves: those are news.
-        events_from = end_of_events(run.events_file)
-        copies = Copies(run, spec, tracker.handle)
+    run: RunFolder
+    resolved: ResolvedJob
+    accept: Callable[[Prepared], None]
+    checkpoint: CheckpointInfo | None
+    runner: Runner
+    place: TaskLocation
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        self._spec = self.resolved.spec
+        self._workers = self._spec.worker_count(usable_cores())
+        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
+        self._has_trained = self._has_finished = False
+        self._recoveries = RecoveryLog()
+        self._waiting = DataWaitLog()
+
+    def train(self, signals: Signals) -> Result:
+        """Launch its processes, show it, write down what it comes to, and wait for copies of its checkpoints."""
+        copied: list[dict[str, Any]] = []
+        started = time.perf_counter()
         try:
-            outcome = _launch(plan, workers, signals, tracker, copies, events_from)
-            fields = _conclude(plan, outcome, time.perf_counter() - started, tracker)
+            # Before there are copiers, which write events themselves: those are news.
+            events_from = end_of_events(self.run.events_file)
+            copies = Copies(self.run, self._spec, self._handle)
+            try:
+                outcome = self._launch(events_from, copies.handle, signals)
+                fields = self._conclude(outcome, time.perf_counter() - started)
+            finally:
+                copied = copies.conclude(signals) if self._has_trained else copies.abandon()
         finally:
-            copied = copies.conclude(signals) if tracker.has_trained else copies.abandon()
-    finally:
-        show.close()
-    if copied:
-        fields["copies"] = copied
-        _write_result(run, fields)
-    return Result.of(run, fields)
+            self._display.close()
+        if copied:
+            fields["copies"] = copied
+            self._write_result(fields)
+        return Result.of(self.run, fields)
 
+    def _handle(self, event: Event) -> None:
+        """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
+        self._has_trained = self._has_trained or isinstance(event, StepCompleted)
+        self._has_finished = self._has_finished or isinstance(event, RunFinished)
+        self._recoveries.handle(event)
+        self._waiting.handle(event)
+        if not isinstance(event, RunFailed):
+            self._display.handle(event)
 
-def _launch(
-    plan: Plan, workers: int, signals: Signals, tracker: EventTracker, copies: Copies, events_from: int
-) -> Outcome:
-    """Train on processes of this machine. Raises a refusal that comes before the first step; the rest is an outcome."""
-    spec = plan.resolved.spec
-    checkpoint = None if plan.checkpoint is None else plan.checkpoint.path
-    launch = Launch(plan.run, spec, workers, _source_of_params(plan.resolved), checkpoint, events_from=events_from)
-    if plan.place is not None:
-        launch = replace(launch, task=plan.place.reference, search_path=plan.place.search_path)
-    try:
-        return plan.runner(launch, copies.handle, plan.accept, signals)
-    except QuorateError as error:
-        if isinstance(error, RequestError) and not tracker.has_trained:
-            raise
-        return Outcome(Failure.of(error), {})
+    def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
+        """Raises a refusal that comes before the first step; the rest is an outcome."""
+        launch = Launch(
+            self.run,
+            self._spec,
+            self._workers,
+            _source_of_params(self.resolved),
+            None if self.checkpoint is None else self.checkpoint.path,
+            task=self.place.reference,
+            search_path=self.place.search_path,
+            events_from=events_from,
+        )
+        try:
+            return self.runner(launch, show, self.accept, signals)
+        except QuorateError as error:
+            if isinstance(error, RequestError) and not self._has_trained:
+                raise
+            return Outcome(Failure.of(error), {})
 
+    def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
+        """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
+        run, result = self.run, outcome.result
+        about: dict[str, Any] = {"run": run.name, "folder": str(run.path)}
+        recoveries = [recovery.to_dict() for recovery in self._recoveries.recoveries]
+        if outcome.failure is not None:
+            raise self._failed(outcome.failure, about, recoveries)
+        fields = {
+            **about,
+            "status": ENDINGS[result["ending"]],
+            "from_step": 0 if self.checkpoint is None else self.checkpoint.cursor.step,
+            **({} if "steps" in result else self._state_so_far()),
+            **result,
+            "wall_seconds": round(seconds, 3),
+            "recoveries": recoveries,
+        }
+        wait = self._waiting.wait
+        if wait.is_worth_telling:
+            advice = self._waiting.advice(self._spec, usable_cores())
+            fields["waiting_for_data"] = {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}
+        if self._has_trained and not self._has_finished:
+            log.warning("the last events could not be written: %s ends too early", short_path(run.events_file))
+        self._write_result(fields)
+        return fields
 
-def _conclude(plan: Plan, outcome: Outcome, seconds: float, tracker: EventTracker) -> dict[str, Any]:
-    """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
-    if outcome.failure is not None:
-        failure = outcome.failure
-        if tracker.has_trained and failure.exit_code == RequestError.exit_code:
-            # Even where the request was to blame, a run that has trained tells of it and is kept.
+    def _failed(self, failure: Failure, about: dict[str, Any], recoveries: list[dict[str, Any]]) -> QuorateError:
+        """The error for a failure that stands in the run folder as well, unless it is a refusal, which changes nothing.
+
+        Even where the request was to blame, a run that has trained tells of it and is kept.
+        """
+        if self._has_trained and failure.exit_code == RequestError.exit_code:
             failure = failure.at(exit_code=JobError.exit_code)
-        raise _failed(plan, failure, tracker.recoveries)
-    fields = _result_fields(plan, outcome.result, seconds, tracker.recoveries)
-    fields |= tracker.waiting(plan.resolved.spec)
-    if tracker.has_trained and not tracker.has_finished:
-        log.warning("the last events could not be written: %s ends too early", short_path(plan.run.events_file))
-    _write_result(plan.run, fields)
-    return fields
+        if failure.is_refusal:
+            return failure.error()
+        status = STOPPED.get(failure.exit_code, "failed")
+        try:
+            self.run.write_result({**about, "status": status, "failure": failure.to_dict(), "recoveries": recoveries})
+        except QuorateError as error:
+            log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
+        return JobFailed(failure, remains_of(self.run, self._spec, failure))
 
+    def _write_result(self, fields: dict[str, Any]) -> None:
+        try:
+            self.run.write_result(fields)
+        except QuorateError as error:
+            raise JobError(
+                f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its "
+                f"checkpoint is kept. Make room, then: quorate resume {run_argument(self.run)}"
+            ) from error
 
-def _write_result(run: RunFolder, fields: dict[str, Any]) -> None:
-    try:
-        run.write_result(fields)
-    except QuorateError as error:
-        raise JobError(
-            f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its checkpoint "
-            f"is kept. Make room, then: quorate resume {run_argument(run)}"
-        ) from error
+    def _state_so_far(self) -> dict[str, Any]:
+        """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
+        search = search_own(CheckpointFolder(self.run.checkpoints), lambda info: why_foreign(info, self._spec))
+        info = search.newest or self.checkpoint
+        return {
+            "steps": 0 if info is None else info.cursor.step,
+            "weights_digest": "" if info is None else info.manifest.weights_digest,
+            "samples_per_second": 0.0,
+            "final_metrics": {} if info is None else info.manifest.metrics,
+        }
 
 
 def _source_of_params(resolved: ResolvedJob) -> str:
@@ -360,51 +372,3 @@ def _source_of_params(resolved: ResolvedJob) -> str:
     said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
     over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
     return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
-
-
-def _failed(plan: Plan, failure: Failure, recoveries: Sequence[Recovery]) -> QuorateError:
-    """The error for a failure that stands in the run folder as well, unless it is a refusal, which changes nothing."""
-    run = plan.run
-    if failure.is_refusal:
-        return failure.error()
-    fields = {
-        "run": run.name,
-        "folder": str(run.path),
-        "status": STOPPED.get(failure.exit_code, "failed"),
-        "failure": failure.to_dict(),
-        "recoveries": [recovery.to_dict() for recovery in recoveries],
-    }
-    try:
-        run.write_result(fields)
-    except QuorateError as error:
-        log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
-    return JobFailed(failure, remains_of(run, plan.resolved.spec, failure))
-
-
-def _result_fields(
-    plan: Plan, result: dict[str, Any], seconds: float, recoveries: Sequence[Recovery]
-) -> dict[str, Any]:
-    run, ending = plan.run, result["ending"]
-    return {
-        "run": run.name,
-        "folder": str(run.path),
-        "status": ENDINGS[ending],
-        "from_step": 0 if plan.checkpoint is None else plan.checkpoint.cursor.step,
-        **({} if "steps" in result else _state_so_far(plan)),
-        **result,
-        "wall_seconds": round(seconds, 3),
-        "recoveries": [recovery.to_dict() for recovery in recoveries],
-    }
-
-
-def _state_so_far(plan: Plan) -> dict[str, Any]:
-    """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
-    spec = plan.resolved.spec
-    search = search_own(CheckpointFolder(plan.run.checkpoints), lambda info: why_foreign(info, spec))
-    info = search.newest or plan.checkpoint
-    return {
-        "steps": 0 if info is None else info.cursor.step,
-        "weights_digest": "" if info is None else info.manifest.weights_digest,
-        "samples_per_second": 0.0,
-        "final_metrics": {} if info is None else info.manifest.metrics,
-    }

@@ -59,11 +59,6 @@ class TaskLocation:
         with imports.active():
             yield load_task_type(self.reference, seed, imports.builtins)
 
-    def load(self, seed: int) -> type[Any]:
-        """The task's class."""
-        with self.loaded(seed) as task_type:
-            return task_type
-
 
 def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskLocation:
     """Where the task of a run is, as recorded, unless another place is asked for.
@@ -79,36 +74,30 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
     except ValueError:
         return TaskLocation(recorded)  # told with both names where it is loaded
     kept = read_source(run.path)
+    named = reference.file or f"module {reference.module}"
+    is_there = reference.file.is_file() if reference.file is not None else locate(reference.module or "") is not None
     moved, why = _moved(run, reference, kept)
-    if _is_there(reference):
-        return _of_two(reference, recorded, moved, why)
     if moved is not None:
-        log.warning("the task is not at %s any more: the one at %s is used", reference.file, short_path(moved))
+        if not is_there:  # otherwise the project was copied with its runs
+            log.warning("the task is not at %s any more: the one at %s is used", named, short_path(moved))
         return TaskLocation(f"{moved}:{reference.class_name}")
+    if is_there:
+        if why:
+            log.warning("the task at %s is used, as recorded%s (--task FILE:Class names another)", named, why)
+        return TaskLocation(recorded)
     if kept is None:
         if untrusted:
-            raise RunError(
-                f"the task {reference.file or f'module {reference.module}'} is not here, and {untrusted}; or name the "
-                "task by --task FILE:Class."
-            )
+            raise RunError(f"the task {named} is not here, and {untrusted}; or name the task by --task FILE:Class.")
         return TaskLocation(recorded)
     log.warning(
         "the task %s is not there any more%s: the source that the run keeps is used (%s); --task FILE:Class names "
         "another",
-        reference.file or f"module {reference.module}",
-        why,
-        short_path(kept.folder),
+        *(named, why, short_path(kept.folder)),
     )
-    return _from_kept(kept, reference)
-
-
-def _of_two(reference: TaskReference, recorded: str, moved: Path | None, why: str) -> TaskLocation:
-    """The task where it is recorded; or, of a project that was copied with its runs, the copy of it."""
-    if moved is not None and reference.file is not None and moved != reference.file.resolve():
-        return TaskLocation(f"{moved}:{reference.class_name}")
-    if why:
-        log.warning("the task at %s is used, as recorded%s (--task FILE:Class names another)", reference.file, why)
-    return TaskLocation(recorded)
+    if reference.module is None:
+        reference = replace(reference, file=kept.folder / kept.source.main)
+    place = TaskLocation(str(reference), kept)
+    return replace(place, search_path=[str(kept.folder), *place.search_path])
 
 
 def with_task_at(resolved: ResolvedJob, place: TaskLocation) -> ResolvedJob:
@@ -118,14 +107,14 @@ def with_task_at(resolved: ResolvedJob, place: TaskLocation) -> ResolvedJob:
     return replace(resolved, spec=resolved.spec.model_copy(update={"task": place.reference}))
 
 
-def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation | None = None) -> None:
+def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation) -> None:
     """Keep the source of a run's task in the run; not that of one that is installed, which is no project's."""
     if source is None:
         log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
         return
     reference = TaskReference.parse(task)
     file = reference.file or locate(reference.module or "")
-    if (place is not None and place.kept is not None) or (file is not None and is_own(file.resolve())):
+    if place.kept is not None or (file is not None and is_own(file.resolve())):
         keep_source(run.path, source, reference.file)
 
 
@@ -146,15 +135,11 @@ def warn_of_other_code(run: RunFolder, recorded: Mapping[str, Any], place: TaskL
     # Another version of Python may read the same text into another tree.
     if not then.startswith(KIND) or python != platform.python_version():
         return
-    kept = read_source(run.path) if place.kept is None else place.kept
-    now: TaskSource | None
-    if place.kept is not None:
-        now, where = place.kept.source, place.kept.folder
-    else:
-        file = TaskReference.parse(place.reference).file
-        now, where = (None, run.path) if file is None else (_source_at(file), file)
-        if now is not None and kept is not None and _is_same(now, kept.source):
-            now, where = kept.source, kept.folder
+    kept = place.kept or read_source(run.path)
+    file = None if place.kept is not None else TaskReference.parse(place.reference).file
+    now, where = (None, run.path) if file is None else (_source_at(file), file)
+    if kept is not None and (place.kept is not None or (now is not None and _is_same(now, kept.source))):
+        now, where = kept.source, kept.folder
     if now is not None and now.digest != then:
         log.warning(
             "the task's code in %s is not what run %s began with (digest %s… then, %s… now); it is used all the same",
@@ -184,18 +169,13 @@ def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared
     raise RunError("\n".join([f"{message} What differs:", *(f"  {line}" for line in lines)]))
 
 
-def _is_there(reference: TaskReference) -> bool:
-    return reference.file.is_file() if reference.file is not None else locate(reference.module or "") is not None
-
-
 def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) -> tuple[Path | None, str]:
     """The task's file where it lies relative to the run, as before; or why there is none."""
     if reference.file is None or kept is None or kept.found_at is None:
         return None, ""
     file = (run.path / kept.found_at).resolve()
-    if not file.is_file() or file == reference.file.resolve():
-        return None, ""
-    present = _source_at(file)
+    is_elsewhere = file.is_file() and file != reference.file.resolve()
+    present = _source_at(file) if is_elsewhere else None
     if present is None:
         return None, ""
     if not _is_same(present, kept.source):
@@ -216,13 +196,6 @@ def _is_same(present: TaskSource, kept: TaskSource) -> bool:
     """Whether the code is the same, except for what is imported by names that are computed."""
     names = {kept.main, *(name for name in kept.files if name in present.files)}
     return present.digest == TaskSource(kept.main, {name: kept.files[name] for name in names}).digest
-
-
-def _from_kept(kept: KeptSource, reference: TaskReference) -> TaskLocation:
-    place = TaskLocation(str(replace(reference, file=kept.folder / kept.source.main)), kept)
-    if reference.module is not None:
-        place = TaskLocation(str(reference), kept)
-    return replace(place, search_path=[str(kept.folder), *place.search_path])
 
 
 class FolderImports:
@@ -270,7 +243,6 @@ class FolderImports:
                 sys.modules.update(rivals)
 
     def is_below(self, file: str) -> bool:
-        """Whether a file lies in the folder."""
         return os.path.realpath(file).startswith(self._folder + os.sep)
 
     def _import(self, *given: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Sink
-from quorate.storage.run_search import runs_folder
+from quorate.storage.run_folder import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
 
@@ -86,14 +86,11 @@ def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
         raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
     if isinstance(watch, NotebookDisplay):
         watch.conclude(result)
-    pass_on_signal(result.exit_code, _cut_short(result), signals.received)
+    where = "before its first step"
+    if result.steps:
+        where = f'at step {result.steps}; quorate.resume("{result.run}") goes on'
+    pass_on_signal(result.exit_code, f"run {result.run} was {result.status} {where}", signals.received)
     return result
-
-
-def _cut_short(result: Result) -> str:
-    if not result.steps:
-        return f"run {result.run} was {result.status} before its first step"
-    return f'run {result.run} was {result.status} at step {result.steps}; quorate.resume("{result.run}") goes on'
 
 
 def show_on_stderr(begun: RunStart) -> Sink:
@@ -108,11 +105,6 @@ def show_quietly(begun: RunStart) -> Sink:
     return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun))
 
 
-def show_nothing(_: RunStart) -> Sink:
-    """No progress at all."""
-    return NoDisplay()
-
-
 class NotebookDisplay:
     """Shows one run under a cell, and at its end a table of its result."""
 
@@ -121,12 +113,10 @@ class NotebookDisplay:
         self._console: NotebookConsole | None = None
 
     def __call__(self, begun: RunStart) -> Sink:
-        """Begin to show a run."""
         self._console = NotebookConsole(self._display, _progress(begun))
         return self._console
 
     def conclude(self, result: Result) -> None:
-        """Show how it ended."""
         if self._console is not None:
             self._console.summarise(result.fields)
 
@@ -136,7 +126,7 @@ def watch_here(progress: bool) -> Watch | NotebookDisplay:
     display = notebook_display() if progress else None
     if display is not None:
         return NotebookDisplay(display)
-    return show_on_stderr if progress else show_nothing
+    return show_on_stderr if progress else lambda _: NoDisplay()
 
 
 def _stderr() -> Screen | None:

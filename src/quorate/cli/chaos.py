@@ -76,7 +76,7 @@ def chaos(
       quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
-    from quorate.api.chaos import FaultRequest, Stopped, try_under
+    from quorate.api.chaos import FaultRequest, Trial, try_under
     from quorate.api.documents import trial_document
     from quorate.api.train import show_on_stderr, show_quietly
     from quorate.cli.chaos_view import print_trial, succeeded
@@ -88,7 +88,7 @@ def chaos(
     layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
     resolved = load_job(job_file, os.environ, layer)
     trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
-    if isinstance(trial, Stopped):
+    if not isinstance(trial, Trial):
         _report_stop(trial.status, trial.exit_code, as_json)
         raise typer.Exit(trial.exit_code)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))

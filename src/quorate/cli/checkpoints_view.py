@@ -9,7 +9,7 @@ from rich.text import Text
 from quorate.api.checkpoints import NO_KEY, Verified
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.runs_view import age
-from quorate.history.checkpoint_list import CheckpointList, Kept
+from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord
 from quorate.observe.quantities import measure, size
 
 
@@ -24,10 +24,10 @@ def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
     headings = ("step", "size", "age", "metrics", "kept as", "")
     page.table(_table(headings, [_row(each, now) for each in found.checkpoints]))
     for each in found.checkpoints:
-        if each.record.problem:
-            page.line(f"{each.record.name} is damaged: {each.record.problem}")
-        if each.record.foreign:
-            page.line(f"{each.record.name} is not of this run, and is passed over: {each.record.foreign}")
+        if each.problem:
+            page.line(f"{each.name} is damaged: {each.problem}")
+        if each.foreign:
+            page.line(f"{each.name} is not of this run, and is passed over: {each.foreign}")
 
 
 def print_verified(page: Page, run: str, verified: Verified) -> None:
@@ -55,17 +55,16 @@ def print_verified(page: Page, run: str, verified: Verified) -> None:
         page.line(f"Who wrote them was not checked, only that they are whole: {verified.not_authenticated}")
 
 
-def _row(each: Kept, now: datetime) -> tuple[Text, ...]:
-    record = each.record
+def _row(each: CheckpointRecord, now: datetime) -> tuple[Text, ...]:
     seconds = each.age(now)
-    notes = [("damaged", "red")] if record.problem else []
-    notes += [("of another run", "red")] if record.foreign else []
-    notes += [("encrypted", "dim")] if record.encrypted else []
+    notes = [("damaged", "red")] if each.problem else []
+    notes += [("of another run", "red")] if each.foreign else []
+    notes += [("encrypted", "dim")] if each.encrypted else []
     return (
-        Text(f"{each.step:,}" + (" evaluated" if record.name.endswith("-evaluated") else "")),
-        Text(size(record.bytes) if record.bytes else NONE),
+        Text(f"{each.named_step:,}" + (" evaluated" if each.name.endswith("-evaluated") else "")),
+        Text(size(each.bytes) if each.bytes else NONE),
         Text(NONE if seconds is None else age(seconds)),
-        Text(", ".join(f"{name} {measure(value)}" for name, value in record.metrics.items()) or NONE),
+        Text(", ".join(f"{name} {measure(value)}" for name, value in each.metrics.items()) or NONE),
         Text(", ".join(reason.value for reason in each.because) or NONE),
         Text(" ").join(Text(word, style=style) for word, style in notes),
     )

@@ -14,7 +14,7 @@ from quorate.api.data import LARGE_BLOCK, Indexed, Spread, Stats, Verified
 from quorate.api.preview import WHOLE, Previewed, short_fields
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.data.shards.index import ShardIndex
-from quorate.history.samples_documents import shown_place
+from quorate.history.streaming import shown_place
 from quorate.observe.quantities import duration, size
 
 MOST_FLAWS = 50

@@ -42,8 +42,7 @@ def runs(
     from quorate.cli.layout import Page
     from quorate.cli.runs_view import print_listing
     from quorate.history.documents import runs_document
-    from quorate.history.run_list import Listing, Order, RunQuery
-    from quorate.history.run_record import Status
+    from quorate.history.run_record import Listing, Order, RunQuery, Status
 
     query = RunQuery(
         statuses=tuple(choose(word, Status, "--status") for word in status or ()),
@@ -122,19 +121,18 @@ def _samples_of(folder: Any, with_data: bool, with_ledger: bool, as_json: bool) 
     from quorate.cli.layout import Page
     from quorate.cli.samples_view import print_data, print_ledger
     from quorate.history.ledger import read_ledger
-    from quorate.history.samples_documents import data_document, ledger_document
     from quorate.history.streaming import read_data_progress
 
     document: dict[str, Any] = {}
     code = 0
     if with_data:
         progress = read_data_progress(folder)
-        document["data"] = data_document(progress)
+        document["data"] = progress.document()
         if not as_json:
             print_data(Page.on_stdout(), folder.name, progress)
     if with_ledger:
         ledger = read_ledger(folder)
-        document["ledger"] = ledger_document(ledger)
+        document["ledger"] = ledger.document()
         code = 0 if ledger.is_whole else 1
         if not as_json:
             print_ledger(Page.on_stdout(), folder.name, ledger)
@@ -181,7 +179,7 @@ def diff(
 
 def as_typed(path: Path) -> str:
     """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    from quorate.storage.run_search import runs_folder
+    from quorate.storage.run_folder import runs_folder
 
     is_usual = path.parent.absolute() == runs_folder().absolute()
     return shlex.quote(path.name if is_usual else str(path))
@@ -190,7 +188,7 @@ def as_typed(path: Path) -> str:
 def _refuse_missing(folder: Path) -> None:
     """A folder that was named here is a mistake if it is not there; the usual one is just not there yet."""
     from quorate.core.errors import RunError
-    from quorate.storage.run_search import is_run
+    from quorate.storage.run_folder import is_run
 
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "not there"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from quorate.core.errors import RequestError
-from quorate.storage.run_search import USUAL, VARIABLE
+from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
@@ -24,7 +24,7 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_search import LAST, is_run, runs_folder
+    from quorate.storage.run_folder import LAST, is_run, runs_folder
 
     try:
         runs = runs_folder(context.params.get("runs"))
@@ -53,7 +53,7 @@ def _job_files_below(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-RUNS = USUAL
+RUNS = USUAL_RUNS
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", autocompletion=job_files)]
 Run = Annotated[
@@ -62,7 +62,7 @@ Run = Annotated[
         metavar="RUN", help="A run's name, a unique prefix of it, a path, or last.", autocompletion=run_names
     ),
 ]
-Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", envvar=VARIABLE, help="The folder of run folders.")]
+Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", envvar=RUNS_ENV, help="The folder of run folders.")]
 """Give it the default `RUNS`."""
 Workers = Annotated[
     str | None,

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.layout import GAP, NONE, Page, headed_table
-from quorate.history.run_list import Listing
-from quorate.history.run_record import RunRecord, Status
+from quorate.history.run_record import Listing, RunRecord, Status
 from quorate.observe.quantities import measure
 
 WORDS_SHOWN = 8

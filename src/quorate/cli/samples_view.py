@@ -7,8 +7,7 @@ from quorate.cli.layout import NONE, Page, headed_table
 from quorate.data.indices import Ranges, count_in
 from quorate.data.sharding import LaneReading, ReadCounts
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
-from quorate.history.samples_documents import shard_of, shown_place
-from quorate.history.streaming import DataProgress
+from quorate.history.streaming import DataProgress, shown_place
 
 EPOCHS_SHOWN = 20
 LISTED = 8
@@ -78,7 +77,7 @@ def print_data(page: Page, run: str, progress: DataProgress) -> None:
     page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
     page.row("shards", _standing(sharding.shards))
     page.row("blocks", _standing(sharding.blocks))
-    page.whole("index", shown_place(progress.streaming.index))
+    page.whole("index", shown_place(progress.data.index or ""))
 
 
 def _data_table(progress: DataProgress) -> Table:
@@ -88,7 +87,7 @@ def _data_table(progress: DataProgress) -> Table:
         table.add_row(
             str(lane.lane),
             NONE if lane.worker is None else str(lane.worker),
-            Text(shard_of(progress, lane) or NONE),
+            Text(progress.shard_of(lane) or NONE),
             _block(lane),
             f"{lane.blocks_done:,} of {lane.blocks_done + lane.blocks_left:,}",
             f"{lane.samples_done:,} of {lane.samples_done + lane.samples_left:,}",

@@ -9,6 +9,8 @@ is gone, and is ended with the worker: nothing outlives the job. Where the fork 
 ends what is in the process groups of its workers.
 """
 
+import contextlib
+import json
 import logging
 import os
 import selectors
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,53 @@ from quorate.core.networks import enter_network
 from quorate.core.processes import adopt_orphans, children_of, die_with_parent
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
-from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
 
+PREPARE, READY, FAILED = "prepare", "ready", "failed"
+START, STARTED, EXITED = "start", "started", "exited"
 REAP_EVERY = 5.0
 """Seconds between two looks at what workers that live have left, and has ended."""
+
+
+class Messages:
+    """One end of the conversation of launcher and fork server: JSON lines over a socket pair that only they hold."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._partial = b""
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, what: str, **fields: Any) -> None:
+        """Say something; the other side may be gone, which is learnt by reading."""
+        try:
+            self._connection.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
+        except OSError:
+            self.closed = True
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """What has arrived. `closed` is set at the end of the conversation."""
+        try:
+            received = self._connection.recv(1 << 16)
+        except OSError:
+            received = b""
+        if not received:
+            self.closed = True
+        *lines, self._partial = (self._partial + received).split(b"\n")
+        return (json.loads(line) for line in lines)
+
+    def end(self) -> None:
+        """Say nothing more, which the other side takes for the end; what it still says can be read."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @dataclass(frozen=True)
@@ -67,23 +108,19 @@ class ForkServer:
         try:
             while not self._messages.closed:
                 for key, _ in self._selector.select(REAP_EVERY):
-                    if key.fileobj is self._messages:
-                        self._answer()
-                    else:
+                    if key.fileobj is not self._messages:
                         self._reap(key.fd)
+                        continue
+                    for message in self._messages.read():
+                        if message["what"] == PREPARE:
+                            self._prepare(message)
+                        elif message["what"] == START:
+                            self._start(Assignment.from_json(message["assignment"]))
                 if time.monotonic() >= reap_at:
                     self._reap_left()
                     reap_at = time.monotonic() + REAP_EVERY
         finally:
             self._kill()
-
-    def _answer(self) -> None:
-        for message in self._messages.read():
-            what = message["what"]
-            if what == PREPARE:
-                self._prepare(message)
-            elif what == START:
-                self._start(Assignment.from_json(message["assignment"]))
 
     def _prepare(self, message: dict[str, Any]) -> None:
         try:
@@ -190,17 +227,11 @@ class ForkServer:
 
         Without this a task that calls `os.system("command &")` at every step would use up all numbers of processes.
         """
-        if not self._has_dead():
-            return
-        for pid in children_of(os.getpid()).keys() - self._known():
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-
-    def _has_dead(self) -> bool:
-        """Asked first, since to find who it is may take a look at every process of the machine."""
-        try:
-            return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # there are no children
-            return False
+        # Asked first whether there is anybody, since to find who may take a look at every process of the machine.
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                for pid in children_of(os.getpid()).keys() - self._known():
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
     def _known(self) -> frozenset[int]:
         return self._own | {child.pid for child in self._children.values()}

@@ -31,7 +31,7 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
-from quorate.engines.messages import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
+from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
@@ -88,30 +88,25 @@ class LocalEngine:
         self._fork_server = ForkServerProcess(run.logs / "fork_server.log", preparation)
 
     def capacity(self) -> Capacity:
-        """This machine's cores."""
         return Capacity(usable_cores(), self._network_of(COORDINATOR))
 
     def start(self, assignment: Assignment) -> None:
-        """Have the fork server fork a worker."""
         placed = replace(assignment, network=self._network_of(assignment.slot))
         self._starting[placed.slot] = placed
         status_file(self._run, placed.slot).unlink(missing_ok=True)  # of whoever was there before
-        self._fork_server.start(placed)
+        self._fork_server.messages.send(START, assignment=placed.to_json())
 
     def poll(self, seconds: float) -> list[Notice]:
-        """What the fork server tells, and how far those are who are being set up."""
         self._logs.trim(time.monotonic())
-        notices = [notice for message in self._fork_server.poll(seconds) for notice in self._noted(message)]
-        if self._fork_server.has_ended:
+        notices = [notice for message in self._fork_server.read(seconds) for notice in self._noted(message)]
+        if self._fork_server.messages.closed:
             notices += self._replace_fork_server()
         return [*notices, *self._setups()]
 
     def kill(self, slot: int, pid: int) -> None:  # noqa: ARG002 (a pid says it all on one machine)
-        """Kill the process, and no other that may have its number by now."""
-        self._fork_server.kill(pid)
+        self._fork_server.workers.kill(pid)
 
     def close(self) -> None:
-        """End the fork server and whatever it still has."""
         if not self._is_closed:
             self._is_closed = True
             self._fork_server.close()
@@ -148,7 +143,7 @@ class LocalEngine:
                 yield SettingUp(slot, pid, None)
 
     def _replace_fork_server(self) -> list[Notice]:
-        departure = self._fork_server.departure
+        departure = self._fork_server.departure()
         if not self._is_ready:
             log_file = self._run.logs / "fork_server.log"
             return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
@@ -156,7 +151,7 @@ class LocalEngine:
         exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
         self._fork_server = ForkServerProcess(self._run.logs / "fork_server.log", self._preparation)
         for assignment in self._starting.values():
-            self._fork_server.start(assignment)
+            self._fork_server.messages.send(START, assignment=assignment.to_json())
         return [Interrupted(f"{departure}, and the workers with it"), *exits]
 
 
@@ -165,7 +160,7 @@ class ForkServerProcess:
 
     def __init__(self, log_file: Path, preparation: Preparation) -> None:
         self._is_ready = False
-        self._workers = Pidfds()
+        self.workers = Pidfds()
         ours, theirs = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
         with log_file.open("ab") as log, theirs:
@@ -181,68 +176,50 @@ class ForkServerProcess:
         # The numbers of its workers, and so of the process groups of whatever they have started.
         self._groups: set[int] = set()
         self._end = os.pidfd_open(self._process.pid)
-        self._messages = Messages(ours)
-        self._messages.send(PREPARE, **vars(preparation))
+        self.messages = Messages(ours)
+        self.messages.send(PREPARE, **vars(preparation))
 
-    def start(self, assignment: Assignment) -> None:
-        """Ask for a worker; a message will tell of its start and one of its end."""
-        self._messages.send(START, assignment=assignment.to_json())
+    def read(self, seconds: float) -> list[dict[str, Any]]:
+        """What it tells, of each worker that was asked for its start and its end; waits that long for something."""
+        if not select.select([self.messages], [], [], seconds)[0]:
+            return []
+        messages = list(self.messages.read())
+        for message in messages:
+            if message["what"] == STARTED:
+                self.workers.add(message["pid"])
+                self._groups.add(message["pid"])
+            elif message["what"] == EXITED:
+                self.workers.discard(message["pid"])
+            elif message["what"] == READY:
+                self._is_ready = True
+        return messages
 
-    def poll(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What it tells; waits that long for something."""
-        if select.select([self._messages], [], [], seconds)[0]:
-            yield from self._read()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it will tell nothing more."""
-        return self._messages.closed
-
-    @property
     def departure(self) -> str:
         """How it has ended; waits until it has."""
-        self._await_end(None)
-        code = self._reap()
-        return f"the fork server (pid {self._process.pid}), which starts the workers, {describe_departure(code)}"
-
-    def kill(self, pid: int) -> None:
-        """End one of its workers."""
-        self._workers.kill(pid)
+        select.select([self._end], [], [])
+        ended = describe_departure(self._reap())
+        return f"the fork server (pid {self._process.pid}), which starts the workers, {ended}"
 
     def close(self) -> None:
         """End the fork server and whatever it still has, and wait until they are gone."""
-        self._messages.end()
+        self.messages.end()
         if not self._is_ready:
             # User code that is being imported does not listen, and has no workers yet that could be left behind.
             self._process.kill()
-        if not self._await_end(CLOSE_PATIENCE):
+        if not select.select([self._end], [], [], CLOSE_PATIENCE)[0]:
             self._process.kill()  # the kernel ends the workers with it
-            self._await_end(None)
+            select.select([self._end], [], [])
         # Of workers that were started last. It does not wait: what the user's code has forked may hold the socket.
-        while not self._messages.closed and select.select([self._messages], [], [], 0)[0]:
-            list(self._read())
-        self._messages.close()
+        while not self.messages.closed and select.select([self.messages], [], [], 0)[0]:
+            self.read(0)
+        self.messages.close()
         self._reap()
         os.close(self._end)
         # Only the fork server can reap them. Whoever holds the run's lock must not let go of it while one still writes.
-        left = self._workers.await_end(CLOSE_PATIENCE)
+        left = self.workers.await_end(CLOSE_PATIENCE)
         if left:
             log.warning("workers still end after %s s: processes %s", CLOSE_PATIENCE, ", ".join(map(str, left)))
-        self._workers.close()
-
-    def _read(self) -> Iterator[dict[str, Any]]:
-        for message in self._messages.read():
-            if message["what"] == STARTED:
-                self._workers.add(message["pid"])
-                self._groups.add(message["pid"])
-            elif message["what"] == EXITED:
-                self._workers.discard(message["pid"])
-            elif message["what"] == READY:
-                self._is_ready = True
-            yield message
-
-    def _await_end(self, seconds: float | None) -> bool:
-        return bool(select.select([self._end], [], [], seconds)[0])
+        self.workers.close()
 
     def _reap(self) -> int:
         """Take note of its end, and of its exit code.
@@ -279,13 +256,11 @@ class Pidfds:
             return
 
     def discard(self, pid: int) -> None:
-        """Watch a process no longer."""
         descriptor = self._descriptors.pop(pid, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def kill(self, pid: int) -> None:
-        """End a process, and no other that may have its number by now."""
         descriptor = self._descriptors.get(pid)
         if descriptor is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
@@ -304,7 +279,6 @@ class Pidfds:
         return sorted(self._descriptors)
 
     def close(self) -> None:
-        """Let go of all."""
         for pid in list(self._descriptors):
             self.discard(pid)
 

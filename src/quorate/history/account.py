@@ -6,8 +6,8 @@ from pathlib import Path
 
 from quorate.data.indices import Ranges, count_in, union
 from quorate.data.ledger import Tally
-from quorate.history.streaming import Streaming
-from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted
+from quorate.history.streaming import blocks_of
+from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted, TrainingBlocks
 from quorate.observe.tail import EventTail
 
 _COUNTED = frozenset({"bad", "dropped", "planned", "skipped"})
@@ -32,7 +32,7 @@ class StepEntry:
 
     @classmethod
     def of(cls, event: StepCompleted) -> "StepEntry":
-        """From a step. Raises ValueError where it says nothing about samples, or what cannot be."""
+        """Raises ValueError where a step says nothing about samples, or what cannot be."""
         if event.ledger is None or event.samples is None or not _COUNTED.isdisjoint(event.extra or ()):
             raise ValueError("the step does not tell its samples, or not in a way that can be read")
         if not all(index < _LARGEST for index in event.dropped):
@@ -57,7 +57,12 @@ class Course:
     from_step: int
     steps_per_epoch: int
     samples: int
-    streaming: Streaming | None = None
+    data: TrainingBlocks | None = None
+
+    @property
+    def blocks(self) -> tuple[object, ...] | None:
+        """By what the blocks are the same: their index may have been moved."""
+        return None if self.data is None else (self.data.blocks, self.data.window, self.data.digest)
 
 
 @dataclass
@@ -81,11 +86,14 @@ class Account:
         for event in EventTail(path):
             match event:
                 case RunBegan(from_step=int(first), steps_per_epoch=int(steps), dataset_samples=int(samples)) if steps:
-                    account.courses.append(Course(first, steps, samples, Streaming.told(event.data)))
+                    account.courses.append(Course(first, steps, samples, blocks_of(event)))
                 case StepCompleted(step=int(step)):
                     account._take(step, event)
                 case EvaluationDone():
-                    account._take_evaluation(event)
+                    with suppress(ValueError):
+                        account.evaluated_bad = union((*account.evaluated_bad, *_checked(event.bad)))
+                    most = max(account.evaluated_bad_samples, event.bad_samples, count_in(account.evaluated_bad))
+                    account.evaluated_bad_samples = most
         return account
 
     def _take(self, step: int, event: StepCompleted) -> None:
@@ -99,12 +107,6 @@ class Account:
             self.told_again += 1
             if before != entry:
                 self.other.add(step)
-
-    def _take_evaluation(self, event: EvaluationDone) -> None:
-        with suppress(ValueError):
-            self.evaluated_bad = union((*self.evaluated_bad, *_checked(event.bad)))
-        most = max(self.evaluated_bad_samples, event.bad_samples)
-        self.evaluated_bad_samples = max(most, count_in(self.evaluated_bad))
 
 
 def _checked(ranges: Ranges) -> Ranges:

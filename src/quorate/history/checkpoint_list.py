@@ -4,8 +4,8 @@ Nothing of theirs is read but the manifest.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
 from quorate.core.errors import CheckpointError, QuorateError
-from quorate.core.generation import Cursor, Phase
+from quorate.core.generation import Phase
 from quorate.history.run_record import RunRecord
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One checkpoint; `problem` says why it cannot be used, as far as that shows without reading it through."""
+    """One checkpoint; `problem` says why it cannot be used, as far as that shows without reading it through. In the
+    list of a run's, `because` says why it is kept; it is empty for one that goes with the next save."""
 
     name: str
     problem: str = ""
@@ -34,17 +34,18 @@ class CheckpointRecord:
     bytes: int = 0
     created: str = ""
     weights_digest: str = ""
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     encrypted: bool = False
     best: int | None = None
     foreign: str = ""
+    because: tuple[Reason, ...] = ()
 
     @classmethod
     def of(cls, found: CheckpointInfo | Skipped, job: JobSpec | None = None) -> "CheckpointRecord":
         """From what the survey of a folder has found; with the run's job, `foreign` says why it is none of its own."""
         if isinstance(found, Skipped):
-            return cls(found.path.name, problem=found.reason.removeprefix(f"checkpoint {found.path}: "))
+            return cls(found.path.name, problem=found.reason)
         manifest = found.manifest
         return cls(
             name=found.path.name,
@@ -54,7 +55,7 @@ class CheckpointRecord:
             bytes=found.bytes,
             created=manifest.created,
             weights_digest=manifest.weights_digest,
-            environment=tuple((name, str(value)) for name, value in manifest.environment.items()),
+            environment={name: str(value) for name, value in manifest.environment.items()},
             # Of one that was not evaluated itself they are those of an earlier step.
             metrics=manifest.metrics if found.cursor.phase is Phase.EVALUATED else {},
             encrypted=manifest.encryption is not None,
@@ -62,30 +63,16 @@ class CheckpointRecord:
             foreign="" if job is None else why_foreign(found, job),
         )
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A checkpoint of a run; `because` is empty for one that goes with the next save."""
-
-    path: Path
-    record: CheckpointRecord
-    because: tuple[Reason, ...]
-
     @property
-    def step(self) -> int:
+    def named_step(self) -> int:
         """As its name says: that of a damaged one is known by nothing else."""
-        cursor = cursor_of(self.path.name)
+        cursor = cursor_of(self.name)
         return cursor.step if cursor else 0
-
-    @property
-    def is_best(self) -> bool:
-        """Whether it is of the step of the best evaluation."""
-        return Reason.BEST in self.because
 
     def age(self, now: datetime) -> float | None:
         """Seconds since it was saved, if that is known."""
         try:
-            return max(0.0, (now - datetime.fromisoformat(self.record.created).astimezone(UTC)).total_seconds())
+            return max(0.0, (now - datetime.fromisoformat(self.created).astimezone(UTC)).total_seconds())
         except ValueError:
             return None
 
@@ -96,28 +83,29 @@ class CheckpointList:
 
     run: str
     folder: Path
-    checkpoints: tuple[Kept, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
 
     @classmethod
     def read(cls, run: RunFolder) -> "CheckpointList":
         """From a run's folder: no part is read through, so damage inside of one does not show."""
-        job: JobSpec | None = None
+        job, rules = None, CheckpointSpec()  # the usual ones where the job cannot be read
         with contextlib.suppress(QuorateError):
             job = load_recorded(run.job_file, {}, []).spec
+            rules = job.checkpoint
         found = read_checkpoints(run.checkpoints, job)
         records = {cursor: each for each in found if (cursor := cursor_of(each.name))}
         best = RunRecord.read(run).best
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
         # Retention counts those with a sound manifest only.
         listed = [cursor for cursor, each in records.items() if each.step is not None]
-        why: Mapping[Cursor, tuple[Reason, ...]] = reasons(
+        why = reasons(
             listed,
-            _retention(run),
+            Retention(rules.keep, rules.keep_every),
             None if best is None else best.step,
             whole,
             {cursor: each.best for cursor, each in records.items()},
         )
-        kept = tuple(Kept(run.checkpoints / each.name, each, why.get(cursor, ())) for cursor, each in records.items())
+        kept = tuple(replace(each, because=why.get(cursor, ())) for cursor, each in records.items())
         return cls(run.name, run.path, kept)
 
 
@@ -135,20 +123,6 @@ def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | N
     """The step itself if a usable checkpoint holds its weights, else the nearest such, the earlier of two."""
     saved = {each.step for each in checkpoints if each.step is not None and not each.problem}
     return min(saved, key=lambda other: (abs(other - step), other), default=None)
-
-
-def _retention(run: RunFolder) -> Retention:
-    """As the recorded job says; the usual one where that cannot be read."""
-    usual = CheckpointSpec()
-    try:
-        section: Any = glance_at_recorded(run.job_file).get("checkpoint")
-    except QuorateError:
-        section = None
-    keys = section if isinstance(section, dict) else {}
-    keep, keep_every = keys.get("keep", usual.keep), keys.get("keep_every", usual.keep_every)
-    return Retention(
-        keep if type(keep) is int else usual.keep, keep_every if type(keep_every) is int and keep_every > 0 else None
-    )
 
 
 def _problem(folder: Path, part: Part) -> str:

@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from quorate.core.errors import DamagedFileError
@@ -53,7 +52,6 @@ class RunSide:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunSide":
-        """From a run's folder; a run that is still under way has no result yet."""
         kept = read_source(folder.path)
         return cls(
             folder,
@@ -64,57 +62,38 @@ class RunSide:
             None if kept is None else kept.source,
         )
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Those of its last evaluation."""
-        evaluations = self.timeline.evaluations
-        return evaluations[max(evaluations)] if evaluations else {}
-
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs side by side."""
+    """Two runs side by side: which keys of the job file differ, and what of all else that their bits depend on; a
+    unified diff of the code of their tasks, None where not both have kept it; the metrics of their last evaluations,
+    and the digests of what they ended with, where they have ended."""
 
     left: RunSide
     right: RunSide
+    keys: tuple[Change, ...]
+    environment: dict[str, Pair]
+    source: list[str] | None
+    metrics: dict[str, Pair]
+    weights: Pair
+    comparison: Comparison
 
     @classmethod
     def read(cls, left: RunFolder, right: RunFolder) -> "RunPair":
-        """From two run folders."""
-        return cls(RunSide.read(left), RunSide.read(right))
-
-    @property
-    def keys(self) -> tuple[Change, ...]:
-        """The keys of the job file that differ."""
-        return changes(self.left.job.spec, self.right.job.spec)
-
-    @property
-    def environment(self) -> dict[str, Pair]:
-        """What differs of all that their bits depend on besides the job."""
-        return differing(self.left.environment, self.right.environment)
-
-    @property
-    def source(self) -> list[str] | None:
-        """A unified diff of the code of their tasks; None where not both have kept it."""
-        if self.left.source is None or self.right.source is None:
-            return None
-        labels = (self.left.folder.name, self.right.folder.name)
-        return self.left.source.difference(self.right.source, labels, SOURCE_SHOWN)
-
-    @property
-    def metrics(self) -> dict[str, Pair]:
-        """The metrics of their last evaluations."""
-        return side_by_side(self.left.metrics, self.right.metrics)
-
-    @property
-    def weights(self) -> Pair:
-        """The digests of what they ended with, where they have ended."""
-        return self.left.result.get("weights_digest") or None, self.right.result.get("weights_digest") or None
-
-    @cached_property
-    def comparison(self) -> "Comparison":
-        """How far they went side by side."""
-        return compare(self.left.timeline, self.right.timeline)
+        one, other = RunSide.read(left), RunSide.read(right)
+        source = None
+        if one.source is not None and other.source is not None:
+            source = one.source.difference(other.source, (left.name, right.name), SOURCE_SHOWN)
+        return cls(
+            left=one,
+            right=other,
+            keys=changes(one.job.spec, other.job.spec),
+            environment=differing(one.environment, other.environment),
+            source=source,
+            metrics=side_by_side(one.timeline.metrics, other.timeline.metrics),
+            weights=(one.result.get("weights_digest") or None, other.result.get("weights_digest") or None),
+            comparison=compare(one.timeline, other.timeline),
+        )
 
 
 def _whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:

@@ -1,39 +1,35 @@
 """What is known of runs as JSON documents, for whoever shows them: the command line's `--json`, or a web page.
 
-Each is described by a schema in docs/json.
+Each is described by a schema in docs/json. Whoever writes one down writes null for a number that is not finite. Those
+of the ledger and of the progress in shards stand with their things: they need numpy, which takes long to import.
 """
 
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, Kept, nearest_saved
-from quorate.history.difference import Pair, Parting, RunPair
-from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
-from quorate.history.run_list import Listing
-from quorate.history.run_record import RunRecord, moment
+from quorate.checkpoint.retention import Reason
+from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, nearest_saved
+from quorate.history.difference import Pair, RunPair
+from quorate.history.run_detail import Advice, RunDetail, job_values
+from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import plain
 from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 from quorate.spec.override import Absent
-from quorate.storage.run_folder import finite
 
 
 def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:
     """A list of runs: those shown, how many fit the query, and how many there are."""
-    document: dict[str, Any] = finite(
-        {
-            "folder": str(listing.folder.absolute()),
-            "total": len(listing.records),
-            "fitting": len(listing.fitting),
-            "runs": [record_document(record, now) for record in listing.shown],
-        }
-    )
-    return document
+    return {
+        "folder": str(listing.folder.absolute()),
+        "total": len(listing.records),
+        "fitting": len(listing.fitting),
+        "runs": [_record(record, now) for record in listing.shown],
+    }
 
 
-def record_document(record: RunRecord, now: datetime) -> dict[str, Any]:
-    """One run of a list."""
+def _record(record: RunRecord, now: datetime) -> dict[str, Any]:
     best = record.best
     return {
         "run": record.name,
@@ -48,8 +44,8 @@ def record_document(record: RunRecord, now: datetime) -> dict[str, Any]:
         "weights_digest": record.weights_digest or None,
         "samples_per_second": record.samples_per_second,
         "wall_seconds": record.wall_seconds,
-        "created": written(record.created),
-        "ended": written(record.ended),
+        "created": _written(record.created),
+        "ended": _written(record.ended),
         "age_seconds": round(record.age(now), 3),
         "task": record.task or None,
         "lanes": record.lanes,
@@ -61,24 +57,25 @@ def record_document(record: RunRecord, now: datetime) -> dict[str, Any]:
 def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
     """Everything about one run."""
     record, timeline, timing = detail.record, detail.timeline, detail.timing
-    launcher = record.launcher
-    document = record_document(record, now)
+    launcher, wait, pace = record.launcher, timeline.waiting, RunPace.of(timeline)
+    document = _record(record, now)
     if record.best is not None:
         document["best"] |= {"nearest_saved": nearest_saved(record.best.step, detail.checkpoints)}
-    document |= {
+    waiting = {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": detail.advice_on_waiting}
+    return document | {
         "next": None if advice is None else asdict(advice),
         "problems": list(detail.problems),
         "launcher_pid": None if launcher is None else launcher.pid,
         "coordinator": None if launcher is None else detail.address,
         "active_seconds": round(timeline.active_seconds, 3),
-        "pace": _pace(RunPace.of(timeline)),
-        "waiting_for_data": _waiting(detail),
+        "pace": None if pace is None else asdict(pace),
+        "waiting_for_data": waiting if wait.step_s else None,
         "losses": [_curve(curve) for curve in loss_curves(timeline)],
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
         "recoveries": [recovery.to_dict() for recovery in timeline.recoveries],
         "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
-        "job": None if detail.job is None else [_job_value(each) for each in job_values(detail.job)],
+        "job": None if detail.job is None else [asdict(each) for each in job_values(detail.job)],
         "environment": detail.environment,
         "source": None if detail.source is None else {"main": detail.source.main, "files": sorted(detail.source.files)},
         "timing": None
@@ -90,20 +87,34 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
             "connect": timing.connect,
         },
     }
-    plain: dict[str, Any] = finite(document)
-    return plain
 
 
 def checkpoints_document(found: CheckpointList, now: datetime) -> dict[str, Any]:
     """All checkpoints of a run, oldest first."""
-    document: dict[str, Any] = finite(
-        {
-            "run": found.run,
-            "folder": str(found.folder.absolute()),
-            "checkpoints": [_kept_checkpoint(each, now) for each in found.checkpoints],
-        }
-    )
-    return document
+    folder = found.folder.absolute()
+    return {
+        "run": found.run,
+        "folder": str(folder),
+        "checkpoints": [
+            {
+                "name": each.name,
+                "path": str(folder / "checkpoints" / each.name),
+                "step": each.named_step,
+                "evaluated": each.evaluated,
+                "bytes": each.bytes,
+                "created": each.created or None,
+                "age_seconds": None if (age := each.age(now)) is None else round(age, 3),
+                "metrics": each.metrics,
+                "weights_digest": each.weights_digest or None,
+                "best": Reason.BEST in each.because,
+                "encrypted": each.encrypted,
+                "kept": list(each.because),
+                "problem": each.problem or None,
+                "foreign": each.foreign or None,
+            }
+            for each in found.checkpoints
+        ],
+    }
 
 
 def difference_document(pair: RunPair) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def difference_document(pair: RunPair) -> dict[str, Any]:
         "left": pair.left.folder.name,
         "right": pair.right.folder.name,
         "keys": [
-            {"key": change.key, "mark": change.mark.value} | _sides((_plain(change.before), _plain(change.after)))
+            {"key": change.key, "mark": change.mark} | _sides((_plain(change.before), _plain(change.after)))
             for change in pair.keys
         ],
         "environment": {name: _sides(both) for name, both in pair.environment.items()},
@@ -122,13 +133,16 @@ def difference_document(pair: RunPair) -> dict[str, Any]:
         "weights_digest": _sides(weights),
         "same_weights": None if None in weights else weights[0] == weights[1],
         "common_steps": pair.comparison.common_steps,
-        "parting": None if parting is None else _parting_document(parting),
+        "parting": None
+        if parting is None
+        else {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}},
     }
 
 
-def written(time: datetime | None) -> str | None:
+def _written(time: datetime | float | None) -> str | None:
     """A time as JSON holds it, in ISO 8601."""
-    return None if time is None else time.isoformat(timespec="milliseconds")
+    at = time if isinstance(time, datetime) else moment(time)
+    return None if at is None else at.isoformat(timespec="milliseconds")
 
 
 def _events(timeline: Timeline) -> dict[str, Any]:
@@ -136,13 +150,13 @@ def _events(timeline: Timeline) -> dict[str, Any]:
         "counts": timeline.counts,
         "redone_steps": timeline.redone,
         "unreadable_lines": timeline.unreadable_lines,
-        "began": written(moment(timeline.began)),
-        "ended": written(moment(timeline.ended)),
+        "began": _written(timeline.began),
+        "ended": _written(timeline.ended),
         "evaluations": [{"step": step, "metrics": metrics} for step, metrics in timeline.evaluations.items()],
         "generations": [
             {
                 "generation": event.generation,
-                "time": written(moment(event.time)),
+                "time": _written(event.time),
                 "from_step": event.from_step,
                 "members": plain(event.members),
             }
@@ -154,15 +168,13 @@ def _events(timeline: Timeline) -> dict[str, Any]:
                 "step": event.step,
                 "phase": event.phase,
                 "message": event.message,
-                "time": written(moment(event.time)),
+                "time": _written(event.time),
             }
             for event in timeline.of_kind(WorkerLost)
         ],
-        "stops": [
-            {"reason": event.reason, "time": written(moment(event.time))} for event in timeline.of_kind(RunStopped)
-        ],
+        "stops": [{"reason": event.reason, "time": _written(event.time)} for event in timeline.of_kind(RunStopped)],
         "failures": [
-            {"message": event.failure.message, "step": event.step, "time": written(moment(event.time))}
+            {"message": event.failure.message, "step": event.step, "time": _written(event.time)}
             for event in timeline.of_kind(RunFailed)
         ],
     }
@@ -180,17 +192,6 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _pace(pace: RunPace | None) -> dict[str, Any] | None:
-    return None if pace is None else asdict(pace)
-
-
-def _waiting(detail: RunDetail) -> dict[str, Any] | None:
-    wait = detail.timeline.waiting
-    if not wait.step_s:
-        return None
-    return {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": detail.advice_on_waiting}
-
-
 def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:
     return {
         "name": checkpoint.name,
@@ -201,35 +202,6 @@ def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:
         "weights_digest": checkpoint.weights_digest or None,
         "problem": checkpoint.problem or None,
     }
-
-
-def _job_value(each: JobValue) -> dict[str, Any]:
-    return {"key": each.key, "value": each.value, "origin": each.origin, "mark": each.mark.value}
-
-
-def _kept_checkpoint(each: Kept, now: datetime) -> dict[str, Any]:
-    record = each.record
-    age = each.age(now)
-    return {
-        "name": record.name,
-        "path": str(each.path.absolute()),
-        "step": each.step,
-        "evaluated": record.evaluated,
-        "bytes": record.bytes,
-        "created": record.created or None,
-        "age_seconds": None if age is None else round(age, 3),
-        "metrics": record.metrics,
-        "weights_digest": record.weights_digest or None,
-        "best": each.is_best,
-        "encrypted": record.encrypted,
-        "kept": [reason.value for reason in each.because],
-        "problem": record.problem or None,
-        "foreign": record.foreign or None,
-    }
-
-
-def _parting_document(parting: Parting) -> dict[str, Any]:
-    return {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}}
 
 
 def _sides(pair: Pair) -> dict[str, Any]:

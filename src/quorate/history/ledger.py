@@ -1,20 +1,21 @@
 """Whether each sample was used exactly once an epoch: what a run has told of its steps, added up and judged."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
 from itertools import chain, islice
+from typing import Any
 
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import name_samples
+from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges, count_in, joined, numbers_in, ranges_of, union
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import Sampler
 from quorate.history.account import Account, Course
-from quorate.history.streaming import BadPlace, Streaming, bad_places
+from quorate.history.streaming import BadPlace, bad_places, index_of
 from quorate.observe.quantities import plural
-from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
@@ -23,22 +24,6 @@ MOST_PLACES = 100
 _NAMED = 3
 # A sentence names fewer samples; there may be any number.
 _MORE_THAN_NAMED = 100
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the order of a job has a step use, and an epoch leave out (last_batch: drop)."""
-
-    used: Callable[[int], Tally]
-    dropped: Callable[[int], Tally]
-
-    @classmethod
-    def of(cls, order: Sampler) -> "Plan":
-        """By the order itself."""
-        return cls(
-            lambda step: Tally.of(order.epoch_of(step), order.batch(step)),
-            lambda epoch: Tally.of(epoch, order.dropped(epoch)),
-        )
 
 
 class EpochStatus(StrEnum):
@@ -73,7 +58,6 @@ class EpochEntry:
 
     @property
     def bad_samples(self) -> int:
-        """How many of them there are."""
         return count_in(self.bad)
 
 
@@ -100,7 +84,6 @@ class Ledger:
 
     @property
     def first_broken(self) -> EpochEntry | None:
-        """The first epoch that departs."""
         return next((entry for entry in self.epochs if entry.status is EpochStatus.BROKEN), None)
 
     @property
@@ -130,14 +113,16 @@ class Ledger:
             count = sum(entry.bad_samples for entry in usual)
             but += [f"{count:,} bad"] if count else []
             but_for = f", but for {' and '.join(but)}" if but else ""
-            yield f"Whole: each of {plural(self.samples, 'sample')} was used exactly once in {_each(usual)}{but_for}"
+            where = f"epoch {usual[0].epoch}" if len(usual) == 1 else f"each of {len(usual):,} epochs"
+            yield f"Whole: each of {plural(self.samples, 'sample')} was used exactly once in {where}{but_for}"
         if own:
             yield f"{plural(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
         for entry in self.epochs:
             if entry.status is EpochStatus.INCOMPLETE:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
-        if any(entry.skipped_steps for entry in self.epochs):
-            yield self._skipped()
+        if steps := [step for entry in self.epochs for step in entry.skipped_steps]:
+            samples = sum(entry.skipped_samples for entry in self.epochs)
+            yield f"Skipped, since the loss was not finite: {_steps(steps)}, with {plural(samples, 'sample')}"
         if bad := self.bad:
             yield f"Left out, since the data do not give them: {_named(bad, count_in(bad))}"
         if self.evaluated_bad:
@@ -150,11 +135,21 @@ class Ledger:
         else:
             yield "Every step used the samples that the order of the job gives it"
 
-    def _skipped(self) -> str:
-        steps = [step for entry in self.epochs for step in entry.skipped_steps]
-        samples = sum(entry.skipped_samples for entry in self.epochs)
-        named = _steps(steps)
-        return f"Skipped, since the loss was not finite: {named}, with {plural(samples, 'sample')}"
+    def document(self) -> dict[str, Any]:
+        """All of it but the places, as `quorate show --ledger --json` prints it (schema in docs/json)."""
+        return {
+            "whole": self.is_whole,
+            "verdict": self.verdict,
+            "samples": self.samples,
+            "steps_told_again": self.told_again,
+            "not_compared": self.unplanned or None,
+            "validation_bad_samples": self.evaluated_bad_samples,
+            "validation_bad": self.evaluated_bad,
+            "epochs": [
+                asdict(entry) | {"bad_samples": entry.bad_samples, "reason": entry.reason or None}
+                for entry in self.epochs
+            ],
+        }
 
 
 def read_ledger(run: RunFolder) -> Ledger:
@@ -163,36 +158,6 @@ def read_ledger(run: RunFolder) -> Ledger:
     result = run.whole_result() or {}
     steps = result.get("steps")
     done = steps if type(steps) is int else 0
-    _check_told(run, account, done)
-    plan, unplanned = _plan(run, account)
-    ledger = _held_against(judge(account, done, plan, unplanned), account, done, result.get("ledger"))
-    return replace(ledger, bad_places=_places(account, ledger.bad))
-
-
-def _places(account: Account, bad: Ranges) -> tuple[BadPlace, ...]:
-    """Where the first of them lie, by the index; none where that cannot be read any more."""
-    streaming = account.courses[-1].streaming if account.courses else None
-    if not bad or streaming is None:
-        return ()
-    try:
-        return tuple(islice(bad_places(streaming.load_index(), bad), MOST_PLACES))
-    except QuorateError:
-        return ()
-
-
-def _held_against(ledger: Ledger, account: Account, done: int, state: object) -> Ledger:
-    """With what the state of the run says that it is made of, which passes through checkpoints and copies: a step that
-    was done again, with others, would not be told a second time."""
-    is_from_the_beginning = bool(account.courses) and account.courses[0].from_step == 0
-    if not isinstance(state, str) or not ledger.is_whole or not is_from_the_beginning:
-        return ledger
-    told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
-    if str(told) == state:
-        return ledger
-    return replace(ledger, problem="the weights are made of other samples than the steps tell")
-
-
-def _check_told(run: RunFolder, account: Account, done: int) -> None:
     if not account.steps and (account.without or (done and not account.courses)):
         raise RunError(
             f"run {run.name} has no ledger: no step in {run.events_file} says which samples it used. An earlier "
@@ -203,10 +168,40 @@ def _check_told(run: RunFolder, account: Account, done: int) -> None:
             f"the ledger of run {run.name} cannot be judged: {run.events_file} does not tell how the run began, so the "
             "number of its samples is not known."
         )
+    plan, unplanned = None, ""
+    try:
+        plan = _plan(run, account)
+    except QuorateError as error:
+        unplanned = error.message.rstrip(".")
+    ledger = judge(account, done, plan, unplanned)
+    if ledger.is_whole and _is_of_others(account, done, result.get("ledger")):
+        ledger = replace(ledger, problem="the weights are made of other samples than the steps tell")
+    return replace(ledger, bad_places=_places(account, ledger.bad))
 
 
-def judge(account: Account, done: int, plan: Plan | None, unplanned: str = "") -> Ledger:
-    """Add up every epoch; all steps up to `done` must have been told. With a plan each step is held against it."""
+def _is_of_others(account: Account, done: int, state: object) -> bool:
+    """Whether the state of the run, which passes through checkpoints and copies, says that it is made of other samples:
+    a step that was done again, with others, would not be told a second time."""
+    if not isinstance(state, str) or not account.courses or account.courses[0].from_step != 0:
+        return False
+    told = total(entry.tally for step, entry in account.steps.items() if step <= done and not entry.is_skipped)
+    return str(told) != state
+
+
+def _places(account: Account, bad: Ranges) -> tuple[BadPlace, ...]:
+    """Where the first of them lie, by the index; none where that cannot be read any more."""
+    data = account.courses[-1].data if account.courses else None
+    if not bad or data is None:
+        return ()
+    try:
+        return tuple(islice(bad_places(index_of(data), bad), MOST_PLACES))
+    except QuorateError:
+        return ()
+
+
+def judge(account: Account, done: int, plan: Sampler | None, unplanned: str = "") -> Ledger:
+    """Add up every epoch; all steps up to `done` must have been told. With the order of the job, its plan, each step is
+    held against it."""
     if not account.courses:
         return Ledger()
     begin = account.courses[0]
@@ -246,15 +241,19 @@ class _Epoch:
         self._dropped = tuple(index for entry in self._told.values() for index in entry.dropped)
         self._bad = joined([numbers_in(entry.bad) for entry in self._told.values() if entry.bad])
 
-    def judged(self, plan: Plan | None) -> EpochEntry:
+    def judged(self, plan: Sampler | None) -> EpochEntry:
         problem = self._problem(None if self._is_own else plan)
         status = EpochStatus.BROKEN if problem else EpochStatus.WHOLE
+        begin, end = self._range.start, self._range.stop - 1
         if not problem and (self._begins_late or self._ends_early):
-            status, problem = EpochStatus.INCOMPLETE, self._where()
+            late = [f"the run began after step {begin - 1:,}, from a checkpoint of another"]
+            early = [f"the run has come to step {end:,}"]
+            status = EpochStatus.INCOMPLETE
+            problem = " and ".join((late if self._begins_late else []) + (early if self._ends_early else []))
         return EpochEntry(
             epoch=self._epoch,
-            first_step=self._range.start,
-            last_step=self._range.stop - 1,
+            first_step=begin,
+            last_step=end,
             steps=len(self._told),
             samples=sum(entry.samples for entry in self._told.values() if not entry.is_skipped),
             dropped=self._dropped,
@@ -266,24 +265,20 @@ class _Epoch:
             bad=ranges_of(self._bad),
         )
 
-    def _where(self) -> str:
-        begin, end = self._range.start, self._range.stop - 1
-        parts = [f"the run began after step {begin - 1:,}, from a checkpoint of another"] if self._begins_late else []
-        parts += [f"the run has come to step {end:,}"] if self._ends_early else []
-        return " and ".join(parts)
-
-    def _problem(self, plan: Plan | None) -> str:
+    def _problem(self, plan: Sampler | None) -> str:
         missing = [step for step in self._range if step not in self._told]
         if missing:
             return f"{_steps(missing)} did not tell which samples were used"
         for step, entry in self._told.items():
             if step in self._other:
                 return f"step {step:,} was told twice, with other samples the second time"
-            if plan is not None and entry.tally + Tally.of(self._epoch, numbers_in(entry.bad)) != plan.used(step):
-                return f"step {step:,} did not use the samples that the order of the job gives it"
+            if plan is not None:
+                planned = Tally.of(plan.epoch_of(step), plan.batch(step))
+                if entry.tally + Tally.of(self._epoch, numbers_in(entry.bad)) != planned:
+                    return f"step {step:,} did not use the samples that the order of the job gives it"
         return "" if self._begins_late or self._ends_early else self._sum_problem(plan)
 
-    def _sum_problem(self, plan: Plan | None) -> str:
+    def _sum_problem(self, plan: Sampler | None) -> str:
         planned = next((entry.planned for entry in self._told.values() if entry.planned is not None), None)
         if self._is_own and planned is None:
             return "its last step did not tell the order of the epoch"
@@ -294,7 +289,7 @@ class _Epoch:
             return f"its steps used {plural(used, 'sample')}{left_out}, where the training set has {self._set:,}"
         dropped_tally = Tally.of(self._epoch, self._dropped)
         # Each step has used what the plan gives it, and so has the epoch: to add all samples up takes long.
-        if plan is not None and dropped_tally == plan.dropped(self._epoch):
+        if plan is not None and dropped_tally == Tally.of(self._epoch, plan.dropped(self._epoch)):
             return ""
         found = total(entry.tally for entry in self._told.values()) + dropped_tally + Tally.of(self._epoch, self._bad)
         if self._is_own:
@@ -304,39 +299,28 @@ class _Epoch:
         return "its steps used as many samples as there are, but some of them more than once and others not at all"
 
 
-def _plan(run: RunFolder, account: Account) -> tuple[Plan | None, str]:
-    """What each step should have used, or why that is not known."""
+def _plan(run: RunFolder, account: Account) -> Sampler | None:
+    """What each step should have used; raises QuorateError where that is not known."""
     if not account.courses or all(entry.is_own for entry in account.steps.values()):
-        return None, ""
+        return None
     try:
         spec = load_recorded(run.job_file, {}, []).spec
         recorded = (run.read_environment() or {}).get("torch")
     except QuorateError:
-        return None, "what the run has recorded of its job cannot be read, and `quorate show` says why"
-    streaming = account.courses[-1].streaming
-    if any(course.streaming != streaming for course in account.courses):
-        return None, "its parts have read the samples in other blocks, or in other windows"
-    if streaming is not None:
-        return _planned_in_blocks(spec, streaming)
+        raise RunError("what the run has recorded of its job cannot be read, and `quorate show` says why") from None
+    last = account.courses[-1]
+    if any(course.blocks != last.blocks for course in account.courses):
+        raise RunError("its parts have read the samples in other blocks, or in other windows")
+    if last.data is not None:
+        return BlockSampler(spec, index_of(last.data).records, last.data.window)
     # Its shuffling is not promised to stay the same from version to version; for what it was built (+cpu) is no matter.
     here = version("torch").partition("+")[0]
     if recorded is not None and recorded.partition("+")[0] != here:
-        return None, f"the run was made with torch {recorded}, and here is {here}"
-    return _planned(spec, account.courses[0].samples), ""
-
-
-def _planned(spec: JobSpec, samples: int) -> Plan:
+        raise RunError(f"the run was made with torch {recorded}, and here is {here}")
     # Only here: torch takes seconds to import.
     from quorate.data.lane_sampler import LaneSampler
 
-    return Plan.of(LaneSampler(spec, samples, lambda _epoch, _generator: None))
-
-
-def _planned_in_blocks(spec: JobSpec, streaming: Streaming) -> tuple[Plan | None, str]:
-    try:
-        return Plan.of(streaming.sampler(spec, streaming.load_index())), ""
-    except QuorateError as error:
-        return None, error.message.rstrip(".")
+    return LaneSampler(spec, account.courses[0].samples, lambda _epoch, _generator: None)
 
 
 def _named(ranges: Ranges, count: int) -> str:
@@ -348,7 +332,3 @@ def _steps(steps: list[int]) -> str:
     more = f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else ""
     named = ", ".join(f"{step:,}" for step in steps[:_NAMED])
     return f"{'step' if len(steps) == 1 else 'steps'} {named}{more}"
-
-
-def _each(epochs: list[EpochEntry]) -> str:
-    return f"epoch {epochs[0].epoch}" if len(epochs) == 1 else f"each of {len(epochs):,} epochs"

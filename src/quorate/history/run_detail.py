@@ -46,7 +46,6 @@ class RunDetail:
 
     @classmethod
     def read(cls, run: RunFolder) -> "RunDetail":
-        """From a run's folder, whatever state that is in."""
         problems: dict[Path, str] = {}
 
         def attempt(file: Path, read: Callable[[], Read]) -> Read | None:
@@ -60,13 +59,15 @@ class RunDetail:
         job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
         environment = attempt(run.environment_file, run.read_environment) or {}
         checkpoints = read_checkpoints(run.checkpoints)
+        # What only the workers can know, such as the canary and the dataset's fingerprint, stands in the checkpoints.
+        from_workers = next((each.environment for each in reversed(checkpoints) if each.environment), {})
         kept = read_source(run.path)
         record = RunRecord.read(run, timeline)
         return cls(
             record=record,
             timeline=timeline or Timeline(),
             job=job,
-            environment=_from_workers(checkpoints) | {name: str(value) for name, value in environment.items()},
+            environment=from_workers | {name: str(value) for name, value in environment.items()},
             checkpoints=checkpoints,
             address=run.read_address(),
             problems=tuple(problem for file, problem in problems.items() if str(file) not in record.reason),
@@ -75,7 +76,6 @@ class RunDetail:
 
     @property
     def timing(self) -> Timing | None:
-        """Every timeout of the run."""
         return None if self.job is None else Timing(self.job.spec.failure_timeout)
 
     @property
@@ -99,7 +99,6 @@ class JobValue:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody gave it."""
         return self.origin == DEFAULT
 
 
@@ -125,7 +124,8 @@ def advise(
     """What to type next; `reference` names the run on a command line. None where nothing is known to help."""
     resume = f"quorate resume {reference}"
     if record.status is Status.RUNNING:
-        return _about_running(record)
+        pid = None if record.launcher is None else record.launcher.pid
+        return None if pid is None else Advice(f"kill -INT {pid}", "stops it cleanly and leaves a checkpoint")
     if record.status is Status.DAMAGED:
         return None
     if record.status is Status.COMPLETE:
@@ -140,12 +140,6 @@ def advise(
         # A changed task is another job, which a run does not turn into.
         return Advice(f"{resume} --branch", f"once it is mended, goes on from step {newest.step} in a new run")
     return Advice(resume, f"goes on from step {newest.step}")
-
-
-def _about_running(record: RunRecord) -> Advice | None:
-    if record.launcher is None or record.launcher.pid is None:
-        return None
-    return Advice(f"kill -INT {record.launcher.pid}", "stops it cleanly and leaves a checkpoint")
 
 
 def _about_complete(record: RunRecord, spec: JobSpec | None, resume: str) -> Advice | None:
@@ -163,8 +157,3 @@ def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
             yield from _leaves(f"{prefix}{key}.", value)
         else:
             yield f"{prefix}{key}", value
-
-
-def _from_workers(checkpoints: tuple[CheckpointRecord, ...]) -> dict[str, str]:
-    """What only the workers can know, such as the canary and the dataset's fingerprint, stands in the checkpoints."""
-    return dict(next((each.environment for each in reversed(checkpoints) if each.environment), ()))

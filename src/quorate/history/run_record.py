@@ -1,6 +1,10 @@
-"""One run as its folder tells it: how it stands, how far it has come, and what came out."""
+"""One run as its folder tells it: how it stands, how far it has come, and what came out.
 
-from collections.abc import Callable
+And lists of them: all in a folder, those that a person asks for, in the order that a person asks for.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -9,7 +13,7 @@ from typing import Any, TypeVar
 
 from quorate.checkpoint.listing import newest_manifest
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, better_of, is_number
-from quorate.core.errors import QuorateError
+from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import Failure
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
@@ -77,48 +81,6 @@ class RunRecord:
     @classmethod
     def read(cls, run: RunFolder, timeline: Timeline | None = None) -> "RunRecord":
         """From a run's folder, whatever state that is in; a timeline that was read already is not read again."""
-        sources = _Sources.read(run, timeline)
-        status, reason = decide_status(sources.holder is not None, sources.result, sources.problems)
-        result, told, job = sources.result or {}, sources.timeline, sources.job
-        return cls(
-            name=run.name,
-            path=run.path,
-            status=status,
-            reason=reason,
-            created=run.created,
-            ended=None if status is Status.RUNNING else moment(told.ended),
-            steps=_whole(result.get("steps")) or told.position,
-            total_steps=told.total_steps or _whole(job.get("steps")),
-            ending=str(result.get("ending", "")),
-            best=_best(run, result, told, Watched.by(job)),
-            metrics=_metrics(result, told),
-            weights_digest=str(result.get("weights_digest") or ""),
-            samples_per_second=_number(result.get("samples_per_second")),
-            wall_seconds=_number(result.get("wall_seconds")),
-            failure=_failure(result, told),
-            task=str(job.get("task", "")),
-            lanes=_whole(job.get("lanes")),
-            workers=_workers(told, job),
-            launcher=sources.holder,
-        )
-
-    def age(self, now: datetime) -> float:
-        """Seconds since it was created."""
-        return max(0.0, (now - self.created).total_seconds())
-
-
-@dataclass(frozen=True)
-class _Sources:
-    """The files of a run, and what is wrong with them."""
-
-    holder: Holder | None
-    result: dict[str, Any] | None
-    job: dict[str, Any]
-    timeline: Timeline
-    problems: tuple[str, ...]
-
-    @classmethod
-    def read(cls, run: RunFolder, timeline: Timeline | None) -> "_Sources":
         problems: list[str] = []
 
         def attempt(read: Callable[[], Read], instead: Read) -> Read:
@@ -133,10 +95,36 @@ class _Sources:
         # In this order: a launcher writes the result before it lets go. One that takes the run up in between removes
         # the result of an earlier part, so that without one the holder is asked about once more.
         holder = attempt(run.holder, None)
-        result = attempt(run.read_result, None)
-        if holder is None and result is None:
+        written = attempt(run.read_result, None)
+        if holder is None and written is None:
             holder = attempt(run.holder, None)
-        return cls(holder, None if holder else result, job, told, tuple(problems))
+        status, reason = decide_status(holder is not None, written, tuple(problems))
+        result: dict[str, Any] = {} if holder or written is None else written
+        return cls(
+            name=run.name,
+            path=run.path,
+            status=status,
+            reason=reason,
+            created=run.created,
+            ended=None if status is Status.RUNNING else moment(told.ended),
+            steps=_whole(result.get("steps")) or told.position,
+            total_steps=told.total_steps or _whole(job.get("steps")),
+            ending=str(result.get("ending", "")),
+            best=_best(run, result, told, Watched.by(job)),
+            metrics=said if isinstance(said := result.get("final_metrics"), dict) and said else told.metrics,
+            weights_digest=str(result.get("weights_digest") or ""),
+            samples_per_second=_number(result.get("samples_per_second")),
+            wall_seconds=_number(result.get("wall_seconds")),
+            failure=_failure(result, told),
+            task=str(job.get("task", "")),
+            lanes=_whole(job.get("lanes")),
+            workers=_workers(told, job),
+            launcher=holder,
+        )
+
+    def age(self, now: datetime) -> float:
+        """Seconds since it was created."""
+        return max(0.0, (now - self.created).total_seconds())
 
 
 def moment(time: float | None) -> datetime | None:
@@ -153,22 +141,13 @@ def _best(run: RunFolder, result: dict[str, Any], told: Timeline, watched: Watch
     if (said := _best_in(result.get("best"), watched)) is not None:
         return said
     newest = newest_manifest(run.checkpoints)
-    known = [best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)]
-    return better_of(known)
+    return better_of([best_of(told.evaluations, watched), _best_in(newest and newest.best, watched)])
 
 
 def _best_in(said: Any, watched: Watched) -> BestEvaluation | None:
     if isinstance(said, dict) and is_number(said.get("value")) and _whole(said.get("step")) is not None:
         return BestEvaluation(watched, float(said["value"]), said["step"])
     return None
-
-
-def _metrics(result: dict[str, Any], told: Timeline) -> dict[str, Any]:
-    said = result.get("final_metrics")
-    if isinstance(said, dict) and said:
-        return said
-    evaluations = told.evaluations
-    return evaluations[max(evaluations)] if evaluations else {}
 
 
 def _failure(result: dict[str, Any], told: Timeline) -> Failure | None:
@@ -193,3 +172,94 @@ def _whole(value: Any) -> int | None:
 
 def _number(value: Any) -> float | None:
     return value if is_number(value) else None
+
+
+class Order(StrEnum):
+    """What a list of runs is sorted by."""
+
+    AGE = "age"  # the newest first
+    NAME = "name"
+    STATUS = "status"  # the most pressing first
+    STEPS = "steps"  # the longest first
+    METRIC = "metric"  # the best first
+
+
+@dataclass(frozen=True)
+class RunQuery:
+    """Which runs, in which order, and how many of them at most; by default all, the newest first."""
+
+    statuses: tuple[Status, ...] = ()
+    task: str = ""
+    name: str = ""
+    order: Order = Order.AGE
+    reverse: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The runs in a folder, and those of them that fit a query, in its order."""
+
+    folder: Path
+    query: RunQuery
+    records: tuple[RunRecord, ...]
+    fitting: tuple[RunRecord, ...]
+
+    @classmethod
+    def read(cls, folder: Path, query: RunQuery) -> "Listing":
+        """From a folder of run folders; one that is not there has no runs."""
+        records = read_runs(folder)
+        return cls(folder, query, records, chosen(records, query))
+
+    @property
+    def shown(self) -> tuple[RunRecord, ...]:
+        """Those that fit, as many as were asked for."""
+        return self.fitting[: self.query.limit]
+
+
+def read_runs(folder: Path) -> tuple[RunRecord, ...]:
+    """All runs in a folder, oldest first. One that is removed meanwhile is left out, one that is broken is not."""
+    records = []
+    for run in RunFolder.all_in(folder):
+        with contextlib.suppress(RunError):
+            record = RunRecord.read(run)
+            if run.path.is_dir():
+                records.append(record)
+    return tuple(records)
+
+
+def chosen(records: Sequence[RunRecord], query: RunQuery) -> tuple[RunRecord, ...]:
+    """Those that fit a query, in its order, without its limit."""
+    fitting = sorted((record for record in records if _fits(record, query)), key=_newest_first)
+    # What has no metric stands last in either direction: it is neither good nor bad.
+    last = [each for each in fitting if query.order is Order.METRIC and each.best is None]
+    placed = [each for each in fitting if query.order is not Order.METRIC or each.best is not None]
+    return (*sorted(placed, key=_KEYS[query.order], reverse=query.reverse), *last)
+
+
+def has_task(reference: str, wanted: str) -> bool:
+    """Whether a task is meant by its class, its file or module, both, or the end of a path to it."""
+    place, _, class_name = reference.rpartition(":")
+    names = (reference, place, class_name, place.removesuffix(".py"))
+    return any(name == wanted or name.endswith((f"/{wanted}", f".{wanted}")) for name in names)
+
+
+def _fits(record: RunRecord, query: RunQuery) -> bool:
+    return (
+        (not query.statuses or record.status in query.statuses)
+        and (not query.task or has_task(record.task, query.task))
+        and record.name.startswith(query.name)
+    )
+
+
+def _newest_first(record: RunRecord) -> tuple[float, str]:
+    return -record.created.timestamp(), record.name
+
+
+_KEYS: dict[Order, Callable[[RunRecord], Any]] = {
+    Order.AGE: _newest_first,
+    Order.NAME: lambda record: record.name,
+    Order.STATUS: lambda record: list(Status).index(record.status),
+    Order.STEPS: lambda record: -record.steps,
+    Order.METRIC: lambda record: (record.best.watched.metric, record.best.rank) if record.best else (),
+}

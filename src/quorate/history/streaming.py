@@ -1,58 +1,44 @@
 """What a run has told of the shards that it reads, where it stands in them, and where bad samples lie."""
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy
 
+from quorate.core.addresses import is_url, shown
 from quorate.core.errors import QuorateError, RunError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges
-from quorate.data.sharding import Sharding, sharding_at
+from quorate.data.sharding import LaneReading, Sharding, sharding_at
 from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
-from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """How a run reads a training set in blocks: how many there are, how many samples a lane shuffles at a time, and
-    the index that lists them, with its digest; both are empty for blocks that no file lists."""
+def blocks_of(begun: RunBegan) -> TrainingBlocks | None:
+    """How a run reads its training set in blocks, as it tells when it begins; None where it reads in none."""
+    return None if begun.data is None or begun.data.window < 1 else begun.data
 
-    blocks: int
-    window: int
-    # The same index may have been moved.
-    index: str = field(default="", compare=False)
-    digest: str = ""
 
-    @classmethod
-    def told(cls, data: TrainingBlocks | None) -> "Streaming | None":
-        """From what a run tells when it begins; None where it reads in no blocks."""
-        if data is None or data.window < 1:
-            return None
-        return cls(data.blocks, data.window, data.index or "", data.digest or "")
-
-    def load_index(self) -> ShardIndex:
-        """The index as it was when the run read by it."""
-        if not self.index:
-            raise RunError("the blocks of its training set are listed in no index file")
-        try:
-            index = load_index(self.index)
-        except QuorateError as error:
-            raise RunError(f"the index of its shards cannot be read: {error.message.rstrip('.')}") from None
-        if index.digest != self.digest:
-            raise RunError(
-                f"the index of its shards, {self.index}, has changed since (digest {index.digest}, and {self.digest} "
-                "when the run read by it)"
-            )
-        return index
-
-    def sampler(self, spec: JobSpec, index: ShardIndex) -> BlockSampler:
-        """The order in which a job reads what the index lists."""
-        return BlockSampler(spec, index.records, self.window)
+def index_of(data: TrainingBlocks) -> ShardIndex:
+    """The index as it was when the run read by it."""
+    if not data.index:
+        raise RunError("the blocks of its training set are listed in no index file")
+    try:
+        index = load_index(data.index)
+    except QuorateError as error:
+        raise RunError(f"the index of its shards cannot be read: {error.message.rstrip('.')}") from None
+    if index.digest != (data.digest or ""):
+        raise RunError(
+            f"the index of its shards, {data.index}, has changed since (digest {index.digest}, and {data.digest or ''} "
+            "when the run read by it)"
+        )
+    return index
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,6 @@ class BadPlace:
 
     @property
     def in_words(self) -> str:
-        """The samples, the file, and which of its records they are."""
         if self.first == self.last:
             return f"sample {self.first}: record {self.record} of {self.file}"
         end = self.record + self.last - self.first
@@ -88,9 +73,35 @@ def bad_places(index: ShardIndex, ranges: Ranges) -> Iterator[BadPlace]:
 class DataProgress:
     """Where a run stands in its shards, with their names."""
 
-    streaming: Streaming
+    data: TrainingBlocks
     names: tuple[str, ...]
     sharding: Sharding
+
+    def shard_of(self, lane: LaneReading) -> str | None:
+        return None if lane.shard is None else self.names[lane.shard]
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as `quorate show --data --json` prints it (schema in docs/json)."""
+        return {
+            "index": shown_place(self.data.index or ""),
+            "index_digest": self.data.digest,
+            "window": self.data.window,
+            "step": self.sharding.step,
+            "epoch": self.sharding.epoch,
+            "samples_done": self.sharding.samples_done,
+            "samples_left": self.sharding.samples_left,
+            "shards": asdict(self.sharding.shards),
+            "blocks": asdict(self.sharding.blocks),
+            "lanes": [asdict(lane) | {"shard": self.shard_of(lane)} for lane in self.sharding.lanes],
+        }
+
+
+def shown_place(place: str) -> str:
+    """A folder, a file or a URL, by the shortest path; a link on the way may make that another one, then as it is."""
+    if is_url(place):
+        return shown(place)
+    plain = os.path.normpath(place)
+    return plain if Path(plain).resolve() == Path(place).resolve() else place
 
 
 def read_data_progress(run: RunFolder) -> DataProgress:
@@ -99,28 +110,25 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     begun = timeline.of_kind(RunBegan)
     if not begun:
         raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")
-    streaming = Streaming.told(begun[-1].data)
-    if streaming is None:
-        raise RunError(f"run {run.name} {_why_no_shards(run)} --data is for training sets in shards (quorate.Shards).")
+    data = blocks_of(begun[-1])
+    if data is None:
+        why = (
+            "does not read its training set in shards: each sample is read by its number, in an order that is shuffled "
+            "as a whole."
+        )
+        if any(step.own_order for step in Timeline.read(run.events_file, ("own_order",)).steps.values()):
+            why = (
+                "reads its training set in the order that the task's order() gives, sample by sample and not block by "
+                "block, so that no lane has shards of its own; without order() it would."
+            )
+        raise RunError(f"run {run.name} {why} --data is for training sets in shards (quorate.Shards).")
     try:
-        index = streaming.load_index()
+        index = index_of(data)
     except RunError as error:
         raise RunError(f"run {run.name} cannot be held against its data: {error.message}.") from None
     spec = load_recorded(run.job_file, {}, []).spec
-    order = streaming.sampler(spec, index)
+    order = BlockSampler(spec, index.records, data.window)
     formed = timeline.of_kind(GenerationFormed)[-1:]
     hosts = {lane: each.worker for event in formed for each in event.members or () for lane in each.lanes}
     sharding = sharding_at(order, index.shard_of_block, len(index.shards), timeline.position, hosts)
-    return DataProgress(streaming, index.shards, sharding)
-
-
-def _why_no_shards(run: RunFolder) -> str:
-    if any(step.own_order for step in Timeline.read(run.events_file, ("own_order",)).steps.values()):
-        return (
-            "reads its training set in the order that the task's order() gives, sample by sample and not block by "
-            "block, so that no lane has shards of its own; without order() it would."
-        )
-    return (
-        "does not read its training set in shards: each sample is read by its number, in an order that is shuffled as "
-        "a whole."
-    )
+    return DataProgress(data, index.shards, sharding)

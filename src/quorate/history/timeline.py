@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ PACE_AND_LOSSES = ("losses", "samples", "samples_per_second", *(f"{phase}_s" for
 Kind = TypeVar("Kind", bound=Event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timeline:
     """A run's events, put in order.
 
@@ -47,14 +46,14 @@ class Timeline:
     """
 
     steps: dict[int, StepCompleted] = field(default_factory=dict)
-    others: tuple[Event, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)
+    others: list[Event] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     position: int = 0
     began: float | None = None
     ended: float | None = None
     active_seconds: float = 0.0
     unreadable_lines: int = 0
-    recoveries: tuple[Recovery, ...] = ()
+    recoveries: list[Recovery] = field(default_factory=list)
     waiting: DataWait = NO_WAIT
 
     @classmethod
@@ -76,10 +75,14 @@ class Timeline:
 
     @property
     def evaluations(self) -> dict[int, dict[str, Any]]:
-        """The metrics of each evaluation, by step."""
         told = {event.step: event.metrics for event in self.of_kind(EvaluationDone)}
         found = {step: metrics for step, metrics in told.items() if step is not None and metrics is not None}
-        return {step: found[step] for step in sorted(found)}
+        return dict(sorted(found.items()))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Those of the last evaluation."""
+        return next(reversed(self.evaluations.values()), {})
 
     @property
     def total_steps(self) -> int | None:
@@ -102,17 +105,14 @@ class Curve:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The numbers without their steps."""
         return tuple(value for _, value in self.points)
 
     @property
     def first(self) -> float:
-        """The number at the first step."""
         return self.points[0][1]
 
     @property
     def last(self) -> float:
-        """The number at the last step."""
         return self.points[-1][1]
 
     @property
@@ -122,7 +122,6 @@ class Curve:
 
     @property
     def greatest(self) -> tuple[int, float]:
-        """The first step with the greatest number, and that number."""
         return max(self.points, key=lambda point: point[1])
 
 
@@ -152,12 +151,12 @@ class RunPace:
 
 
 def loss_curves(timeline: Timeline) -> tuple[Curve, ...]:
-    """The losses of the training steps."""
+    """Those of the training steps."""
     return _curves({number: step.by_optimizer("loss") for number, step in timeline.steps.items()})
 
 
 def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:
-    """The metrics of the evaluations."""
+    """Those of the evaluations."""
     return _curves(timeline.evaluations)
 
 
@@ -166,68 +165,67 @@ class _Reading:
 
     def __init__(self, keep: tuple[str, ...] | None) -> None:
         self._keep = keep
-        self._steps: dict[int, StepCompleted] = {}
-        self._others: list[Event] = []
-        self._counts: Counter[str] = Counter()
-        self._position = 0
-        self._began: float | None = None
-        self._ended: float | None = None
+        self._told = Timeline()
         self._part_began: float | None = None
         self._incarnation: str | None = None
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
-        self._active = 0.0
-        self._unreadable = 0
         self._passed: deque[bytes] = deque(maxlen=_LOOKED_BACK)
 
     def through(self, path: Path) -> Timeline:
         try:
             with opened_regular(path) as file:
-                self._take_lines(file)
+                for line in file:
+                    # The first of all is looked into, since it says when the run began.
+                    is_step = line.startswith(_STEP) and line.endswith(_WHOLE_LINE)
+                    if self._keep is None and is_step and self._told.began is not None:
+                        self._told.counts["step"] += 1
+                        self._passed.append(line)
+                    elif line != b"\n":
+                        self._take(line)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-        return self._timeline()
-
-    def _take_lines(self, lines: Iterable[bytes]) -> None:
-        glancing = self._keep is None
-        for line in lines:
-            # The first of all is looked into, since it says when the run began.
-            if glancing and line.startswith(_STEP) and line.endswith(_WHOLE_LINE) and self._began is not None:
-                self._pass_by(line)
-            elif line != b"\n":
-                self._take(line)
         self._look_back()
-
-    def _pass_by(self, line: bytes) -> None:
-        self._counts["step"] += 1
-        self._passed.append(line)
+        self._end_part()
+        self._told.steps = dict(sorted(self._told.steps.items()))
+        self._told.recoveries = self._recoveries.recoveries
+        self._told.waiting = self._waiting.wait
+        return self._told
 
     def _look_back(self) -> None:
         """Look into the last of the steps that were passed by: it says how far this part of the run has come."""
         while self._passed:
-            self._counts["step"] -= 1
+            self._told.counts["step"] -= 1
             if self._take(self._passed.pop()):
                 self._passed.clear()
 
     def _take(self, line: bytes) -> bool:
-        event = _event(line)
-        if event is None:
-            self._unreadable += 1
+        try:
+            event = read_event(line)
+        except ValueError:  # a crash or an editor has left something else
+            event = None
+        if event is None or (isinstance(event, StepCompleted) and event.step is None):
+            self._told.unreadable_lines += 1
             return False
         begins_part = self._begins_part(event)
         if begins_part:
             self._look_back()
-        self._counts[event.kind] += 1
+        self._told.counts[event.kind] += 1
         self._take_time(event.time, begins_part)
         if self._keep is not None:
             self._recoveries.handle(event)
             self._waiting.handle(event)
-        if isinstance(event, StepCompleted):
-            self._take_step(event)
-        else:
-            self._take_other(event)
+        if not isinstance(event, StepCompleted):
+            self._told.others.append(event)
+            if isinstance(event, RunBegan) and event.from_step is not None:
+                self._told.position = event.from_step
+        elif event.step is not None:
+            self._told.position = event.step
+            if self._keep is not None:
+                kept = {name: getattr(event, name) for name in self._keep}
+                self._told.steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
         return True
 
     def _begins_part(self, event: Event) -> bool:
@@ -240,56 +238,21 @@ class _Reading:
         before, self._incarnation = self._incarnation, event.incarnation
         return self._incarnation != before
 
-    def _take_other(self, event: Event) -> None:
-        if isinstance(event, RunBegan) and event.from_step is not None:
-            self._position = event.from_step
-        self._others.append(event)
-
-    def _take_step(self, event: StepCompleted) -> None:
-        assert event.step is not None
-        self._position = event.step
-        if self._keep is not None:
-            kept = {name: getattr(event, name) for name in self._keep}
-            self._steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
-
     def _take_time(self, time: float, begins_part: bool) -> None:
+        told = self._told
         if begins_part:
             self._end_part()
             self._part_began = time
-        if self._began is None:
-            self._began = time
+        if told.began is None:
+            told.began = time
         if self._part_began is None:
             self._part_began = time
         # A step that was passed by is looked into later than what followed it.
-        self._ended = time if begins_part or self._ended is None else max(time, self._ended)
+        told.ended = time if begins_part or told.ended is None else max(time, told.ended)
 
     def _end_part(self) -> None:
-        if self._part_began is not None and self._ended is not None:
-            self._active += max(0.0, self._ended - self._part_began)
-
-    def _timeline(self) -> Timeline:
-        self._end_part()
-        return Timeline(
-            steps={step: self._steps[step] for step in sorted(self._steps)},
-            others=tuple(self._others),
-            counts=dict(self._counts),
-            position=self._position,
-            began=self._began,
-            ended=self._ended,
-            active_seconds=self._active,
-            unreadable_lines=self._unreadable,
-            recoveries=tuple(self._recoveries.recoveries),
-            waiting=self._waiting.wait,
-        )
-
-
-def _event(line: bytes) -> Event | None:
-    """The event of a line, or none where a crash or an editor has left something else."""
-    try:
-        event = read_event(line)
-    except ValueError:
-        return None
-    return None if isinstance(event, StepCompleted) and event.step is None else event
+        if self._part_began is not None and self._told.ended is not None:
+            self._told.active_seconds += max(0.0, self._told.ended - self._part_began)
 
 
 def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:

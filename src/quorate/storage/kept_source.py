@@ -6,12 +6,10 @@
     source/task.py, source/nets.py    the files, by their names below an import root
 """
 
-import contextlib
 import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,28 +26,11 @@ _WRITING = ".source-"
 
 
 @dataclass(frozen=True)
-class KeptSource:
-    """A task's source, the folder that it is kept in, and where the task's file was, relative to the run's folder."""
-
-    source: TaskSource
-    folder: Path
-    found_at: str | None
-
-    def to_page(self) -> bytes:
-        """All of it in one file, for a copy of the run at another place."""
-        page = {"found_at": self.found_at, "source": json.loads(self.source.to_json())}
-        return json.dumps(page, indent=1).encode() + b"\n"
-
-
-def keep_source(run: Path, source: TaskSource, file: Path | None) -> None:
-    """Keep a task's source in a run's folder, unless one is kept already; `file` is where the task's file is."""
-    if not (run / FOLDER).exists():
-        _write(run, source, None if file is None else os.path.relpath(file, run))
-
-
-@dataclass(frozen=True)
 class SourcePage:
-    """A task's source as it lies at another place, in one file; nobody has looked yet whose it is."""
+    """A task's source, and where the task's file was, relative to the run's folder.
+
+    At another place, beside a copy of the run, it lies as one page; nobody has looked yet whose it is.
+    """
 
     source: TaskSource
     found_at: str | None
@@ -59,18 +40,47 @@ class SourcePage:
         """From what `to_page` gave. What is no such page is left out: a run can go on by the task itself."""
         try:
             content = json.loads(page)
-            source = TaskSource.from_json(json.dumps(content["source"]))
-            found_at = content["found_at"]
-            if not isinstance(found_at, str | None):
-                raise ValueError(f"found_at is {found_at!r}")
+            return SourcePage(TaskSource.from_json(json.dumps(content["source"])), _checked(content["found_at"]))
         except (ValueError, KeyError, TypeError) as error:
             log.warning("the task's source in the copy of the run is damaged, and is left out: %s", error)
             return None
-        return cls(source, found_at)
+
+    def to_page(self) -> bytes:
+        page = {"found_at": self.found_at, "source": json.loads(self.source.to_json())}
+        return json.dumps(page, indent=1).encode() + b"\n"
 
     def keep(self, run: Path) -> None:
         """Keep it in a run's folder: from then on it is the task of that run, wherever its own file is gone."""
-        _write(run, self.source, self.found_at)
+        temporary = run / f"{_WRITING}{secrets.token_hex(4)}"
+        index = {"main": self.source.main, "found_at": self.found_at, "files": sorted(self.source.files)}
+        try:
+            for left in run.glob(f"{_WRITING}*"):
+                discard(left)  # by a launcher that died: whoever writes here holds the run's lock
+            # For the owner only: people write passwords and tokens into code, and a runs folder may be for all to read.
+            temporary.mkdir(mode=0o700)
+            for name, content in self.source.files.items():
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                write_new_file(temporary / name, [content], 0o600)
+            write_new_file(temporary / INDEX, [json.dumps(index, indent=1).encode() + b"\n"], 0o600)
+            sync_folder(temporary)
+            move_into_place(temporary, run / FOLDER)
+        except OSError as error:
+            raise JobError(f"cannot keep the task's source in {run}: {error.strerror or error}.") from error
+        finally:
+            discard(temporary)
+
+
+@dataclass(frozen=True)
+class KeptSource(SourcePage):
+    """The source that a run keeps, in a folder of its own."""
+
+    folder: Path
+
+
+def keep_source(run: Path, source: TaskSource, file: Path | None) -> None:
+    """Keep a task's source in a run's folder, unless one is kept already; `file` is where the task's file is."""
+    if not (run / FOLDER).exists():
+        SourcePage(source, None if file is None else os.path.relpath(file, run)).keep(run)
 
 
 def read_source(run: Path) -> KeptSource | None:
@@ -78,11 +88,9 @@ def read_source(run: Path) -> KeptSource | None:
     folder = run / FOLDER
     try:
         index = json.loads(_read(folder / INDEX))
-        names, found_at = list(index["files"]), index["found_at"]
+        names, found_at = list(index["files"]), _checked(index["found_at"])
         check_names(index["main"], names)  # before one of them is read: it may be any file of this machine
-        if not isinstance(found_at, str | None):
-            raise ValueError(f"found_at is {found_at!r}")
-        return KeptSource(TaskSource(index["main"], {name: _read(folder / name) for name in names}), folder, found_at)
+        return KeptSource(TaskSource(index["main"], {name: _read(folder / name) for name in names}), found_at, folder)
     except FileNotFoundError as error:
         if folder.exists():
             log.warning("the source that is kept in %s is not whole: %s is missing", folder, error.filename)
@@ -98,28 +106,7 @@ def _read(file: Path) -> bytes:
     return read_regular(file)
 
 
-def _write(run: Path, source: TaskSource, found_at: str | None) -> None:
-    temporary = run / f"{_WRITING}{secrets.token_hex(4)}"
-    index = {"main": source.main, "found_at": found_at, "files": sorted(source.files)}
-    with _explaining(run):
-        for left in run.glob(f"{_WRITING}*"):
-            discard(left)  # by a launcher that died: whoever writes here holds the run's lock
-        try:
-            # For the owner only: people write passwords and tokens into code, and a runs folder may be for all to read.
-            temporary.mkdir(mode=0o700)
-            for name, content in source.files.items():
-                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                write_new_file(temporary / name, [content], 0o600)
-            write_new_file(temporary / INDEX, [json.dumps(index, indent=1).encode() + b"\n"], 0o600)
-            sync_folder(temporary)
-            move_into_place(temporary, run / FOLDER)
-        finally:
-            discard(temporary)
-
-
-@contextlib.contextmanager
-def _explaining(run: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise JobError(f"cannot keep the task's source in {run}: {error.strerror or error}.") from error
+def _checked(found_at: object) -> str | None:
+    if not isinstance(found_at, str | None):
+        raise ValueError(f"found_at is {found_at!r}")
+    return found_at

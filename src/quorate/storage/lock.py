@@ -12,6 +12,7 @@ from quorate.core.regular_file import open_regular
 
 # Type, from where, start, length, process: what the kernel calls a struct flock. It covers the whole file.
 _RECORD = struct.Struct("hhqqi4x")
+_EXCLUSIVE = _RECORD.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 _held: set[int] = set()
 
@@ -38,7 +39,7 @@ def hold(file: Path) -> Iterator[None]:
     try:
         try:
             # Of the open file and not of the process: a lock of this kind can be asked about without taking it.
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _exclusive())
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _EXCLUSIVE)
         except BlockingIOError:
             raise FolderInUse(str(_holder(descriptor))) from None
         os.ftruncate(descriptor, 0)
@@ -58,14 +59,10 @@ def holder_of(file: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        kind = _RECORD.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _exclusive()))[0]
+        kind = _RECORD.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _EXCLUSIVE))[0]
         return None if kind == fcntl.F_UNLCK else _holder(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _exclusive() -> bytes:
-    return _RECORD.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def _let_go(descriptor: int) -> None:

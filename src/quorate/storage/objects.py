@@ -111,7 +111,6 @@ class ObjectStore:
             self._do("put_file", str(file), self._path(key), bytes=size)
 
     def put(self, key: str, content: bytes) -> None:
-        """Store a few bytes."""
         with self._explaining():
             self._do("pipe_file", self._path(key), content, bytes=len(content))
 
@@ -130,7 +129,6 @@ class ObjectStore:
             return content
 
     def size(self, key: str) -> int:
-        """How many bytes an object has."""
         with self._explaining(key):
             return _stored(self._do("info", self._path(key))).bytes
 
@@ -140,7 +138,6 @@ class ObjectStore:
             self._do("get_file", self._path(key), str(file), bytes=bytes)
 
     def list(self) -> dict[str, Stored]:
-        """All objects, by key."""
         with self._explaining():
             found = self._do("find", self._base or "/", detail=True)
             below = f"{self._base}/"
@@ -149,7 +146,7 @@ class ObjectStore:
             return {name.removeprefix(below): _stored(entry) for name, entry in files.items()}
 
     def remove(self, key: str) -> None:
-        """Remove an object; one that is not there is as good as removed."""
+        """One that is not there is as good as removed."""
         with contextlib.suppress(ObjectMissing), self._explaining(key):
             self._do("rm_file", self._path(key))
 
@@ -228,7 +225,8 @@ class ObjectStore:
             endpoint = ", and AWS_ENDPOINT_URL if it is not Amazon's" if self._protocol in _PACKAGES else ""
             why = f"the store cannot be reached ({name}). Check that it is up{endpoint}."
         else:
-            text = _masked(" ".join(str(error).split()))[:200]
+            # Without what might be a secret: a library may repeat parts of a URL in its own way.
+            text = _QUERY.sub("?…", _LOGIN.sub("…@", shown(" ".join(str(error).split()))))[:200]
             why = f"the store cannot do it: {(text or name).rstrip('.')}."
         return StoreError(f"{self}: {why}")
 
@@ -236,20 +234,15 @@ class ObjectStore:
         """What only a person can mend, and how."""
         if code == "NoSuchBucket":
             return f"there is no bucket '{self._root.partition('/')[0]}'. Create it, or correct the address."
-        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-            return f"no credentials are found. {self._where_credentials_are}"
-        if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied", "ExpiredToken"):
-            return f"access is refused{f' ({code})' if code else ''}. {self._where_credentials_are}"
-        return None
-
-    @property
-    def _where_credentials_are(self) -> str:
+        where = "the credentials in the environment"
         if self._protocol in _PACKAGES:
-            return (
-                "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the AWS profile, and that they may list, read, "
-                "write and delete there."
-            )
-        return "Check the credentials in the environment, and that they may list, read, write and delete there."
+            where = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the AWS profile"
+        check = f"Check {where}, and that they may list, read, write and delete there."
+        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+            return f"no credentials are found. {check}"
+        if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied", "ExpiredToken"):
+            return f"access is refused{f' ({code})' if code else ''}. {check}"
+        return None
 
 
 def _stored(entry: dict[str, Any]) -> Stored:
@@ -257,11 +250,6 @@ def _stored(entry: dict[str, Any]) -> Stored:
     if isinstance(modified, datetime):
         modified = modified.timestamp()
     return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
-
-
-def _masked(text: str) -> str:
-    """What a library says, without what might be a secret: it may repeat parts of a URL in its own way."""
-    return _QUERY.sub("?…", _LOGIN.sub("…@", shown(text)))
 
 
 def _code(error: BaseException) -> str:

@@ -4,21 +4,15 @@ What is installed, belongs to Python or to Quorate is no part of a project.
 """
 
 import ast
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from quorate.core.user_code import is_installed
-
-
-@dataclass(frozen=True)
-class _Found:
-    file: Path | None
-    search: Sequence[str] | None
 
 
 def files_of(module: str, file: Path, search_path: Sequence[str]) -> dict[str, Path]:
@@ -58,10 +52,9 @@ def import_root(module: str, file: Path) -> Path:
     return file.parent if file.stem == module else file.parents[module.count(".") + (file.name == "__init__.py")]
 
 
-def locate(module: str, search_path: Sequence[str] | None = None) -> Path | None:
+def locate(module: str) -> Path | None:
     """The file that a module would be imported from; None where there is none."""
-    found = _Finder(sys.path if search_path is None else search_path).find(module)
-    return None if found is None else found.file
+    return _file_of(_Finder(sys.path).find(module))
 
 
 def is_own(file: Path) -> bool:
@@ -72,41 +65,33 @@ def is_own(file: Path) -> bool:
 class _Finder:
     def __init__(self, search_path: Sequence[str]) -> None:
         self._search_path = list(search_path)
-        self._found: dict[str, _Found | None] = {}
+        self._found: dict[str, ModuleSpec | None] = {}
 
     def add(self, module: str, files: dict[str, Path]) -> list[tuple[str, Path]]:
         """Add a module of the project, if it is one and is not there yet; what is to be looked into next."""
-        found = self.find(module)
-        if found is None or found.file is None:
+        file = _file_of(self.find(module))
+        if file is None or file in files.values() or _name(module, file) in files or not is_own(file):
             return []
-        name = _name(module, found.file)
-        if name in files or found.file in files.values() or not is_own(found.file):
-            return []
-        files[name] = found.file
-        return [(module, found.file)]
+        files[_name(module, file)] = file
+        return [(module, file)]
 
-    def find(self, module: str) -> _Found | None:
+    def find(self, module: str) -> ModuleSpec | None:
         if module not in self._found:
-            self._found[module] = self._look_for(module)
+            package, _, _ = module.rpartition(".")
+            path: Sequence[str] | None = self._search_path
+            if package:
+                parent = self.find(package)
+                path = None if parent is None else parent.submodule_search_locations
+            self._found[module] = None
+            with contextlib.suppress(ImportError, ValueError, OSError):
+                self._found[module] = None if path is None else PathFinder.find_spec(module, path)
         return self._found[module]
 
-    def _look_for(self, module: str) -> _Found | None:
-        package, _, _ = module.rpartition(".")
-        path: Sequence[str] | None = self._search_path
-        if package:
-            parent = self.find(package)
-            path = None if parent is None else parent.search
-        if path is None:
-            return None
-        try:
-            spec = PathFinder.find_spec(module, path)
-        except (ImportError, ValueError, OSError):
-            return None
-        if spec is None:
-            return None
-        file = Path(os.path.realpath(spec.origin)) if spec.origin is not None and spec.has_location else None
-        search = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
-        return _Found(file, search)
+
+def _file_of(spec: ModuleSpec | None) -> Path | None:
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    return Path(os.path.realpath(spec.origin))
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:

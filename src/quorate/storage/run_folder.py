@@ -1,14 +1,16 @@
-"""A run's folder: what it holds, how it is made, found and locked."""
+"""A run's folder: what it holds, how it is made and locked, and which one a person means."""
 
 import contextlib
+import difflib
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,13 @@ from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
-from quorate.storage.run_search import find_run, list_runs, read_creation, write_creation
+
+USUAL_RUNS = Path("runs")
+RUNS_ENV = "QUORATE_RUNS"
+"""It sets the key `runs` of every job: what `train` writes there must be found there again."""
+LAST = "last"
+SHOWN = 8
+_CREATED = "created"
 
 
 class RunFolder:
@@ -51,19 +59,43 @@ class RunFolder:
 
     @classmethod
     def find(cls, runs: Path, reference: str) -> "RunFolder":
-        """The run that a person means by a name, a unique prefix of one, a path, or ``last``."""
-        return cls(find_run(runs, reference))
+        """The run that a person means by a name, a unique prefix of one, a path, or ``last``, the newest."""
+        names = [run.name for run in cls.all_in(runs)]
+        if reference == LAST:
+            if not names:
+                raise RunError(
+                    f"there are no runs in {runs} yet; `quorate train job.yaml` makes one, `runs` says where"
+                )
+            return cls(runs / names[-1])
+        if reference in names:
+            return cls(runs / reference)
+        path = Path(reference).expanduser()
+        if is_run(path):
+            return cls(path.resolve())  # "." has no name
+        matches = [name for name in names if reference and name.startswith(reference)]
+        if len(matches) == 1:
+            return cls(runs / matches[0])
+        if matches:
+            raise RunError(f"{reference!r} may be any of {_listed(matches)}; give more of the name, or `{LAST}`")
+        raise RunError(_not_found(runs, reference, names))
 
     @classmethod
     def all_in(cls, runs: Path) -> tuple["RunFolder", ...]:
         """All runs in a folder, oldest first; none where there is no such folder."""
-        return tuple(cls(path) for path in list_runs(runs))
+        try:
+            dated = [(created, folder) for folder in runs.iterdir() if (created := _created(folder)) is not None]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise RunError(
+                f"cannot look for runs in {runs}: {error.strerror}. Say where they are with `runs`, or give a path."
+            ) from error
+        return tuple(cls(folder) for _, folder in sorted(dated))
 
     @property
     def created(self) -> datetime:
-        """When the run was created."""
         with _explaining(f"cannot look at run {self.name} in {self.path.parent}"):
-            return read_creation(self.path)
+            return _read_creation(self.path)
 
     def holder(self) -> Holder | None:
         """The launcher that is at work on this run, if there is one."""
@@ -85,9 +117,24 @@ class RunFolder:
 
     def next_incarnation(self, above: int = 0) -> int:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
-        elsewhere; on the disk before it is returned."""
+        elsewhere; on the disk before it is returned.
+
+        It grows whatever dies in between: one line a number, in a file that is only appended to.
+        """
         with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
-            return _take_next(self.path / "incarnations", above)
+            descriptor = open_regular(self.path / "incarnations", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            try:
+                # Two that ask at once must not be told the same number: both would believe to be the newest.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
+                number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
+                # A line that a crash has torn is ended first: "1" and "2" must not become 12.
+                write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
+                os.fsync(descriptor)
+                sync_folder(self.path)
+            finally:
+                os.close(descriptor)
+        return number
 
     def write_address(self, address: str, token: str) -> None:
         """Say where the coordinator listens, to the owner of the run only."""
@@ -102,17 +149,14 @@ class RunFolder:
         return address if isinstance(address, str) else None
 
     def remove_address(self) -> None:
-        """The coordinator listens no longer."""
         with _explaining(f"cannot remove {self.address_file}"):
             self.address_file.unlink(missing_ok=True)
 
     def write_job(self, text: str) -> None:
-        """The job as it was resolved."""
         with _explaining(f"cannot write {self.job_file}"):
             write_atomically(self.job_file, text)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """How the run ended."""
         self._write(self.result_file, result)
 
     def read_result(self) -> dict[str, Any] | None:
@@ -134,7 +178,6 @@ class RunFolder:
         self._write(self.environment_file, environment)
 
     def read_environment(self) -> dict[str, Any] | None:
-        """What the run's bits depend on, if it has been written."""
         try:
             return self._read(self.environment_file)
         except DamagedFileError as error:
@@ -172,37 +215,65 @@ class RunFolder:
             self.path.rmdir()
 
 
+def runs_folder(given: str | Path | None = None) -> Path:
+    """The folder of runs: the one that is given, that of the variable, or the usual one in the working folder."""
+    return USUAL_RUNS if not (said := given or os.environ.get(RUNS_ENV)) else Path(said)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
+    return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+
+
+def write_creation(folder: Path, moment: datetime | None = None) -> None:
+    """Say that a run is created now; or that it was, at another place."""
+    write_atomically(folder / _CREATED, f"{(moment or datetime.now(UTC)).isoformat()}\n")
+
+
+def _read_creation(folder: Path) -> datetime:
+    """When a run was created. What is written counts: the times of files change when a run is copied."""
+    marker = folder / _CREATED
+    with contextlib.suppress(OSError, ValueError):
+        written = datetime.fromisoformat(read_regular(marker).decode().strip())
+        return written if written.tzinfo else written.replace(tzinfo=UTC)
+    # The folder's own time changes with its content: it is the last resort.
+    existing = marker if marker.is_file() else folder
+    return datetime.fromtimestamp(existing.stat().st_mtime, UTC)
+
+
+def _created(folder: Path) -> datetime | None:
+    """When a run was created; none for what is no run, is one no longer, or may not be looked into."""
+    try:
+        return _read_creation(folder) if is_run(folder) else None
+    except OSError:
+        return None  # one folder that is in the way, or is being removed, must not hide the others
+
+
+def _not_found(runs: Path, reference: str, names: list[str]) -> str:
+    if os.sep in reference:
+        return f"{reference} is not a run folder: it has no file `created`, which every run has"
+    if not names:
+        return f"there is no run {reference!r}: {runs} has no runs; `runs` says where to look"
+    close = difflib.get_close_matches(reference, names, n=SHOWN, cutoff=0.5)
+    hint = f"did you mean {_listed(close)}?" if close else f"there are {_listed(names[::-1])}"
+    return f"there is no run {reference!r} in {runs}; {hint}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
 def _claim(runs: Path, name: str) -> Path:
     """Make the numbered folder. Making it is the claim: of two launchers only one can."""
     pattern = re.compile(re.escape(name) + r"-(\d{4,})")
     taken = [int(match[1]) for entry in runs.iterdir() if (match := pattern.fullmatch(entry.name))]
-    number = max(taken, default=0)
-    while True:
-        number += 1
+    for number in itertools.count(max(taken, default=0) + 1):
         path = runs / f"{name}-{number:04d}"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-
-
-def _take_next(file: Path, above: int = 0) -> int:
-    """The next number, on the disk before it is returned; higher than `above`, too. It grows whatever dies in between:
-    one line a number, in a file that is only appended to."""
-    descriptor = open_regular(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        # Two that ask at once must not be told the same number: both would believe to be the newest.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
-        number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
-        # A line that a crash has torn is ended first: "1" and "2" must not become 12.
-        write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
-        os.fsync(descriptor)
-        sync_folder(file.parent)
-    finally:
-        os.close(descriptor)
-    return number
+            break
+    return path
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from quorate.api.evaluate import SCRATCH, scratch_folder
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.scratch import PREFIX, scratch_folder
 
 KILLED = """
 import os, signal, sys
-from quorate.storage.scratch import scratch_folder
+from quorate.api.evaluate import scratch_folder
 with scratch_folder() as folder:
     (folder / "run").mkdir()
     (folder / "run" / "events.jsonl").write_text("{}")
@@ -54,11 +54,11 @@ def test_one_whose_owner_was_killed_is_removed_by_the_next_and_one_that_is_in_us
 
 
 def test_what_others_have_called_like_it_is_left_alone(temporary: Path) -> None:
-    run = RunFolder.create(temporary, PREFIX.rstrip("-"))
+    run = RunFolder.create(temporary, SCRATCH.rstrip("-"))
     with run.lock():
         pass
-    (temporary / f"{PREFIX}notes").mkdir()
-    (temporary / f"{PREFIX}link").symlink_to(temporary / "nowhere")
+    (temporary / f"{SCRATCH}notes").mkdir()
+    (temporary / f"{SCRATCH}link").symlink_to(temporary / "nowhere")
     before = sorted(temporary.rglob("*"))
     with scratch_folder():
         pass
