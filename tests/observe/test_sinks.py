@@ -17,8 +17,7 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.observe.notebook import NotebookConsole
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
-from quorate.observe.sinks import Guarded, Queued, Sink
-from quorate.observe.tail import Follower
+from quorate.observe.sinks import Follower, Guarded, Queued, Sink
 
 
 class Collecting:

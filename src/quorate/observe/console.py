@@ -45,19 +45,14 @@ class Console:
             self._live.update(progress, refresh=True)
 
     def handle(self, event: Event) -> None:
-        """Show an event."""
         notice = notice_of(event, self._progress)
         self._progress.handle(event)
         if isinstance(event, RunFinished):
-            self._end_progress()
+            self.close()
         if notice is not None:
             _print(self._screen, notice)
         if isinstance(event, StepCompleted | RunBegan):
-            self._show_progress(at_once=self._progress.is_at_the_end)
-
-    def close(self) -> None:
-        """Leave the last state of the bar on the screen and show nothing more."""
-        self._end_progress()
+            self._show_progress(at_once=self._progress.step == self._progress.total_steps)
 
     def _show_progress(self, at_once: bool) -> None:
         now = self._clock()
@@ -72,8 +67,8 @@ class Console:
             return
         self._shown, self._shown_at = self._progress.step, now
 
-    def _end_progress(self) -> None:
-        """The last step is shown always, also when the next line is not due yet."""
+    def close(self) -> None:
+        """The last step is shown always, also when the next line is not due yet, and stays on the screen."""
         live, self._progress.is_over = self._live, True
         if live is None or self._progress.has_begun:
             self._show_progress(at_once=True)
@@ -91,7 +86,6 @@ class QuietConsole:
         self._progress = progress
 
     def handle(self, event: Event) -> None:
-        """Show an event, if it is one of those."""
         warns = isinstance(event, StepCompleted | EvaluationDone) and event.warnings
         is_loud = warns or isinstance(event, RunStopped | WorkerLost | LogMessage | CopyFailed)
         notice = notice_of(event, self._progress) if is_loud else None
@@ -100,7 +94,7 @@ class QuietConsole:
             _print(self._screen, notice)
 
     def close(self) -> None:
-        """Nothing is left to be shown."""
+        pass
 
 
 def _print(screen: Screen, notice: Notice) -> None:

@@ -35,13 +35,18 @@ class JsonlSink:
         self.append(event.to_json())
 
     def append(self, line: str) -> None:
-        """Append the line of an event."""
         with self._turn:
             try:
                 self._append(self._note_of_missing() + line.encode() + b"\n")
                 self._missing = 0
             except OSError as error:
-                self._drop(error)
+                if not self._missing:
+                    log.warning(
+                        "cannot write to %s: %s. Training goes on; events are dropped meanwhile.", self.path, error
+                    )
+                    self._reason = error.strerror or str(error)
+                self.dropped += 1
+                self._missing += 1
 
     def close(self) -> None:
         """Write no more; what is written later is dropped."""
@@ -50,31 +55,23 @@ class JsonlSink:
                 with contextlib.suppress(OSError):
                     self._append(self._note_of_missing())
             self._closed = True
-            self._release()
+            if self._descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(self._descriptor)
+                self._descriptor = None
 
     def _append(self, line: bytes) -> None:
         if self._closed:
             raise OSError("the file is closed")
         if self._descriptor is None:
-            self._open()
-        assert self._descriptor is not None
+            self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            size = os.fstat(self._descriptor).st_size
+            self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
         # A line that was cut short, here or by a crash, is ended first: it costs one event instead of two.
         start = b"\n" if self._torn else b""
         self._torn = True
         write_fully(self._descriptor, start + line)
         self._torn = False
-
-    def _open(self) -> None:
-        self._descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        size = os.fstat(self._descriptor).st_size
-        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
-
-    def _drop(self, error: OSError) -> None:
-        if not self._missing:
-            log.warning("cannot write to %s: %s. Training goes on; events are dropped meanwhile.", self.path, error)
-            self._reason = error.strerror or str(error)
-        self.dropped += 1
-        self._missing += 1
 
     def _note_of_missing(self) -> bytes:
         """A line about the events that are not in the file, if there are such."""
@@ -83,9 +80,3 @@ class JsonlSink:
         count = f"{self._missing:,} events are" if self._missing > 1 else "an event is"
         message = f"{count} missing here: {self.path.name} could not be written ({self._reason})"
         return LogMessage(message=message).to_json().encode() + b"\n"
-
-    def _release(self) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None

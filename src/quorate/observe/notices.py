@@ -25,14 +25,13 @@ from quorate.observe.events import (
     StepCompleted,
     WorkerLost,
 )
-from quorate.observe.progress import GAP, Progress
+from quorate.observe.progress import GAP, Progress, hosting
 from quorate.observe.quantities import duration, measure, plural, size
 from quorate.observe.recoveries import brief
 
 EARLY_STOP = "early stop"
 LONGEST_SILENT_WAIT = 0.05
 """Seconds for which training waits for a checkpoint without a word."""
-NO_REASON = "no reason was given"
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,16 @@ def _run(event: RunBegan, progress: Progress) -> Notice | None:
 def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    hosting = progress.hosting_by(event)
+    now = hosting(*progress.hosts_by(event))
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
     back = sorted(event.workers & progress.lost.keys())
     if not back:
-        return Notice(f"going on with {hosting}{again}", "yellow")
+        return Notice(f"going on with {now}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))
-    return Notice(f"{_workers(back)} back after {waited}, {hosting}{again}", "green")
-
-
-def _workers(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f"worker {numbers[0]} is"
-    return f"workers {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} are"
+    *others, last = map(str, back)
+    who = f"workers {', '.join(others)} and {last} are" if others else f"worker {last} is"
+    return Notice(f"{who} back after {waited}, {now}{again}", "green")
 
 
 def _step(event: StepCompleted, progress: Progress) -> Notice | None:
@@ -101,11 +96,7 @@ def _checkpoint(event: CheckpointSaved, _: Progress) -> Notice:
 
 
 def _not_saved(event: CheckpointFailed | CheckpointSkipped, _: Progress) -> Notice:
-    return Notice(f"not saved{_at(event)}: {event.reason or NO_REASON}", "yellow")
-
-
-def _copied_to(event: CheckpointCopied, _: Progress) -> Notice:
-    return Notice(f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim")
+    return Notice(f"not saved{_at(event)}: {event.reason or 'no reason was given'}", "yellow")
 
 
 def _cost(event: CheckpointSaved | CheckpointCopied) -> str:
@@ -134,29 +125,19 @@ def _finished(event: RunFinished, progress: Progress) -> Notice | None:
     counted = plural(steps, "step")
     ending = result.get("ending", "complete")
     if ending == EARLY_STOP:
-        return Notice(f"stopped early after {counted}{_why_early(progress)}", "green")
+        why, rule = "", progress.early_stop
+        if rule is not None:
+            spell = "the last evaluation" if rule.patience == 1 else f"the last {rule.patience} evaluations"
+            why = f": {spell} brought no better {rule.metric}"
+        return Notice(f"stopped early after {counted}{why}", "green")
     if ending == "complete":
         return Notice(f"finished after {counted}", "green")
     done = f"{steps:,} of {plural(progress.total_steps, 'step')}" if progress.total_steps else counted
     return Notice(f"stopped after {done}", "yellow")
 
 
-def _why_early(progress: Progress) -> str:
-    rule = progress.early_stop
-    if rule is None:
-        return ""
-    spell = "the last evaluation" if rule.patience == 1 else f"the last {rule.patience} evaluations"
-    return f": {spell} brought no better {rule.metric}"
-
-
 def _log(event: LogMessage, _: Progress) -> Notice | None:
     return None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
-
-
-def _rollback(event: RolledBack, progress: Progress) -> Notice:
-    return Notice(
-        f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
-    )
 
 
 def _at(event: Event) -> str:
@@ -169,12 +150,16 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
     StepCompleted: _step,
     Resized: lambda event, _: Notice(f"asked to go on with {event.workers} workers instead of {event.before}", "bold"),
-    RolledBack: _rollback,
+    RolledBack: lambda event, progress: Notice(
+        f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
+    ),
     EvaluationDone: _evaluation,
     CheckpointSaved: _checkpoint,
     CheckpointFailed: _not_saved,
     CheckpointSkipped: _not_saved,
-    CheckpointCopied: _copied_to,
+    CheckpointCopied: lambda event, _: Notice(
+        f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim"
+    ),
     CopyFailed: _copy_failed,
     CopyRecovered: lambda event, _: Notice(
         f"copying to {event.place} works again, after {duration(event.seconds or 0.0)}", "green"

@@ -39,7 +39,6 @@ class Recovery:
     steps_lost: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
@@ -97,12 +96,10 @@ class RecoveryLog:
 
     @property
     def recoveries(self) -> list[Recovery]:
-        """What has been recovered from so far, in order."""
         told = (loss.recovery() for loss in (*self._closed, *self._losses))
         return [recovery for recovery in told if recovery is not None]
 
     def handle(self, event: Event) -> None:
-        """Learn from an event."""
         match event:
             case StepCompleted(step=int(step)):
                 self._take_step(step, event.time)
@@ -134,7 +131,13 @@ class RecoveryLog:
         self._losses.append(loss)
 
     def _take_generation(self, event: GenerationFormed) -> None:
-        self._begin_part(event.incarnation)
+        if self._incarnation not in (None, event.incarnation):
+            # Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
+            # lost before.
+            self._closed += self._losses
+            self._losses = []
+            self._mended = {}
+        self._incarnation = event.incarnation
         self._members = event.workers
         for loss in self._losses:
             is_mended = False
@@ -147,15 +150,6 @@ class RecoveryLog:
             if is_mended:
                 self._mended.setdefault(str(event.generation), []).append(loss)
 
-    def _begin_part(self, incarnation: str) -> None:
-        """Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
-        lost before."""
-        if self._incarnation not in (None, incarnation):
-            self._closed += self._losses
-            self._losses = []
-            self._mended = {}
-        self._incarnation = incarnation
-
     def _take_step(self, step: int, time: float) -> None:
         self._position = max(self._position, step)
         for loss in self._losses:
@@ -163,10 +157,7 @@ class RecoveryLog:
                 loss.last_step = max(loss.last_step, step)
             elif loss.first_step is None and step > loss.from_step:
                 loss.first_step = time
-        self._settle()
-
-    def _settle(self) -> None:
-        """A million steps should not each look through all losses."""
+        # A million steps should not each look through all losses.
         while self._losses and self._losses[0].first_step is not None and self._losses[0].refilled is not None:
             self._closed.append(self._losses.pop(0))
 

@@ -1,7 +1,6 @@
 """Events as they are appended to a file, for whoever looks on from another process."""
 
 import contextlib
-import logging
 import os
 import tempfile
 import time
@@ -12,15 +11,10 @@ from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, read_event
-from quorate.observe.sinks import Sink
-from quorate.storage.atomic import write_atomically
-
-log = logging.getLogger(__name__)
 
 SILENCE = 5.0
 """Seconds without an event after which the folder is tried: a job that tells something can obviously write it."""
 _BLOCK = 4096
-_SAVED_EVERY = 1000
 
 
 class EventTail:
@@ -106,53 +100,6 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     return events
 
 
-class Follower:
-    """Gives a sink that must be complete every event of a run's file, in order and at least once.
-
-    It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled
-    after the last time that was written down is given again. An event for which the sink raises is given again by the
-    next `poll`, and nothing after it before.
-    """
-
-    def __init__(self, events_file: Path, sink: Sink, offset_file: Path) -> None:
-        self.failed = 0
-        self._tail = EventTail(events_file)
-        self._sink = sink
-        self._offset_file = offset_file
-        self._tail.offset = self._saved = self._read_offset()
-
-    def poll(self) -> None:
-        """Give the sink what is new. Called now and then, by whoever is not in the way of training."""
-        for handled, event in enumerate(self._tail):
-            try:
-                self._sink.handle(event)
-            except Exception:
-                if not self.failed:
-                    log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
-                self.failed += 1
-                break
-            if handled % _SAVED_EVERY == 0:
-                self._save()
-        self._save()
-
-    def close(self) -> None:
-        """Give the sink the rest."""
-        self.poll()
-        self._sink.close()
-
-    def _save(self) -> None:
-        if self._tail.offset != self._saved:
-            self._saved = self._tail.offset
-            with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
-                write_atomically(self._offset_file, str(self._saved))
-
-    def _read_offset(self) -> int:
-        try:
-            return max(0, int(self._offset_file.read_text()))
-        except (FileNotFoundError, ValueError):
-            return 0
-
-
 def try_to_write(folder: Path) -> None:
     """Write a block into a file without a name, which is gone at once."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -188,11 +135,9 @@ class DiskWatch:
             return None  # a run folder that is not there yet, or no longer
         except OSError as error:
             self._is_told = True
-            return LogMessage(message=self._sentence(error.strerror or str(error)))
+            return LogMessage(
+                message=f"cannot write in {self._folder}: {error.strerror or error}. Training goes on, unseen: no "
+                "progress is shown or kept meanwhile. Make room there: a checkpoint that fails is tried again when the "
+                "next is due, but the last must be saved."
+            )
         return None
-
-    def _sentence(self, why: str) -> str:
-        return (
-            f"cannot write in {self._folder}: {why}. Training goes on, unseen: no progress is shown or kept meanwhile. "
-            "Make room there: a checkpoint that fails is tried again when the next is due, but the last must be saved."
-        )
