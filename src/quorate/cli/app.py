@@ -9,21 +9,11 @@ from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
 from quorate.cli.history import diff, runs, show
 from quorate.cli.jobs import checkpoint, evaluate, resize, resume, train
+from quorate.cli.options import group_of_verbs
 from quorate.cli.setup import doctor, init
-from quorate.cli.verbs import Verbs
 from quorate.core.errors import RequestError
 
-app = typer.Typer(
-    name="quorate",
-    cls=Verbs,
-    subcommand_metavar="VERB ...",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    # Plain text: there in half the time of rich's boxes, and examples stay as written.
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
+app = group_of_verbs("quorate", add_completion=True)
 app.command()(init)
 app.command()(train)
 app.command()(resume)
@@ -62,10 +52,6 @@ def options(
       quorate train job.yaml
       quorate show last
     """
-    _refuse_lost_folder()
-
-
-def _refuse_lost_folder() -> None:
     # Every verb works on paths that begin here, and each would fail at another of them, with other words.
     try:
         os.getcwd()  # noqa: PTH109 (the question is whether there is one)

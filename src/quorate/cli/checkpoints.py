@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose, group_of_verbs
 from quorate.cli.output import print_document
-from quorate.cli.verbs import group_of_verbs
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import Json
+from quorate.cli.options import Json, group_of_verbs
 from quorate.cli.output import print_document
-from quorate.cli.verbs import group_of_verbs
 
 Place = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them. Plain ASCII, but for curves: they also go into files and narrow terminals."""
+"""Numbers and enumerations as a person reads them. Plain ASCII, but for curves: they also go into files and narrow terminals."""
 
 import itertools
 import math
@@ -46,6 +46,11 @@ def duration(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """So many of them."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def some_of(words: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
