@@ -59,7 +59,8 @@ def test_a_feature_that_the_kernel_lacks_is_named_with_its_use(feature: str, lev
 
 def kernel_finding() -> Finding:
     (check,) = [check for check in checks_of(Subject(Path("runs"), {})) if check.name == "kernel"]
-    (found,) = check.look()
+    found = check.look()
+    assert isinstance(found, Finding)
     return found
 
 

@@ -77,32 +77,19 @@ def chaos(
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
     from quorate.api.chaos import FaultRequest, Stopped, try_under
-    from quorate.api.documents import trial_document
     from quorate.api.train import show_on_stderr, show_quietly
-    from quorate.cli.chaos_view import print_trial, succeeded
-    from quorate.history.ledger import read_ledger
+    from quorate.cli.chaos_view import show_trial
     from quorate.spec.load import load_job
-    from quorate.storage.run_folder import RunFolder
 
     request = FaultRequest.of(fault, script, at_random, mtbf, seed)
     layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
     resolved = load_job(job_file, os.environ, layer)
     trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
     if isinstance(trial, Stopped):
-        _report_stop(trial.status, trial.exit_code, as_json)
+        if as_json:
+            error = f"{trial.status} before there was something to compare"
+            print_document({"status": trial.status, "exit_code": trial.exit_code, "error": error})
+        else:
+            print(trial.status, file=sys.stderr)
         raise typer.Exit(trial.exit_code)
-    ledger = read_ledger(RunFolder(trial.disturbed.folder))
-    if as_json:
-        print_document(trial_document(trial, ledger))
-    else:
-        print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
-    raise typer.Exit(0 if succeeded(trial, ledger) else 1)
-
-
-def _report_stop(status: str, code: int, as_json: bool) -> None:
-    if as_json:
-        print_document(
-            {"status": status, "exit_code": code, "error": f"{status} before there was something to compare"}
-        )
-    else:
-        print(status, file=sys.stderr)
+    raise typer.Exit(0 if show_trial(trial, as_json) else 1)

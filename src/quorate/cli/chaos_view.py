@@ -1,16 +1,19 @@
 """What became of a job under faults, for people."""
 
+import sys
 from typing import Any, TextIO
 
 from rich.text import Text
 
 from quorate.api.chaos import Trial
-from quorate.api.documents import phase_of
+from quorate.api.documents import phase_of, trial_document
 from quorate.api.recorded_run import short_path
 from quorate.chaos.fault import Firing
-from quorate.history.ledger import Ledger
+from quorate.cli.output import print_document
+from quorate.history.ledger import Ledger, read_ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
+from quorate.storage.run_folder import RunFolder
 
 _SPANS = {
     "detect_s": "noticed",
@@ -19,6 +22,16 @@ _SPANS = {
     "first_step_s": "next step",
     "refill_s": "replaced",
 }
+
+
+def show_trial(trial: Trial, as_json: bool) -> bool:
+    """Print what became of a trial; whether it has shown what it is for."""
+    ledger = read_ledger(RunFolder(trial.disturbed.folder))
+    if as_json:
+        print_document(trial_document(trial, ledger))
+    else:
+        print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
+    return succeeded(trial, ledger)
 
 
 def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool) -> None:
@@ -32,7 +45,8 @@ def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool)
     say("faults", "bold")
     column = max(len(str(fault)) for fault in trial.faults) + 2
     for number, fault in enumerate(trial.faults):
-        say(f"  {fault!s:<{column}}{_fate(trial.firings_of(number))}")
+        fired = ", ".join(map(_moment, trial.firings_of(number)))
+        say(f"  {fault!s:<{column}}{f'fired: {fired}' if fired else 'not fired'}")
     say("recoveries", "bold")
     for recovery in trial.disturbed.recoveries:
         say(f"  {_recovery(recovery)}")
@@ -54,14 +68,9 @@ def succeeded(trial: Trial, ledger: Ledger) -> bool:
     return trial.is_same and trial.have_all_fired and ledger.is_whole
 
 
-def _fate(met: list[Firing]) -> str:
-    if not met:
-        return "not fired"
-    return "fired: " + ", ".join(f"{_who(one)}at step {one.step} in {phase_of(one)}" for one in met)
-
-
-def _who(firing: Firing) -> str:
-    return "" if firing.worker is None else f"worker {firing.worker} "
+def _moment(firing: Firing) -> str:
+    who = "" if firing.worker is None else f"worker {firing.worker} "
+    return f"{who}at step {firing.step} in {phase_of(firing)}"
 
 
 def _recovery(recovery: dict[str, Any]) -> str:

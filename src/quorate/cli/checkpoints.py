@@ -9,6 +9,9 @@ import typer
 
 from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose, group_of_verbs
 from quorate.cli.output import print_document
+from quorate.core.errors import RequestError
+from quorate.observe.quantities import size
+from quorate.storage.run_folder import RunFolder
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
@@ -50,20 +53,9 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
       quorate checkpoints ls last
       quorate checkpoints ls digits-0001 --json
     """
-    from datetime import UTC, datetime
+    from quorate.cli.checkpoints_view import show_list
 
-    from quorate.cli.checkpoints_view import print_list
-    from quorate.cli.layout import Page
-    from quorate.history.checkpoint_list import CheckpointList
-    from quorate.history.documents import checkpoints_document
-    from quorate.storage.run_folder import RunFolder
-
-    found = CheckpointList.read(RunFolder.find(runs, run))
-    now = datetime.now(UTC)
-    if as_json:
-        print_document(checkpoints_document(found, now))
-    else:
-        print_list(Page.on_stdout(), found, now)
+    show_list(RunFolder.find(runs, run), as_json)
 
 
 @app.command()
@@ -78,19 +70,9 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
       quorate checkpoints verify last
       quorate checkpoints verify digits-0001 --checkpoint best
     """
-    from quorate.api.checkpoints import verify_run
-    from quorate.api.documents import verified_checkpoints_document
-    from quorate.cli.checkpoints_view import print_verified
-    from quorate.cli.layout import Page
-    from quorate.storage.run_folder import RunFolder
+    from quorate.cli.checkpoints_view import show_verified
 
-    folder = RunFolder.find(runs, run)
-    verified = verify_run(folder, checkpoint)
-    if as_json:
-        print_document(verified_checkpoints_document(folder.name, verified))
-    else:
-        print_verified(Page.on_stdout(), folder.name, verified)
-    raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)
+    raise typer.Exit(0 if show_verified(RunFolder.find(runs, run), checkpoint, as_json) else 1)
 
 
 @app.command()
@@ -119,8 +101,6 @@ def export(
       quorate checkpoints export last model.pt --checkpoint best
     """
     from quorate.api.checkpoints import Format, export_model
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     wanted = choose(kind, Format, "--format") if kind else None
@@ -164,8 +144,6 @@ def copy(
       quorate checkpoints copy digits-0001 s3://bucket/prefix --checkpoint best
     """
     from quorate.api.checkpoints import copy_run
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     done = copy_run(folder, to, checkpoint)
@@ -218,8 +196,6 @@ def rekey(
       quorate checkpoints rekey digits-0001 --new-key-env CHECKPOINT_KEY
     """
     from quorate.api.checkpoints import rekey_run
-    from quorate.core.errors import RequestError
-    from quorate.storage.run_folder import RunFolder
 
     if [new_key_file is not None, new_key_env is not None, decrypt].count(True) != 1:
         raise RequestError("give exactly one of --new-key-file, --new-key-env and --decrypt")
@@ -253,8 +229,6 @@ def rm(
       quorate checkpoints rm digits-0001 --checkpoint 100 --checkpoint 200
     """
     from quorate.api.checkpoints import remove_from_run
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     removed = remove_from_run(folder, checkpoint, force=force)

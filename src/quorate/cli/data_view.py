@@ -1,21 +1,31 @@
-"""Data in shards, for people."""
+"""What is done with data in shards, and how it is shown."""
 
 import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from rich.text import Text
 
-from quorate.api.data import LARGE_BLOCK, Indexed, Spread, Stats, Verified
-from quorate.api.preview import WHOLE, Previewed, short_fields
+from quorate.api.data import LARGE_BLOCK, Spread, data_stats, index_data, verify_data
+from quorate.api.documents import index_document, preview_document, stats_document, verified_data_document
+from quorate.api.preview import (
+    WHOLE,
+    Previewed,
+    pictures_among,
+    preview_data,
+    refuse_no_picture_file,
+    short_fields,
+    write_contact_sheet,
+)
 from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.output import print_document
+from quorate.core.errors import RequestError
 from quorate.data.shards.index import ShardIndex
 from quorate.history.samples_documents import shown_place
-from quorate.observe.quantities import duration, size
+from quorate.observe.quantities import duration, plural, size
 
 MOST_FLAWS = 50
 _EVERY = 0.2
@@ -31,7 +41,6 @@ class Counter:
         self._width = 0
 
     def show(self, done: int, total: int) -> None:
-        """So many are done, of so many."""
         if self._is_shown and monotonic() - self._last >= _EVERY:
             self._last = monotonic()
             self._write(f"{self._word} {done:,} of {total:,} shards")
@@ -39,9 +48,7 @@ class Counter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._width:
             self._write("")
             sys.stderr.write("\r")
@@ -52,9 +59,14 @@ class Counter:
         self._width = len(text)
 
 
-def print_indexed(page: Page, done: Indexed) -> None:
-    """What was indexed, and where the index is."""
-    index = done.index
+def show_index(path: str, output: str | None, force: bool, as_json: bool) -> None:
+    """Index shards, and print what there is and where the index is."""
+    with Counter("indexed", as_json) as counter:
+        done = index_data(path, output, force=force, progress=counter.show)
+    if as_json:
+        print_document(index_document(done))
+        return
+    page, index = Page.on_stdout(), done.index
     page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
     page.whole("index", shown_place(done.file))
     page.whole("digest", index.digest)
@@ -66,11 +78,14 @@ def print_indexed(page: Page, done: Indexed) -> None:
         )
 
 
-def print_verified(page: Page, done: Verified) -> None:
-    """Whether all is as it was indexed, or what is not."""
-    if not done.flaws:
-        page.line(f"{_counted(done.index)}: all are as they were indexed.")
-        return
+def show_verified(path: str, as_json: bool) -> bool:
+    """Compare shards with their index and print what is not as it was; whether all is."""
+    with Counter("verified", as_json) as counter:
+        done = verify_data(path, counter.show)
+    if as_json:
+        print_document(verified_data_document(done))
+        return not done.flaws
+    page = Page.on_stdout()
     for flaw in done.flaws[:MOST_FLAWS]:
         place = f", {flaw.place}" if flaw.place else ""
         page.line(f"{flaw.file}{place}: {flaw.problem}")
@@ -87,11 +102,16 @@ def print_verified(page: Page, done: Verified) -> None:
         page.line(
             f"{done.new_shards:,} new, not in the index: `quorate data index PATH --force` lists what there is now."
         )
+    return not done.flaws
 
 
-def print_stats(page: Page, found: Stats) -> None:
-    """Counts, sizes and the schema."""
-    index = found.index
+def show_stats(path: str, as_json: bool) -> None:
+    """Print counts, sizes and the schema."""
+    found = data_stats(path)
+    if as_json:
+        print_document(stats_document(found))
+        return
+    page, index = Page.on_stdout(), found.index
     page.title(Text(_counted(index), style="bold"))
     page.whole("place", shown_place(index.place))
     page.row("size", size(found.bytes))
@@ -104,8 +124,32 @@ def print_stats(page: Page, found: Stats) -> None:
         page.columns([(name or WHOLE, kind) for name, kind in index.schema.items()])
 
 
-def print_preview(page: Page, index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int) -> None:
-    """Some records as a table, and below it what is wrong with those that are bad."""
+def show_preview(path: str, records: int, first: int, sheet: Path | None, as_json: bool) -> None:
+    """Print some records, and write their pictures into a file if one is given."""
+    if sheet is not None:
+        refuse_no_picture_file(sheet)
+    index, found = preview_data(path, records, first)
+    pictures = pictures_among([each.record for each in found]) if sheet is not None else []
+    if sheet is not None:
+        if not pictures:
+            raise RequestError(
+                f"none of these {len(found)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the "
+                "shape of one). --records N looks at more of them, --from N at others."
+            )
+        write_contact_sheet(sheet, pictures)
+    if as_json:
+        print_document(preview_document(index, found, sheet, len(pictures)))
+        return
+    page = Page.on_stdout()
+    _print_records(page, found)
+    bad = sum(bool(each.bad) for each in found)
+    page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")
+    if sheet is not None:
+        page.line(f"{sheet}: {len(pictures)} pictures.")
+
+
+def _print_records(page: Page, found: Sequence[Previewed]) -> None:
+    """A table, and below it what is wrong with those that are bad."""
     rows = [{} if each.bad else short_fields(each.record) for each in found]
     names = list(dict.fromkeys(name for row in rows for name in row)) or [WHOLE]
     table = headed_table(("sample", "file", "row", *names))
@@ -118,18 +162,11 @@ def print_preview(page: Page, index: ShardIndex, found: Sequence[Previewed], she
             alike = [each.sample for each in group]
             which = f"sample {alike[0]}" if len(alike) == 1 else f"samples {alike[0]} to {alike[-1]}"
             page.line(f"{which}: {why}")
-    bad = sum(bool(each.bad) for each in found)
-    page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")
-    if sheet is not None:
-        page.line(f"{sheet}: {pictures} pictures.")
 
 
 def _counted(index: ShardIndex) -> str:
-    shards, blocks = len(index.shards), index.blocks
-    return (
-        f"{shards:,} {index.kind} shard{'s' * (shards != 1)} with {len(index):,} record{'s' * (len(index) != 1)} in "
-        f"{blocks:,} block{'s' * (blocks != 1)}"
-    )
+    shards = plural(len(index.shards), f"{index.kind} shard")
+    return f"{shards} with {plural(len(index), 'record')} in {plural(index.blocks, 'block')}"
 
 
 def _sizes(spread: Spread) -> str:

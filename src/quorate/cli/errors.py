@@ -68,15 +68,11 @@ def _plainer(message: str) -> str:
     """What the parser of the command line says, in our words."""
     wrong = re.match(r"Invalid value for '(--[a-z-]+)': Input should be a valid integer", message)
     if wrong is not None:
-        return f"{wrong[1]}: {_given_for(wrong[1])} is not a whole number."
+        behind = [value for before, value in itertools.pairwise(sys.argv) if before == wrong[1]]
+        joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{wrong[1]}=")]
+        return f'{wrong[1]}: the text "{[*behind, *joined, ""][0]}" is not a whole number.'
     message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
     return f"{message[:1].lower()}{message[1:]}"
-
-
-def _given_for(flag: str) -> str:
-    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag]
-    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
-    return f'the text "{[*behind, *joined, ""][0]}"'
 
 
 def _show_failed_job(error: JobFailed, as_json: bool) -> int:
@@ -109,18 +105,16 @@ def _end(code: int, fields: dict[str, Any], as_json: bool) -> int:
 
 def fold(text: str, width: int) -> str:
     """Each line broken to the width, what is broken off being indented; a path or digest is never broken."""
-    return "\n".join(_folded(line, width) for line in text.split("\n"))
-
-
-def _folded(line: str, width: int) -> str:
-    indent = len(line) - len(line.lstrip(" "))
-    if len(line) <= width:
-        return line
-    return textwrap.fill(
-        line[indent:],
-        max(width, indent + 4 * INDENT),
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + INDENT),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip(" "))
+        if len(line) > width:
+            lines[number] = textwrap.fill(
+                line[indent:],
+                max(width, indent + 4 * INDENT),
+                initial_indent=" " * indent,
+                subsequent_indent=" " * (indent + INDENT),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)

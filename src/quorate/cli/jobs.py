@@ -24,6 +24,9 @@ from quorate.cli.options import (
     overrides,
 )
 from quorate.cli.output import print_document
+from quorate.core.errors import OutputError
+from quorate.observe.quantities import size
+from quorate.storage.run_folder import RunFolder
 
 
 def train(
@@ -192,7 +195,6 @@ def checkpoint(
       quorate checkpoint digits-0001 --timeout 600
     """
     from quorate.api import control
-    from quorate.observe.quantities import size
 
     saved = control.save(runs, run, timeout)
     name = saved.path.absolute().parents[1].name
@@ -213,10 +215,8 @@ def report(result: Any, as_json: bool) -> None:
     """Print the `Result` of a job, with what to do next if it did not complete, and end the command."""
     from quorate.api.recorded_run import remains_of
     from quorate.cli.errors import show_next
-    from quorate.core.errors import OutputError
     from quorate.observe.summary import print_summary
     from quorate.spec.load import load_recorded
-    from quorate.storage.run_folder import RunFolder
 
     run = RunFolder(result.folder)
     try:

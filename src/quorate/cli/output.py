@@ -50,17 +50,13 @@ class _Stderr(io.FileIO):
 def guard_output() -> None:
     """From now on a full standard output raises `OutputError`; trouble with standard error is nobody's."""
     for number in (STDOUT, STDERR):
-        _keep_open(number)
+        # With one that is closed, the next file that is opened would take its number, and be printed into.
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     sys.stdout = _text(_Stdout(), sys.stdout)
     sys.stderr = _text(_Stderr(), sys.stderr)
-
-
-def _keep_open(number: int) -> None:
-    # With one that is closed, the next file that is opened would take its number, and be printed into.
-    try:
-        os.fstat(number)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:

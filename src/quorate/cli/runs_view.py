@@ -83,10 +83,7 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
     while len(shown) > 2 and sum(widths[heading] + GAP for heading in shown) - GAP > width:
         shown.pop()
     # What stands behind the name is short, so that only the name gives way.
-    table = headed_table(shown, whole=shown[1:])
-    for row in zip(*(cells[heading] for heading in shown), strict=True):
-        table.add_row(*row)
-    return table
+    return headed_table(shown, whole=shown[1:], rows=zip(*(cells[heading] for heading in shown), strict=True))
 
 
 def _there_are(listing: Listing) -> str:

@@ -32,13 +32,9 @@ def init(
       quorate init circles
       quorate init circles --name first-try --force
     """
-    from quorate.cli.scaffold import print_next_steps, to_document, write_scaffold
+    from quorate.cli.scaffold import show_scaffold, write_scaffold
 
-    scaffold = write_scaffold(folder, name, force)
-    if as_json:
-        print_document(to_document(scaffold))
-    else:
-        print_next_steps(scaffold, sys.stdout, sys.stdout.isatty())
+    show_scaffold(write_scaffold(folder, name, force), as_json)
 
 
 def doctor(
