@@ -24,7 +24,12 @@ class Change:
     mark: Mark
 
     def __str__(self) -> str:
-        return f"{self.key}: {_written(self.before)} → {_written(self.after)}"
+        before, after = (
+            # As in the job file: null, not None.
+            str(value) if isinstance(value, Absent) else write_value(value)
+            for value in (self.before, self.after)
+        )
+        return f"{self.key}: {before} → {after}"
 
 
 def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
@@ -61,11 +66,6 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any,
             yield from _differences(inner, before.get(key, Absent.NOT_GIVEN), after.get(key, Absent.NOT_GIVEN))
     elif _spelled(before) != _spelled(after):
         yield path, before, after
-
-
-def _written(value: Any) -> str:
-    """As in the job file: null, not None."""
-    return str(value) if isinstance(value, Absent) else write_value(value)
 
 
 def _spelled(value: Any) -> str:

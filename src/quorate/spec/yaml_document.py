@@ -36,7 +36,6 @@ class JobLoader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 (yaml reads it from the class)
 
     def fetch_alias(self) -> None:
-        """Refuse an alias where it stands."""
         raise yaml.scanner.ScannerError(None, None, "aliases (*name) are not read in a job file", self.get_mark())
 
 
@@ -105,29 +104,31 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: str) -> Any:
         if node.tag not in PLAIN_TAGS:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            tag = node.tag.replace(_TAG, "!!")
             self._complain(path, node, f"the tag {tag} is not read in a job file", "Write a plain value.")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
-        return self._scalar(node, path)
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, LookupError, yaml.YAMLError) as error:
+            self._complain(path, node, f"{str(node.value)[:40]!r} cannot be read: {error}", "")
+            return None
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             key = self._key(key_node, path)
             if key is None:
                 continue
             inner = f"{path}.{key}" if path else key
-            line = _line(key_node)
+            line = int(key_node.start_mark.line) + 1
             if key in values:
-                text = f"it is given twice, on line {first_lines[key]} and on line {line}"
+                text = f"it is given twice, on line {self.document.places[inner].line} and on line {line}"
                 self.document.problems.append(Problem(inner, text, "Keep one of them."))
                 continue
-            first_lines[key] = line
             self.document.places[inner] = Place(line, self._comment_behind(value_node))
             values[key] = self.build(value_node, inner)
         return values
@@ -139,24 +140,13 @@ class _Builder:
         self._complain(path, node, f"a key must be text, not {shown or 'empty'}", "Write it in quotes if it is text.")
         return None
 
-    def _scalar(self, node: yaml.Node, path: str) -> Any:
-        try:
-            return self.loader.construct_object(node)
-        except (ValueError, LookupError, yaml.YAMLError) as error:
-            self._complain(path, node, f"{str(node.value)[:40]!r} cannot be read: {error}", "")
-            return None
-
     def _complain(self, path: str, node: yaml.Node, text: str, hint: str) -> None:
-        self.document.problems.append(Problem(path or "file", f"{text} (line {_line(node)})", hint))
+        self.document.problems.append(Problem(path or "file", f"{text} (line {node.start_mark.line + 1})", hint))
 
     def _comment_behind(self, node: yaml.Node) -> str:
         end = node.end_mark
         rest = self.lines[end.line][end.column :].strip() if end.line < len(self.lines) else ""
         return rest[1:].strip() if rest.startswith("#") else ""
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
