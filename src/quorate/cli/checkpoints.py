@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose, group_of_verbs
-from quorate.cli.output import print_document
+from quorate.cli.output import print_answer
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import size
 from quorate.storage.run_folder import RunFolder
@@ -107,22 +107,20 @@ def export(
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)
-    if as_json:
-        fields = {
-            "run": folder.name,
-            "checkpoint": str(done.checkpoint.absolute()),
-            "step": done.step,
-            "weights_digest": done.weights_digest,
-            "file": str(done.file.absolute()),
-            "format": done.format.value,
-            "averaged": bool(done.averaged),
-            "tensors": done.tensors,
-            "bytes": done.bytes,
-        }
-        print_document(fields)
-    else:
-        weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
-        typer.echo(f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}.")
+    fields = {
+        "run": folder.name,
+        "checkpoint": str(done.checkpoint.absolute()),
+        "step": done.step,
+        "weights_digest": done.weights_digest,
+        "file": str(done.file.absolute()),
+        "format": done.format.value,
+        "averaged": bool(done.averaged),
+        "tensors": done.tensors,
+        "bytes": done.bytes,
+    }
+    weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
+    sentence = f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}."
+    print_answer(as_json, fields, sentence)
 
 
 @app.command()
@@ -150,18 +148,15 @@ def copy(
     total = sum(each.bytes for each in done.copied)
     for left in done.damaged:
         typer.echo(f"WARNING: {left.path.name} is damaged and was not copied: {left.reason}", err=True)
-    if as_json:
-        fields = {
-            "run": folder.name,
-            "place": done.place,
-            "copied": [each.name for each in done.copied],
-            "bytes": total,
-            "damaged": [each.path.name for each in done.damaged],
-        }
-        print_document(fields)
-    else:
-        names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
-        typer.echo(f"copied {names} to {done.place}: {size(total)}.")
+    fields = {
+        "run": folder.name,
+        "place": done.place,
+        "copied": [each.name for each in done.copied],
+        "bytes": total,
+        "damaged": [each.path.name for each in done.damaged],
+    }
+    names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
+    print_answer(as_json, fields, f"copied {names} to {done.place}: {size(total)}.")
     raise typer.Exit(1 if done.damaged else 0)
 
 
@@ -204,11 +199,9 @@ def rekey(
     folder = RunFolder.find(runs, run)
     places = (_key_place(new_key_file, new_key_env), _key_place(key_file, key_env))
     rewritten = rekey_run(folder, *places, include_untrusted=include_untrusted)
-    if as_json:
-        print_document({"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)})
-    else:
-        how = "in plain" if decrypt else "under the new key"
-        typer.echo(f"{folder.name}: {len(rewritten)} rewritten; all are {how}.")
+    fields = {"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)}
+    how = "in plain" if decrypt else "under the new key"
+    print_answer(as_json, fields, f"{folder.name}: {len(rewritten)} rewritten; all are {how}.")
 
 
 @app.command()
@@ -233,10 +226,9 @@ def rm(
     folder = RunFolder.find(runs, run)
     removed = remove_from_run(folder, checkpoint, force=force)
     total = sum(each.bytes for each in removed)
-    if as_json:
-        print_document({"run": folder.name, "removed": [each.path.name for each in removed], "bytes": total})
-    else:
-        typer.echo(f"removed {', '.join(each.path.name for each in removed)} of {folder.name}: {size(total)}.")
+    names = [each.path.name for each in removed]
+    sentence = f"removed {', '.join(names)} of {folder.name}: {size(total)}."
+    print_answer(as_json, {"run": folder.name, "removed": names, "bytes": total}, sentence)
 
 
 def _key_place(file: Path | None, variable: str | None) -> dict[str, str | None] | None:

@@ -1,12 +1,12 @@
 """What is done with data in shards, and how it is shown."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from time import monotonic
-from typing import Self
 
+from rich.progress import Progress, TextColumn
 from rich.text import Text
 
 from quorate.api.data import LARGE_BLOCK, Spread, data_stats, index_data, verify_data
@@ -26,43 +26,26 @@ from quorate.core.errors import RequestError
 from quorate.data.shards.index import ShardIndex
 from quorate.history.samples_documents import shown_place
 from quorate.observe.quantities import duration, plural, size
+from quorate.observe.screen import Screen
 
 MOST_FLAWS = 50
-_EVERY = 0.2
 
 
-class Counter:
+@contextmanager
+def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
     """A line on the terminal that counts shards while they are read, and is gone afterwards."""
-
-    def __init__(self, word: str, as_json: bool) -> None:
-        self._word = word
-        self._is_shown = sys.stderr.isatty() and not as_json
-        self._last = monotonic()
-        self._width = 0
-
-    def show(self, done: int, total: int) -> None:
-        if self._is_shown and monotonic() - self._last >= _EVERY:
-            self._last = monotonic()
-            self._write(f"{self._word} {done:,} of {total:,} shards")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._write("")
-            sys.stderr.write("\r")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r{text.ljust(self._width)}")
-        sys.stderr.flush()
-        self._width = len(text)
+    screen = Screen(sys.stderr, sys.stderr.isatty())
+    line = TextColumn(f"{word} {{task.completed:,}} of {{task.total:,}} shards", style="none")
+    is_hidden = as_json or not screen.is_terminal
+    with Progress(line, console=screen, transient=True, disable=is_hidden, redirect_stdout=False) as progress:
+        task = progress.add_task(word, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
 def show_index(path: str, output: str | None, force: bool, as_json: bool) -> None:
     """Index shards, and print what there is and where the index is."""
-    with Counter("indexed", as_json) as counter:
-        done = index_data(path, output, force=force, progress=counter.show)
+    with counting("indexed", as_json) as progress:
+        done = index_data(path, output, force=force, progress=progress)
     if as_json:
         print_document(index_document(done))
         return
@@ -80,8 +63,8 @@ def show_index(path: str, output: str | None, force: bool, as_json: bool) -> Non
 
 def show_verified(path: str, as_json: bool) -> bool:
     """Compare shards with their index and print what is not as it was; whether all is."""
-    with Counter("verified", as_json) as counter:
-        done = verify_data(path, counter.show)
+    with counting("verified", as_json) as progress:
+        done = verify_data(path, progress)
     if as_json:
         print_document(verified_data_document(done))
         return not done.flaws

@@ -67,6 +67,14 @@ def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=is_stderr or raw.isatty())
 
 
+def print_answer(as_json: bool, document: dict[str, Any], sentence: str) -> None:
+    """Print what a verb has done: as its document, or in a sentence for people."""
+    if as_json:
+        print_document(document)
+    else:
+        print(sentence)
+
+
 def print_document(document: dict[str, Any]) -> None:
     """Print a verb's document: the only one on this standard output, so what comes after it is not printed.
 

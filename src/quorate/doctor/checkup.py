@@ -56,18 +56,9 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
         yield from look.findings()
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is looked at: this machine, the folder of run folders, and one run or all that are running."""
-
-    runs: Path
-    environment: Mapping[str, str]
-    run: RunFolder | None = None
-
-
-def checks_of(subject: Subject) -> Sequence[Check]:
-    """Everything that is checked, in the order in which it is told. Nothing has been looked at yet."""
-    runs, environment = subject.runs, subject.environment
+def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None = None) -> Sequence[Check]:
+    """Everything that is checked, in the order in which it is told: this machine, the folder of run folders, and one
+    run or all that are running. Nothing has been looked at yet."""
     return [
         Check("quorate", software.check_installation),
         Check("torch", lambda: software.check_torch_here(probe_torch(TORCH_PATIENCE)), TORCH_PATIENCE + PATIENCE),
@@ -88,7 +79,7 @@ def checks_of(subject: Subject) -> Sequence[Check]:
         Check("job variables", lambda: software.check_job_variables(environment)),
         Check("thread variables", lambda: software.check_pinned_variables(environment)),
         Check("extras", software.check_extras),
-        Check("coordinators", lambda: _coordinators(subject), 4 * PATIENCE),
+        Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
     ]
 
 
@@ -161,10 +152,10 @@ def _temporary_files(environment: Mapping[str, str]) -> Finding:
     return machine.check_temporary_folder(environment, trial)
 
 
-def _coordinators(subject: Subject) -> Sequence[Finding]:
-    runs = [subject.run] if subject.run is not None else running(subject.runs)
+def _coordinators(folder: Path, run: RunFolder | None) -> Sequence[Finding]:
+    runs = [run] if run is not None else running(folder)
     if not runs:
-        return [Finding("coordinators", Level.OK, f"no job is running in {subject.runs}")]
+        return [Finding("coordinators", Level.OK, f"no job is running in {folder}")]
     patience = 3 * PATIENCE  # for a connection, a call, and the imports before them
 
     looks = {run.name: partial(check_coordinator, run, call_coordinator) for run in runs}

@@ -1,4 +1,4 @@
-"""Numbers and enumerations as a person reads them. Plain ASCII, but for curves: they also go into files and narrow terminals."""
+"""Numbers and lists as a person reads them; plain ASCII, but for curves: they go into files and narrow terminals."""
 
 import itertools
 import math
