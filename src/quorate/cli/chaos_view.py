@@ -1,14 +1,13 @@
 """What became of a job under faults, for people."""
 
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.text import Text
 
 from quorate.api.chaos import Trial
 from quorate.api.documents import phase_of, trial_document
 from quorate.api.recorded_run import short_path
-from quorate.chaos.fault import Firing
 from quorate.cli.output import print_document
 from quorate.history.ledger import Ledger, read_ledger
 from quorate.observe.quantities import duration
@@ -45,11 +44,16 @@ def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool)
     say("faults", "bold")
     column = max(len(str(fault)) for fault in trial.faults) + 2
     for number, fault in enumerate(trial.faults):
-        fired = ", ".join(map(_moment, trial.firings_of(number)))
+        moments = [
+            f"{'' if one.worker is None else f'worker {one.worker} '}at step {one.step} in {phase_of(one)}"
+            for one in trial.firings_of(number)
+        ]
+        fired = ", ".join(moments)
         say(f"  {fault!s:<{column}}{f'fired: {fired}' if fired else 'not fired'}")
     say("recoveries", "bold")
-    for recovery in trial.disturbed.recoveries:
-        say(f"  {_recovery(recovery)}")
+    for each in trial.disturbed.recoveries:
+        spans = [f"{word} {duration(each[key])}" for key, word in _SPANS.items() if each.get(key) is not None]
+        say(f"  step {each.get('step')}, worker {each.get('worker')}: {', '.join(spans) or each.get('cause')}")
     if not trial.disturbed.recoveries:
         say("  none")
     say("weights", "bold")
@@ -66,20 +70,6 @@ def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool)
 def succeeded(trial: Trial, ledger: Ledger) -> bool:
     """Whether the trial has shown what it is for: every fault came about, and neither bits nor samples are others."""
     return trial.is_same and trial.have_all_fired and ledger.is_whole
-
-
-def _moment(firing: Firing) -> str:
-    who = "" if firing.worker is None else f"worker {firing.worker} "
-    return f"{who}at step {firing.step} in {phase_of(firing)}"
-
-
-def _recovery(recovery: dict[str, Any]) -> str:
-    spans = [
-        f"{word} {duration(recovery[key])}"
-        for key, word in _SPANS.items()
-        if isinstance(recovery.get(key), int | float)
-    ]
-    return f"step {recovery.get('step')}, worker {recovery.get('worker')}: {', '.join(spans) or recovery.get('cause')}"
 
 
 def _verdict(trial: Trial, ledger: Ledger) -> str:

@@ -10,14 +10,13 @@ from typing import Any
 
 from rich.text import Text
 
-from quorate.checkpoint.retention import BestEvaluation
 from quorate.cli.layout import Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
-from quorate.history.run_record import RunRecord, Status
+from quorate.history.run_record import Status
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import CoordinatorReplaced, GenerationFormed, Resized, RunStopped, WorkerLost
@@ -122,13 +121,19 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     if record.ending and record.ending != record.status:
         yield "ending", record.ending
     yield "created", f"{record.created.astimezone():%Y-%m-%d %H:%M:%S} ({ago(record.age(now))})"
-    yield from _duration(detail, now)
+    if took := _duration(detail, now):
+        yield took
     if (pace := RunPace.of(detail.timeline)) is not None:
-        yield "speed", _speed(record, pace)
+        shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
+        speed, spent = record.samples_per_second or pace.samples_per_second, f" ({', '.join(shares)})" if shares else ""
+        yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if advice := detail.advice_on_waiting:
         yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
-    if record.best is not None:
-        yield "best", _best(record.best, detail.checkpoints)
+    if (best := record.best) is not None:
+        saved = nearest_saved(best.step, detail.checkpoints)
+        instead = "" if saved is None else f"; nearest saved: step {saved:,}"
+        where = "" if saved == best.step else f" (not saved{instead})"
+        yield "best", f"{best.watched.metric} {measure(best.value)} at step {best.step:,}{where}"
     if record.metrics:
         yield "metrics", "   ".join(f"{name} {measure(value)}" for name, value in record.metrics.items())
     if record.task:
@@ -143,33 +148,19 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
         yield "launcher", f"{record.launcher}{listening}"
 
 
-def _best(best: BestEvaluation, checkpoints: Sequence[CheckpointRecord]) -> str:
-    """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
-    text = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
-    saved = nearest_saved(best.step, checkpoints)
-    if saved == best.step:
-        return text
-    return f"{text} (not saved)" if saved is None else f"{text} (not saved; nearest saved: step {saved:,})"
-
-
-def _duration(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
+def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
     record, timeline = detail.record, detail.timeline
     parts = timeline.counts.get("run", 0)
     if parts > 1:
-        yield "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
-    elif record.wall_seconds is not None:
-        yield "took", duration(record.wall_seconds)
-    elif record.launcher is None and record.ended is not None:
-        known = ", as far as is known" if record.status is Status.LOST else ""
-        yield "took", f"{duration((record.ended - record.created).total_seconds())}{known}"
-    elif record.launcher is not None:
-        yield "takes", f"{duration(record.age(now))} so far"
-
-
-def _speed(record: RunRecord, pace: RunPace) -> str:
-    shares = ", ".join(f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE)
-    speed = record.samples_per_second or pace.samples_per_second
-    return f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{f' ({shares})' if shares else ''}"
+        return "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
+    if record.wall_seconds is not None:
+        return "took", duration(record.wall_seconds)
+    if record.launcher is not None:
+        return "takes", f"{duration(record.age(now))} so far"
+    if record.ended is None:
+        return None
+    known = ", as far as is known" if record.status is Status.LOST else ""
+    return "took", f"{duration((record.ended - record.created).total_seconds())}{known}"
 
 
 def _print_curve(page: Page, curve: Curve) -> None:
@@ -226,7 +217,6 @@ def _print_events(page: Page, timeline: Timeline) -> None:
 
 
 def _event_text(event: Event, timeline: Timeline) -> str:
-    when = _when(event, timeline)
     match event:
         case Resized():
             what = f"{event.before} to {event.workers} workers"
@@ -236,7 +226,8 @@ def _event_text(event: Event, timeline: Timeline) -> str:
             what = brief(message)
         case _:
             what = "a worker is lost"
-    return f"{what}{f' ({when})' if when else ''}"
+    when = _when(event, timeline)
+    return f"{what} ({when})" if when else what
 
 
 def _when(event: Event, timeline: Timeline) -> str:
@@ -246,20 +237,15 @@ def _when(event: Event, timeline: Timeline) -> str:
 
 
 def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
-    members = event.members or ()
-    shown = [f"worker {each.worker} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
-    more = len(members) - len(shown)
-    first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
+    shown, more = [], len(event.members or ()) - MEMBERS_SHOWN
+    for each in (event.members or ())[:MEMBERS_SHOWN]:
+        # A worker hosts lanes that follow each other.
+        lanes = f"lanes {each.lanes[0]}-{each.lanes[-1]}" if len(each.lanes) > 1 else "no lane"
+        shown.append(f"worker {each.worker} hosts {f'lane {each.lanes[0]}' if len(each.lanes) == 1 else lanes}")
+    first, *rest = [*shown, plural(more, "more worker")] if more > 0 else shown or ["nobody"]
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
     return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
-
-
-def _lanes(lanes: Sequence[int]) -> str:
-    """A worker hosts lanes that follow each other."""
-    if not lanes:
-        return "no lane"
-    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"
 
 
 def _print_job(page: Page, job: ResolvedJob) -> None:

@@ -71,7 +71,9 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
         "name": lambda record: Text(record.name),
         "status": lambda record: Text(record.status.value, style=STATUS_STYLES[record.status]),
         "steps": lambda record: Text(progress(record)),
-        "best": lambda record: Text(_best(record)),
+        "best": lambda record: Text(
+            f"{record.best.watched.metric} {measure(record.best.value)}" if record.best else NONE
+        ),
         "age": lambda record: Text(age(record.age(now))),
         "task": lambda record: Text(short_task(record.task) or NONE, style="dim"),
     }
@@ -94,11 +96,6 @@ def _there_are(listing: Listing) -> str:
         "name": [record.name for record in listing.records] if listing.query.name else [],
     }
     return "; ".join(f"{what} {some_of(sorted(set(words)), WORDS_SHOWN)}" for what, words in found.items() if words)
-
-
-def _best(record: RunRecord) -> str:
-    best = record.best
-    return NONE if best is None else f"{best.watched.metric} {measure(best.value)}"
 
 
 def ago(seconds: float) -> str:
