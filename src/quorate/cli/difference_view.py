@@ -42,8 +42,13 @@ def print_difference(pair: RunPair, replayed: Replay | None, stream: TextIO, is_
     screen = Screen(stream, is_terminal)
     names = (pair.left.folder.name, pair.right.folder.name)
     first, second = _result(pair.left), _result(pair.right)
-    for line in (_parting(pair), _weights(pair.weights)):
-        screen.print(line)
+    screen.print(_parting(pair))
+    same = pair.weights[0] == pair.weights[1]
+    if None in pair.weights:
+        screen.print("Their weights cannot be compared: not both of them have ended.")
+    else:
+        verdict = f"They end with {'the same' if same else 'other'} weights."
+        screen.print(Text(verdict, style="green" if same else "yellow"))
     if replayed is not None:
         _print_replay(screen, replayed)
     tables = {
@@ -74,13 +79,6 @@ def _parting(pair: RunPair) -> Text:
         return Text(f"They do not part: loss and gradient norm have the same bits at all {common:,} common steps.")
     values = "; ".join(f"{name} {both[0]!r} and {both[1]!r}" for name, both in parting.values.items())
     return Text(f"They part at step {parting.step:,}: {values}.", style="yellow")
-
-
-def _weights(weights: Pair) -> Text:
-    if None in weights:
-        return Text("Their weights cannot be compared: not both of them have ended.")
-    same = weights[0] == weights[1]
-    return Text(f"They end with {'the same' if same else 'other'} weights.", style="green" if same else "yellow")
 
 
 def _print_replay(screen: Screen, replayed: Replay) -> None:

@@ -1,6 +1,5 @@
 """The verbs that read runs: `quorate runs`, `quorate show` and `quorate diff`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -50,8 +49,13 @@ def runs(
         limit=limit,
     )
     source = context.get_parameter_source("folder")
-    if folder.exists() or (source is not None and source.name == "COMMANDLINE"):
-        _refuse_missing(folder)
+    # A folder that was named here is a mistake if it is not there; the usual one is just not there yet.
+    is_named = source is not None and source.name == "COMMANDLINE"
+    if not folder.is_dir() and (is_named or folder.exists()):
+        what = "a file, not a folder" if folder.exists() else "not there"
+        raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
+    if is_run(folder):
+        raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")
     list_runs(folder, query, as_json)
 
 
@@ -121,12 +125,3 @@ def diff(
     from quorate.cli.difference_view import show_difference
 
     show_difference(RunFolder.find(runs, run), RunFolder.find(runs, other), tensor, as_json)
-
-
-def _refuse_missing(folder: Path) -> None:
-    """A folder that was named here is a mistake if it is not there; the usual one is just not there yet."""
-    if not folder.is_dir():
-        what = "a file, not a folder" if folder.exists() else "not there"
-        raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
-    if is_run(folder):
-        raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")

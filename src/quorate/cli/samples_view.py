@@ -85,17 +85,9 @@ def print_data(page: Page, run: str, progress: DataProgress) -> None:
     """Print what each lane reads, and how much of all is done."""
     sharding = progress.sharding
     page.title(Text.assemble((run, "bold"), f"  data after step {sharding.step:,}, in epoch {sharding.epoch:,}"))
-    page.table(_data_table(progress))
-    page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
-    page.row("shards", _standing(sharding.shards))
-    page.row("blocks", _standing(sharding.blocks))
-    page.whole("index", shown_place(progress.streaming.index))
-
-
-def _data_table(progress: DataProgress) -> Table:
     headings = ("lane", "worker", "shard", "block", "blocks done", "samples done")
     table = headed_table(headings, [heading for heading in headings if heading != "shard"])
-    for lane in progress.sharding.lanes:
+    for lane in sharding.lanes:
         more = f" and {lane.open_blocks - 1:,} more" if lane.open_blocks > 1 else ""
         table.add_row(
             str(lane.lane),
@@ -105,7 +97,11 @@ def _data_table(progress: DataProgress) -> Table:
             f"{lane.blocks_done:,} of {lane.blocks_done + lane.blocks_left:,}",
             f"{lane.samples_done:,} of {lane.samples_done + lane.samples_left:,}",
         )
-    return table
+    page.table(table)
+    page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
+    page.row("shards", _standing(sharding.shards))
+    page.row("blocks", _standing(sharding.blocks))
+    page.whole("index", shown_place(progress.streaming.index))
 
 
 def _standing(standing: ReadCounts) -> str:

@@ -1,5 +1,6 @@
 """A first job file and task, written into a folder of the user's, and what to type next."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -38,7 +39,15 @@ def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
     _refuse_existing(folder, list(contents), force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(contents, force)
+        with contextlib.ExitStack() as undo:
+            for file, text in contents.items():
+                if force:
+                    write_atomically(file, text)
+                else:
+                    # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
+                    write_new_file(file, [text.encode()])
+                    undo.callback(discard, file)
+            undo.pop_all()
     except OSError as error:
         place = "" if error.filename in (None, os.fspath(folder)) else f" ({error.filename})"
         raise RequestError(
@@ -81,22 +90,6 @@ def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
     for file in there:
         if file.is_dir() and not file.is_symlink():
             raise RequestError(f"{file} is a folder, which --force does not replace. Choose another folder.")
-
-
-def _write(contents: dict[Path, str], force: bool) -> None:
-    written: list[Path] = []
-    try:
-        for file, text in contents.items():
-            if force:
-                write_atomically(file, text)
-            else:
-                # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
-                write_new_file(file, [text.encode()])
-                written.append(file)
-    except BaseException:
-        for file in written:
-            discard(file)
-        raise
 
 
 def show_scaffold(scaffold: Scaffold, as_json: bool) -> None:

@@ -87,8 +87,8 @@ def check_installation() -> Sequence[Finding]:
 
 def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
     """Torch as it is installed, and what it could compute on."""
-    pinned = next((each for each in _needed(extra="") if each.package == "torch"), Requirement("torch"))
-    return [check_torch(facts, pinned), check_devices(facts)]
+    tested = next(each for each in _needed(extra="") if each.package == "torch")
+    return [check_torch(facts, tested), check_devices(facts)]
 
 
 def check_extras() -> Sequence[Finding]:
@@ -155,21 +155,19 @@ def _lacking(needed: Sequence[Requirement], installed: Mapping[str, str]) -> dic
     return lacking
 
 
-def check_torch(facts: TorchFacts, pinned: Requirement) -> Finding:
+def check_torch(facts: TorchFacts, tested: Requirement) -> Finding:
     """Whether it can be imported, is the version that was tested, and computes the same bits twice."""
-    install = f"pip install '{pinned}'"
+    install = f"pip install '{tested}'"
     if facts.error:
         return Finding("torch", Level.PROBLEM, f"cannot be used: {facts.error}", f"Install it anew: {install}")
     if not facts.repeats_bits:
         text = f"{facts.version} computes other bits the second time, with deterministic kernels and one thread"
         return Finding("torch", Level.PROBLEM, text, f"No job can keep its promise with it. {install}")
     same = "deterministic kernels give the same bits twice"
-    is_pinned = pinned.relation == "=="
-    if not pinned.accepts(facts.version):
-        tested = pinned.version if is_pinned else pinned.versions
-        text = f"{facts.version}, not the {tested} that Quorate is tested with; {same}"
+    if not tested.accepts(facts.version):
+        text = f"{facts.version}, not the {tested.versions} that Quorate is tested with; {same}"
         return Finding("torch", Level.WARNING, text, install)
-    return Finding("torch", Level.OK, f"{facts.version}, {'as pinned' if is_pinned else 'a tested version'}; {same}")
+    return Finding("torch", Level.OK, f"{facts.version}, a tested version; {same}")
 
 
 def check_devices(facts: TorchFacts) -> Finding:
