@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -80,11 +81,9 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-for verb in (init, train, resume):
-    app.command()(verb)
-app.command("eval")(evaluate)
-for verb in (runs, show, diff, resize, checkpoint, chaos, doctor):
-    app.command()(verb)
+VERBS: list[Callable[..., None]] = [init, train, resume, evaluate, runs, show, diff, resize, checkpoint, chaos, doctor]
+for verb in VERBS:
+    app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 

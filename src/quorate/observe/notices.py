@@ -72,10 +72,6 @@ def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
     return Notice(f"{who} back after {waited}, {now}{again}", "green")
 
 
-def _step(event: StepCompleted, progress: Progress) -> Notice | None:
-    return Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
-
-
 def _warnings(event: StepCompleted | EvaluationDone, progress: Progress) -> list[str]:
     """With the name of the run, which the worker that warns does not write."""
     return [warning.replace("quorate show RUN ", f"quorate show {progress.run} ") for warning in event.warnings]
@@ -136,10 +132,6 @@ def _finished(event: RunFinished, progress: Progress) -> Notice | None:
     return Notice(f"stopped after {done}", "yellow")
 
 
-def _log(event: LogMessage, _: Progress) -> Notice | None:
-    return None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
-
-
 def _at(event: Event) -> str:
     return "" if event.step is None else f" at step {event.step:,}"
 
@@ -148,7 +140,9 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     RunBegan: _run,
     GenerationFormed: _generation,
     WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
-    StepCompleted: _step,
+    StepCompleted: lambda event, progress: (
+        Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
+    ),
     Resized: lambda event, _: Notice(f"asked to go on with {event.workers} workers instead of {event.before}", "bold"),
     RolledBack: lambda event, progress: Notice(
         f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
@@ -167,5 +161,7 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     RunStopped: _stop,
     RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
     RunFinished: _finished,
-    LogMessage: _log,
+    LogMessage: lambda event, _: (
+        None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
+    ),
 }

@@ -1,7 +1,7 @@
 """Who is given events: the sinks, and the three ways of serving one.
 
 `Guarded` serves it at once, and a failing one ends no job. `Queued` puts a queue before a live view that may be slow.
-`Follower` reads the file for one that must be complete.
+`Durable` reads the file for one that must be complete.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Queued:
     nothing.
 
     Where the queue is full the oldest events are dropped, since what is shown live is about now; `dropped` counts them.
-    A sink that needs all events is served from the file instead (`Follower`). Not for the process that forks workers.
+    A sink that needs all events is served from the file instead (`Durable`). Not for the process that forks workers.
     """
 
     def __init__(self, sink: Sink, most: int = MOST_QUEUED, patience: float = 5.0) -> None:
@@ -113,7 +113,7 @@ class Queued:
         self._sink.close()
 
 
-class Follower:
+class Durable:
     """Gives a sink that must be complete every event of a run's file, in order and at least once.
 
     It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled

@@ -64,10 +64,8 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any,
         for key in {**before, **after}:
             inner = f"{path}.{key}" if path else key
             yield from _differences(inner, before.get(key, Absent.NOT_GIVEN), after.get(key, Absent.NOT_GIVEN))
-    elif _spelled(before) != _spelled(after):
-        yield path, before, after
-
-
-def _spelled(value: Any) -> str:
-    """Python holds 1, 1.0 and True for equal; a task may not."""
-    return json.dumps(value, sort_keys=True, default=repr)
+    else:
+        # By how they are written: Python holds 1, 1.0 and True for equal; a task may not.
+        old, new = (json.dumps(value, sort_keys=True, default=repr) for value in (before, after))
+        if old != new:
+            yield path, before, after

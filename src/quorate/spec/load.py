@@ -65,14 +65,10 @@ def _resolve(
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
-        raise JobFileError(_blamed(source, found, [*from_environment, *overrides]), found)
+        # Whoever mistyped a flag must not look for it in the file.
+        said = {_layer_of(problem, [*from_environment, *overrides]) or source for problem in found}
+        raise JobFileError(said.pop() if len(said) == 1 else "the job", found)
     return ResolvedJob(spec, layers.origins_of(spec.model_dump()), source)
-
-
-def _blamed(source: str, problems: Sequence[Problem], overrides: Sequence[Override]) -> str:
-    """Who said what is wrong: a person who mistyped a flag must not look for it in the file."""
-    said = {_layer_of(problem, overrides) or source for problem in problems}
-    return said.pop() if len(said) == 1 else "the job"
 
 
 def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
@@ -101,9 +97,8 @@ def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
 
 def _broken_rules(layers: Layers, problems: Sequence[Problem]) -> list[Problem]:
     """A rule is judged although other keys are wrong, if its own are right: one reading tells everything."""
-    keys = keys_of(JobSpec)
     paths = [problem.path for problem in problems]
-    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys))}
+    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(JobSpec)))}
     defaults = {name: field.default for name, field in JobSpec.model_fields.items()}
 
     def told(key: str) -> str:

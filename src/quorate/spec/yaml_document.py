@@ -150,23 +150,17 @@ class _Builder:
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
+    mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
     parts = [getattr(error, "problem", None) or str(error).splitlines()[0], getattr(error, "context", None)]
     text = " ".join(part for part in parts if part)
-    opened = getattr(error, "context_mark", None)
-    return Problem(place, text, _syntax_hint(text, "" if opened is None else f" on line {opened.line + 1}"))
-
-
-def _syntax_hint(text: str, opened: str) -> str:
-    if "'\\t'" in text:
-        return "YAML is indented with spaces, not with tabs."
-    if "mapping values are not allowed" in text:
-        return "A key is misplaced here, or a value holds a colon with a space behind it: then write it in quotes."
-    if "parsing a flow" in text:
-        return f"A bracket is opened{opened} and not closed, or a comma is missing between its values."
-    if "quoted scalar" in text:
-        return f"A quote is opened{opened} and not closed."
-    if "aliases" in text:
-        return "Write the value out, or quote text that begins with a star."
-    return ""
+    where = "" if opened is None else f" on line {opened.line + 1}"
+    hints = {
+        "'\\t'": "YAML is indented with spaces, not with tabs.",
+        "mapping values are not allowed": "A key is misplaced here, or a value holds a colon with a space behind it: "
+        "then write it in quotes.",
+        "parsing a flow": f"A bracket is opened{where} and not closed, or a comma is missing between its values.",
+        "quoted scalar": f"A quote is opened{where} and not closed.",
+        "aliases": "Write the value out, or quote text that begins with a star.",
+    }
+    return Problem(place, text, next((hint for part, hint in hints.items() if part in text), ""))
