@@ -4,10 +4,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from quorate.observe.progress import lines_of
 from quorate.observe.screen import Screen
 
 LABEL = 13
@@ -64,15 +64,8 @@ class Page:
 
     def items(self, label: str, items: Sequence[str], style: str = "") -> None:
         """A label with an enumeration behind it, broken between its items if possible."""
-        lines = [""]
-        for index, item in enumerate(items):
-            text = f"{item}," if index < len(items) - 1 else item
-            longer = f"{lines[-1]} {text}".lstrip()
-            if lines[-1] and cell_len(longer) > self.text_width:
-                lines.append(text)
-            else:
-                lines[-1] = longer
-        for line in filter(None, lines):
+        listed = [*(f"{item}," for item in items[:-1]), *items[-1:]]
+        for line in lines_of(listed, self.text_width, " "):
             # An item by itself may be too long for any line.
             self.row(label, Text(line, style=style))
             label = ""

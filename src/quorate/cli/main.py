@@ -59,24 +59,17 @@ def _run_verb(load: Callable[[], Any] | None, as_json: bool) -> int:
         answer = app(standalone_mode=False)
         code = answer if isinstance(answer, int) else 0
     except Exception as error:
-        code = _report(error, as_json)
+        # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
+        from quorate.cli.errors import show_error
+
+        code = show_error(error, as_json)
     try:
         sys.stdout.flush()
     except OutputError as error:
-        code = max(code, _report(error, as_json=False))
+        from quorate.cli.errors import show_error
+
+        code = max(code, show_error(error, as_json))
     return code
-
-
-def _report(error: Exception, as_json: bool) -> int:
-    import typer
-
-    # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
-    from quorate.cli.errors import show_bug, show_error, show_usage_error
-    from quorate.core.errors import QuorateError
-
-    if isinstance(error, QuorateError):
-        return show_error(error, as_json)
-    return show_usage_error(error, as_json) if isinstance(error, typer.TyperException) else show_bug(error, as_json)
 
 
 def _report_stop(number: int, as_json: bool) -> int:

@@ -146,11 +146,11 @@ class Progress:
         return grid
 
 
-def lines_of(facts: Sequence[str], width: int) -> list[str]:
+def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:
     """The facts in order, in as few lines as the width allows."""
     lines: list[str] = []
     for fact in facts:
-        longer = f"{lines[-1]}{GAP}{fact}" if lines else fact
+        longer = f"{lines[-1]}{gap}{fact}" if lines else fact
         if lines and cell_len(longer) <= width:
             lines[-1] = longer
         else:
