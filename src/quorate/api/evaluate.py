@@ -23,11 +23,10 @@ from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
 from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
-from quorate.spec.change import changes
 from quorate.spec.job import CheckpointSpec
-from quorate.spec.marks import Mark
+from quorate.spec.keys import Mark
 from quorate.spec.override import Override
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_search import runs_folder
 from quorate.storage.scratch import scratch_folder

@@ -10,12 +10,11 @@ from quorate.checkpoint.selection import changes_since, search_own, warned_of, w
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.observe.events import CheckpointSaved
-from quorate.observe.tail import EventTail
-from quorate.spec.change import Change, refused_on_resume
+from quorate.observe.jsonl import EventTail
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.override import DEFAULT
 from quorate.spec.problems import in_brackets
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import Change, ResolvedJob, refused_on_resume
 from quorate.spec.rules import OWN_PLACE
 from quorate.storage.run_folder import RunFolder
 

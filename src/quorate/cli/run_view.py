@@ -24,7 +24,7 @@ from quorate.observe.quantities import blocks_for, count, duration, measure, plu
 from quorate.observe.recoveries import brief
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
-from quorate.spec.marks import Mark
+from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder

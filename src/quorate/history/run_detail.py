@@ -16,8 +16,8 @@ from quorate.observe.events import RunBegan
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.waiting import advice_on_waiting
 from quorate.spec.job import JobSpec, mark_of
+from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
-from quorate.spec.marks import Mark
 from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quorate.observe.event import Event
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 from quorate.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)

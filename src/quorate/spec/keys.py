@@ -1,13 +1,13 @@
-"""The keys of a model as a table, by dotted path: what each takes, and which is nearest to a misspelt one."""
+"""The keys of a model as a table, by dotted path: what each takes, what is noted on it beside its type, and which is
+nearest to a misspelt one."""
 
 import difflib
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-
-from quorate.spec.marks import Allowed, Mark
 
 _PLAIN_TYPES = {
     bool: "true or false",
@@ -19,6 +19,21 @@ _PLAIN_TYPES = {
     dict: "a mapping",
     NoneType: "null",
 }
+
+
+class Mark(StrEnum):
+    """Whether a key changes what a job produces."""
+
+    MEANING = "meaning"  # it changes the bits
+    MANNER = "manner"  # it changes how the job runs, never what it produces
+    LABEL = "label"  # it only names things, and is never compared
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a key takes, worded to follow "is not": "a whole number of at least 1"."""
+
+    text: str
 
 
 @dataclass(frozen=True)
