@@ -5,6 +5,7 @@ Whatever one of them does, there is a finding, and soon.
 
 import json
 import math
+import os
 import resource
 import socket
 import subprocess
@@ -62,7 +63,7 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
     return [
         Check("quorate", software.check_installation),
         Check("torch", lambda: software.check_torch_here(probe_torch(TORCH_PATIENCE)), TORCH_PATIENCE + PATIENCE),
-        Check("cores", lambda: machine.check_cores(machine.Cores.here())),
+        Check("cores", _cores),
         Check("memory", _memory),
         Check("open files", _open_files),
         Check("kernel", _kernel, 2 * PROCESS_PATIENCE),
@@ -110,6 +111,10 @@ class _Look:
             self.found = [Finding(self.check.name, Level.PROBLEM, error.message)]
         except Exception as error:
             self.found = [Finding(self.check.name, Level.PROBLEM, f"cannot be checked: {describe(error)}", REPORT_IT)]
+
+
+def _cores() -> Finding:
+    return machine.check_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
 
 
 def _memory() -> Finding:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from quorate.core.cgroup import read_limits
 from quorate.core.cores import cores_within
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import duration, size
@@ -42,33 +41,19 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys
 """
 
 
-@dataclass(frozen=True)
-class Cores:
-    """Cores of the machine, those that this process may run on, and the time that its container is given."""
-
-    present: int
-    allowed: int
-    quota: float | None = None
-
-    @classmethod
-    def here(cls) -> "Cores":
-        return cls(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
-
-
 def automatic_workers(cores: int) -> int:
     """How many workers `workers: auto` starts for a job that sets neither `lanes` nor `threads`."""
     return JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(cores)
 
 
-def check_cores(cores: Cores) -> Finding:
-    """What `workers: auto` makes of the cores, and whether the container gives one of them at least."""
-    workers = automatic_workers(cores_within(cores.allowed, cores.quota))
+def check_cores(present: int, allowed: int, quota: float | None = None) -> Finding:
+    """What `workers: auto` makes of the cores of the machine that this process may run on, and whether its container
+    gives the time of one of them at least."""
+    workers = automatic_workers(cores_within(allowed, quota))
     lanes = JobSpec.model_fields["lanes"].default
-    text = f"{cores.allowed} of {cores.present} may be used"
-    if cores.quota is not None and cores.quota < cores.allowed:
-        text = f"{text}, for the time of {cores.quota:g}"
-    text = f"{text}; `workers: auto` starts {workers} for {lanes} lanes"
-    if cores.quota is None or cores.quota >= 1:
+    time = f", for the time of {quota:g}" if quota is not None and quota < allowed else ""
+    text = f"{allowed} of {present} may be used{time}; `workers: auto` starts {workers} for {lanes} lanes"
+    if quota is None or quota >= 1:
         return Finding("cores", Level.OK, text)
     text = f"{text}, and even a single one is made to pause"
     return Finding("cores", Level.WARNING, text, "Give the container more time: docker run --cpus=2")
