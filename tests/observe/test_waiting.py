@@ -8,6 +8,7 @@ import pytest
 from made_events import fields_of, make_event
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan
+from quorate.observe.screen import Screen
 from quorate.observe.summary import print_summary
 from quorate.observe.waiting import DataWait, DataWaitLog, advice_on_waiting
 from quorate.spec.job import JobSpec
@@ -147,5 +148,5 @@ def test_what_is_advised_follows_from_the_events() -> None:
 def test_the_summary_has_a_line_for_it() -> None:
     stream = io.StringIO()
     waiting = {"share": 0.314, "seconds": 12.0, "advice": told()}
-    print_summary({"run": "a-0001", "status": "complete", "waiting_for_data": waiting}, stream)
+    print_summary({"run": "a-0001", "status": "complete", "waiting_for_data": waiting}, Screen(stream))
     assert "  waiting     for data, 31% of a step: more loader_workers (now 0) may help" in stream.getvalue()

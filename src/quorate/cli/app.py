@@ -70,13 +70,14 @@ def doctor(
     """
     from quorate.doctor.checkup import checks_of, examine
     from quorate.doctor.report import exit_code, print_findings, to_document
+    from quorate.observe.screen import Screen
 
     found = examine(checks_of(runs, os.environ, None if run is None else RunFolder.find(runs, run)))
     if as_json:
         findings = list(found)
         print_document(to_document(findings))
     else:
-        findings = print_findings(found, sys.stdout, sys.stdout.isatty())
+        findings = print_findings(found, Screen(sys.stdout))
     raise typer.Exit(exit_code(findings))
 
 

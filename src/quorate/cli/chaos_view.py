@@ -1,7 +1,6 @@
 """What became of a job under faults, for people."""
 
 import sys
-from typing import TextIO
 
 from rich.text import Text
 
@@ -29,13 +28,12 @@ def show_trial(trial: Trial, as_json: bool) -> bool:
     if as_json:
         print_document(trial_document(trial, ledger))
     else:
-        print_trial(trial, ledger, sys.stdout, is_terminal=sys.stdout.isatty())
+        print_trial(trial, ledger, Screen(sys.stdout))
     return succeeded(trial, ledger)
 
 
-def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool) -> None:
+def print_trial(trial: Trial, ledger: Ledger, screen: Screen) -> None:
     """Each fault, each recovery, the samples, and the verdict."""
-    screen = Screen(stream, is_terminal)
 
     def say(text: str, style: str = "") -> None:
         # Never broken by us: a digest or a fault that is copied must be in one piece.

@@ -21,7 +21,7 @@ def show_list(folder: RunFolder, as_json: bool) -> None:
     if as_json:
         print_document(checkpoints_document(found, now))
     else:
-        print_list(Page.on_stdout(), found, now)
+        print_list(Page(), found, now)
 
 
 def show_verified(folder: RunFolder, which: str | None, as_json: bool) -> bool:
@@ -30,7 +30,7 @@ def show_verified(folder: RunFolder, which: str | None, as_json: bool) -> bool:
     if as_json:
         print_document(verified_checkpoints_document(folder.name, verified))
     else:
-        print_verified(Page.on_stdout(), folder.name, verified)
+        print_verified(Page(), folder.name, verified)
     return not any(each.problem for each in verified.examined)
 
 

@@ -34,7 +34,7 @@ MOST_FLAWS = 50
 @contextmanager
 def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
     """A line on the terminal that counts shards while they are read, and is gone afterwards."""
-    screen = Screen(sys.stderr, sys.stderr.isatty())
+    screen = Screen(sys.stderr)
     line = TextColumn(f"{word} {{task.completed:,}} of {{task.total:,}} shards", style="none")
     is_hidden = as_json or not screen.is_terminal
     with Progress(line, console=screen, transient=True, disable=is_hidden, redirect_stdout=False) as progress:
@@ -49,7 +49,7 @@ def show_index(path: str, output: str | None, force: bool, as_json: bool) -> Non
     if as_json:
         print_document(index_document(done))
         return
-    page, index = Page.on_stdout(), done.index
+    page, index = Page(), done.index
     page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
     page.whole("index", shown_place(done.file))
     page.whole("digest", index.digest)
@@ -68,7 +68,7 @@ def show_verified(path: str, as_json: bool) -> bool:
     if as_json:
         print_document(verified_data_document(done))
         return not done.flaws
-    page = Page.on_stdout()
+    page = Page()
     for flaw in done.flaws[:MOST_FLAWS]:
         place = f", {flaw.place}" if flaw.place else ""
         page.line(f"{flaw.file}{place}: {flaw.problem}")
@@ -94,7 +94,7 @@ def show_stats(path: str, as_json: bool) -> None:
     if as_json:
         print_document(stats_document(found))
         return
-    page, index = Page.on_stdout(), found.index
+    page, index = Page(), found.index
     page.title(Text(_counted(index), style="bold"))
     page.whole("place", shown_place(index.place))
     page.row("size", size(found.bytes))
@@ -123,7 +123,7 @@ def show_preview(path: str, records: int, first: int, sheet: Path | None, as_jso
     if as_json:
         print_document(preview_document(index, found, sheet, len(pictures)))
         return
-    page = Page.on_stdout()
+    page = Page()
     _print_records(page, found)
     bad = sum(bool(each.bad) for each in found)
     page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -34,12 +34,11 @@ def show_difference(left: RunFolder, right: RunFolder, with_tensors: bool, as_js
     if as_json:
         print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
     else:
-        print_difference(pair, replayed, sys.stdout, is_terminal=sys.stdout.isatty())
+        print_difference(pair, replayed, Screen(sys.stdout))
 
 
-def print_difference(pair: RunPair, replayed: Replay | None, stream: TextIO, is_terminal: bool) -> None:
+def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> None:
     """Print how two runs differ: verdict first, then what was asked, what came out, and what the bits depend on."""
-    screen = Screen(stream, is_terminal)
     names = (pair.left.folder.name, pair.right.folder.name)
     first, second = _result(pair.left), _result(pair.right)
     screen.print(_parting(pair))

@@ -94,7 +94,7 @@ def _show_failed_job(error: JobFailed) -> dict[str, Any]:
 
 def _print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
-    screen = Screen(sys.stderr, is_terminal=sys.stderr.isatty())
+    screen = Screen(sys.stderr)
     whole = f"{label}: {text}"
     line = Text(fold(whole, screen.width) if screen.is_terminal else whole)
     line.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)

@@ -154,6 +154,7 @@ def evaluate(
       quorate eval digits-0001 --checkpoint best --workers 2
     """
     from quorate.api.evaluate import evaluate_run
+    from quorate.observe.screen import Screen
     from quorate.observe.summary import print_summary
 
     layer = overrides(settings, workers=workers, task=task)
@@ -175,7 +176,7 @@ def evaluate(
         "final_metrics": done.metrics,
         "weights_digest": done.weights_digest,
     }
-    print_summary(summary, sys.stdout, is_terminal=sys.stdout.isatty())
+    print_summary(summary, Screen(sys.stdout))
 
 
 def resize(
@@ -297,6 +298,7 @@ def report(result: Any, as_json: bool) -> None:
     """Print the `Result` of a job, with what to do next if it did not complete, and end the command."""
     from quorate.api.recorded_run import remains_of
     from quorate.cli.errors import show_next
+    from quorate.observe.screen import Screen
     from quorate.observe.summary import print_summary
     from quorate.spec.load import load_recorded
 
@@ -305,7 +307,7 @@ def report(result: Any, as_json: bool) -> None:
         if as_json:
             print_document(result.fields)
         else:
-            print_summary(result.fields, sys.stdout, is_terminal=sys.stdout.isatty())
+            print_summary(result.fields, Screen(sys.stdout))
         sys.stdout.flush()
     except OutputError as error:
         # A job that was stopped because its terminal is gone has nobody to tell, and its exit code says more.

@@ -23,12 +23,11 @@ FILE_WIDTH = 100_000
 class Page:
     """What is printed about one thing: titles, rows of label and text, tables."""
 
-    def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, is_terminal: bool | None = None, width: int | None = None) -> None:
+        """On standard output, if nothing else is given."""
+        stream = sys.stdout if stream is None else stream
+        is_terminal = stream.isatty() if is_terminal is None else is_terminal
         self.screen = Screen(stream, is_terminal, width if is_terminal or width else FILE_WIDTH)
-
-    @classmethod
-    def on_stdout(cls) -> "Page":
-        return cls(sys.stdout, is_terminal=sys.stdout.isatty())
 
     @property
     def text_width(self) -> int:

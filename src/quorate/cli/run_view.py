@@ -53,7 +53,7 @@ def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_document(detail_document(detail, advice, now) | samples)
     else:
-        print_run(Page.on_stdout(), detail, advice, now)
+        print_run(Page(), detail, advice, now)
 
 
 def as_typed(path: Path) -> str:

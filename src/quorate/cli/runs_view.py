@@ -35,7 +35,7 @@ def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
     if as_json:
         print_document(runs_document(listing, now))
     else:
-        print_listing(Page.on_stdout(), listing, now)
+        print_listing(Page(), listing, now)
 
 
 def print_listing(page: Page, listing: Listing, now: datetime) -> None:

@@ -21,7 +21,7 @@ _STYLES = {EpochStatus.WHOLE: "green", EpochStatus.INCOMPLETE: "yellow", EpochSt
 def show_samples(folder: RunFolder, with_data: bool, with_ledger: bool, as_json: bool) -> tuple[dict[str, Any], int]:
     """What a run has done with its samples: printed, or as parts of its document; and the exit code."""
     document: dict[str, Any] = {}
-    page, code = Page.on_stdout(), 0
+    page, code = Page(), 0
     if with_data:
         progress = read_data_progress(folder)
         document["data"] = data_document(progress)

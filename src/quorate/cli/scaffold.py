@@ -106,7 +106,7 @@ def show_scaffold(scaffold: Scaffold, as_json: bool) -> None:
         }
         print_document(document)
         return
-    screen = Screen(sys.stdout, sys.stdout.isatty())
+    screen = Screen(sys.stdout)
     screen.print("Written:")
     for file in scaffold.files:
         screen.print(Text(f"  {file}"), soft_wrap=True)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -58,15 +58,14 @@ def to_document(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def print_findings(findings: Iterable[Finding], stream: TextIO, is_terminal: bool) -> list[Finding]:
+def print_findings(findings: Iterable[Finding], screen: Screen) -> list[Finding]:
     """Print findings as they come, and what they come to; returns them all.
 
     In a file no line is broken: what is to be typed is copied in one piece.
     """
-    screen = Screen(stream, is_terminal)
     shown = []
     for finding in findings:
-        for line in lines_of(finding, screen.width if is_terminal else UNBROKEN):
+        for line in lines_of(finding, screen.width if screen.is_terminal else UNBROKEN):
             screen.print(line, soft_wrap=True)
         shown.append(finding)
     screen.print()

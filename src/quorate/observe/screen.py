@@ -15,7 +15,8 @@ class Screen(Console):
     `NO_COLOR` takes colours away and `FORCE_COLOR` gives them to a file too; a file never gets a bar that moves.
     """
 
-    def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    def __init__(self, stream: TextIO, is_terminal: bool | None = None, width: int | None = None) -> None:
+        is_terminal = stream.isatty() if is_terminal is None else is_terminal
         wants_colours = os.environ.get("FORCE_COLOR", "") not in ("", "0")
         super().__init__(
             file=cast(TextIO, _Forgiving(stream)),

@@ -1,7 +1,7 @@
 """How a job ended, in a few lines for a person."""
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -16,9 +16,8 @@ LARGEST_SILENT_LOSS = 0.01
 """Of the samples that were read: where fewer are bad it is told without a warning."""
 
 
-def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = False, width: int | None = None) -> None:
+def print_summary(result: dict[str, Any], screen: Screen) -> None:
     """Print a result: how it ended, its metrics, its speed, its weights and where it is kept."""
-    screen = Screen(stream, is_terminal, width)
     rows = summary_rows(result)
     column = max(NARROWEST_LABEL, *(len(label) for label, _ in rows)) + 2 if rows else 0
     status = str(result.get("status", "ended"))
