@@ -125,7 +125,8 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
         yield took
     if (pace := RunPace.of(detail.timeline)) is not None:
         shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
-        speed, spent = record.samples_per_second or pace.samples_per_second, f" ({', '.join(shares)})" if shares else ""
+        spent = f" ({', '.join(shares)})" if shares else ""
+        speed = record.samples_per_second or pace.samples_per_second
         yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if advice := detail.advice_on_waiting:
         yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
@@ -237,15 +238,20 @@ def _when(event: Event, timeline: Timeline) -> str:
 
 
 def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
-    shown, more = [], len(event.members or ()) - MEMBERS_SHOWN
-    for each in (event.members or ())[:MEMBERS_SHOWN]:
-        # A worker hosts lanes that follow each other.
-        lanes = f"lanes {each.lanes[0]}-{each.lanes[-1]}" if len(each.lanes) > 1 else "no lane"
-        shown.append(f"worker {each.worker} hosts {f'lane {each.lanes[0]}' if len(each.lanes) == 1 else lanes}")
-    first, *rest = [*shown, plural(more, "more worker")] if more > 0 else shown or ["nobody"]
+    members = event.members or ()
+    shown = [f"worker {each.worker} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
+    more = len(members) - len(shown)
+    first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
     return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
+
+
+def _lanes(lanes: Sequence[int]) -> str:
+    """A worker hosts lanes that follow each other."""
+    if not lanes:
+        return "no lane"
+    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"
 
 
 def _print_job(page: Page, job: ResolvedJob) -> None:

@@ -5,26 +5,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CheckpointCopied,
-    CheckpointFailed,
-    CheckpointSaved,
-    CheckpointSkipped,
-    CopyFailed,
-    CopyRecovered,
-    EvaluationDone,
-    GenerationFormed,
-    LogMessage,
-    Resized,
-    RolledBack,
-    RunBegan,
-    RunFailed,
-    RunFinished,
-    RunStopped,
-    StepCompleted,
-    WorkerLost,
-)
 from quorate.observe.progress import GAP, Progress, hosting
 from quorate.observe.quantities import duration, measure, plural, size
 from quorate.observe.recoveries import brief
@@ -48,7 +30,7 @@ def notice_of(event: Event, progress: Progress) -> Notice | None:
     return None if make is None else make(event, progress)
 
 
-def _run(event: RunBegan, progress: Progress) -> Notice | None:
+def _run(event: events.RunBegan, progress: Progress) -> Notice | None:
     if progress.has_begun:
         return None
     of_all = f" of {event.total_steps:,}" if event.total_steps else ""
@@ -57,7 +39,7 @@ def _run(event: RunBegan, progress: Progress) -> Notice | None:
     return Notice(f"{progress.run}{place}: {progress.hosting}{start}", "bold")
 
 
-def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
+def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
     now = hosting(*progress.hosts_by(event))
@@ -72,12 +54,12 @@ def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
     return Notice(f"{who} back after {waited}, {now}{again}", "green")
 
 
-def _warnings(event: StepCompleted | EvaluationDone, progress: Progress) -> list[str]:
+def _warnings(event: events.StepCompleted | events.EvaluationDone, progress: Progress) -> list[str]:
     """With the name of the run, which the worker that warns does not write."""
     return [warning.replace("quorate show RUN ", f"quorate show {progress.run} ") for warning in event.warnings]
 
 
-def _evaluation(event: EvaluationDone, progress: Progress) -> Notice:
+def _evaluation(event: events.EvaluationDone, progress: Progress) -> Notice:
     metrics = GAP.join(f"{name} {measure(value)}" for name, value in (event.metrics or {}).items())
     best = f"{GAP}best so far" if event.best else ""
     left_out = f"{GAP}{plural(event.bad_samples, 'bad sample')} left out" if event.bad_samples else ""
@@ -85,26 +67,26 @@ def _evaluation(event: EvaluationDone, progress: Progress) -> Notice:
     return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
 
 
-def _checkpoint(event: CheckpointSaved, _: Progress) -> Notice:
+def _checkpoint(event: events.CheckpointSaved, _: Progress) -> Notice:
     added = event.added_s or 0.0
     waited = f", training waited {duration(added)}" if added >= LONGEST_SILENT_WAIT else ""
     return Notice(f"checkpoint {PurePath(event.path).name}: {_cost(event)}{waited}", "dim")
 
 
-def _not_saved(event: CheckpointFailed | CheckpointSkipped, _: Progress) -> Notice:
+def _not_saved(event: events.CheckpointFailed | events.CheckpointSkipped, _: Progress) -> Notice:
     return Notice(f"not saved{_at(event)}: {event.reason or 'no reason was given'}", "yellow")
 
 
-def _cost(event: CheckpointSaved | CheckpointCopied) -> str:
+def _cost(event: events.CheckpointSaved | events.CheckpointCopied) -> str:
     return f"{size(event.bytes or 0)} in {duration(event.seconds or 0.0)}"
 
 
-def _copy_failed(event: CopyFailed, _: Progress) -> Notice:
+def _copy_failed(event: events.CopyFailed, _: Progress) -> Notice:
     which = "" if event.step is None else f" (checkpoint of step {event.step:,})"
     return Notice(f"not copied{which}, and training goes on: {event.reason}", "yellow")
 
 
-def _stop(event: RunStopped, progress: Progress) -> Notice:
+def _stop(event: events.RunStopped, progress: Progress) -> Notice:
     reason = event.reason or "asked to"
     if not progress.has_begun:
         return Notice(f"stopping before the first step: {reason}", "yellow")
@@ -113,7 +95,7 @@ def _stop(event: RunStopped, progress: Progress) -> Notice:
     return Notice(f"{ending}; Ctrl-C again stops at once" if is_typed else f"{reason}: {ending}", "yellow")
 
 
-def _finished(event: RunFinished, progress: Progress) -> Notice | None:
+def _finished(event: events.RunFinished, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
     result = event.result or {}
@@ -137,31 +119,33 @@ def _at(event: Event) -> str:
 
 
 _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
-    RunBegan: _run,
-    GenerationFormed: _generation,
-    WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
-    StepCompleted: lambda event, progress: (
+    events.RunBegan: _run,
+    events.GenerationFormed: _generation,
+    events.WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
+    events.StepCompleted: lambda event, progress: (
         Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
     ),
-    Resized: lambda event, _: Notice(f"asked to go on with {event.workers} workers instead of {event.before}", "bold"),
-    RolledBack: lambda event, progress: Notice(
+    events.Resized: lambda event, _: Notice(
+        f"asked to go on with {event.workers} workers instead of {event.before}", "bold"
+    ),
+    events.RolledBack: lambda event, progress: Notice(
         f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
     ),
-    EvaluationDone: _evaluation,
-    CheckpointSaved: _checkpoint,
-    CheckpointFailed: _not_saved,
-    CheckpointSkipped: _not_saved,
-    CheckpointCopied: lambda event, _: Notice(
+    events.EvaluationDone: _evaluation,
+    events.CheckpointSaved: _checkpoint,
+    events.CheckpointFailed: _not_saved,
+    events.CheckpointSkipped: _not_saved,
+    events.CheckpointCopied: lambda event, _: Notice(
         f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim"
     ),
-    CopyFailed: _copy_failed,
-    CopyRecovered: lambda event, _: Notice(
+    events.CopyFailed: _copy_failed,
+    events.CopyRecovered: lambda event, _: Notice(
         f"copying to {event.place} works again, after {duration(event.seconds or 0.0)}", "green"
     ),
-    RunStopped: _stop,
-    RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
-    RunFinished: _finished,
-    LogMessage: lambda event, _: (
+    events.RunStopped: _stop,
+    events.RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
+    events.RunFinished: _finished,
+    events.LogMessage: lambda event, _: (
         None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
     ),
 }
