@@ -6,23 +6,15 @@ from collections.abc import Callable
 from rich.live import Live
 from rich.text import Text
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CopyFailed,
-    EvaluationDone,
-    LogMessage,
-    RunBegan,
-    RunFinished,
-    RunStopped,
-    StepCompleted,
-    WorkerLost,
-)
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
 LINE_EVERY = 5.0
+LOUD = (events.RunStopped, events.WorkerLost, events.LogMessage, events.CopyFailed)
 
 
 class Console:
@@ -47,11 +39,11 @@ class Console:
     def handle(self, event: Event) -> None:
         notice = notice_of(event, self._progress)
         self._progress.handle(event)
-        if isinstance(event, RunFinished):
+        if isinstance(event, events.RunFinished):
             self.close()
         if notice is not None:
             _print(self._screen, notice)
-        if isinstance(event, StepCompleted | RunBegan):
+        if isinstance(event, events.StepCompleted | events.RunBegan):
             self._show_progress(at_once=self._progress.step == self._progress.total_steps)
 
     def _show_progress(self, at_once: bool) -> None:
@@ -86,9 +78,8 @@ class QuietConsole:
         self._progress = progress
 
     def handle(self, event: Event) -> None:
-        warns = isinstance(event, StepCompleted | EvaluationDone) and event.warnings
-        is_loud = warns or isinstance(event, RunStopped | WorkerLost | LogMessage | CopyFailed)
-        notice = notice_of(event, self._progress) if is_loud else None
+        warns = isinstance(event, events.StepCompleted | events.EvaluationDone) and event.warnings
+        notice = notice_of(event, self._progress) if warns or isinstance(event, LOUD) else None
         self._progress.handle(event)
         if notice is not None:
             _print(self._screen, notice)

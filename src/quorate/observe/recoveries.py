@@ -7,15 +7,8 @@ an event happened, not its place in the file.
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CoordinatorReplaced,
-    GenerationFormed,
-    RunBegan,
-    StateCopied,
-    StepCompleted,
-    WorkerLost,
-)
 
 
 @dataclass(frozen=True)
@@ -101,21 +94,21 @@ class RecoveryLog:
 
     def handle(self, event: Event) -> None:
         match event:
-            case StepCompleted(step=int(step)):
+            case events.StepCompleted(step=int(step)):
                 self._take_step(step, event.time)
-            case RunBegan():
+            case events.RunBegan():
                 self._position = event.from_step or 0
-            case CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
+            case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
-            case WorkerLost(worker=int(worker)):
+            case events.WorkerLost(worker=int(worker)):
                 self._take_loss(event, worker)
-            case GenerationFormed():
+            case events.GenerationFormed():
                 self._take_generation(event)
-            case StateCopied():
+            case events.StateCopied():
                 for loss in self._mended.get(str(event.generation), ()):
                     loss.copied += event.seconds or 0.0
 
-    def _take_loss(self, event: WorkerLost, worker: int) -> None:
+    def _take_loss(self, event: events.WorkerLost, worker: int) -> None:
         loss = _Loss(
             worker=worker,
             time=event.time,
@@ -130,7 +123,7 @@ class RecoveryLog:
             loss.from_step = loss.last_step
         self._losses.append(loss)
 
-    def _take_generation(self, event: GenerationFormed) -> None:
+    def _take_generation(self, event: events.GenerationFormed) -> None:
         if self._incarnation not in (None, event.incarnation):
             # Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
             # lost before.
