@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.main import run as run_command
-from quorate.cli.options import Json
-from quorate.cli.verbs import group_of_verbs
+from quorate.cli.options import Json, group_of_verbs
 
 Rounds = Annotated[int, typer.Option(metavar="N", min=1, help="How often everything is measured, in turns.")]
 Systems = Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.blocks import Blocks
 from quorate.observe.events import StepCompleted
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 
 PHASES = ("data", "compute", "exchange", "apply")
 

@@ -16,7 +16,7 @@ from quorate.api.train import train
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, StepCompleted
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 
 TASK = "benchmarks.tasks:SizedTask"
 

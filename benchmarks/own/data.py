@@ -18,7 +18,7 @@ from quorate.api.job import Job
 from quorate.api.train import train
 from quorate.data.shards.index import NAME, load_index
 from quorate.observe.events import GenerationFormed, StepCompleted
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 from quorate.observe.waiting import DataWaitLog
 
 TASK = "benchmarks.feed_task:FeedTask"

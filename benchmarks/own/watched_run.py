@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, StepCompleted
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 
 Found = TypeVar("Found")
 

@@ -15,6 +15,7 @@ from data.shards.shard_files import KINDS, write_shards, write_tar
 from object_store import BUCKET, SeaweedStore
 from quorate.api.preview import write_contact_sheet
 from quorate.cli.app import app
+from quorate.cli.data_view import counting
 from quorate.core.errors import RequestError
 from quorate.data.shards.index import NAME, encode, load_index
 from quorate.history.streaming import shown_place
@@ -284,3 +285,22 @@ def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.Captur
     told = run(capsys, "verify", url, code=1)
     assert f"{written.files[0].name}: has" in told
     assert f"{written.files[2].name}: is missing" in told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("as_json", "told"), [(False, True), (True, False)])
+def test_shards_are_counted_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, as_json: bool, told: bool) -> None:
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with counting("indexed", as_json) as show:
+        for done in range(1, 1201):
+            show(done, 1200)
+    assert ("indexed 1,200 of 1,200 shards" in terminal.getvalue()) is told
+    assert terminal.getvalue().endswith("\x1b[2K") is told, "and is gone afterwards"
+    monkeypatch.setattr("sys.stderr", file := io.StringIO())
+    with counting("indexed", as_json=False) as show:
+        show(1, 1)
+    assert file.getvalue() == ""

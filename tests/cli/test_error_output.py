@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import schemas
-from quorate.cli.errors import show_bug, show_error
+from quorate.cli.errors import show_error
 from quorate.core.errors import JobError, JobFileError, OutputError, Problem, QuorateError, RunError
 from quorate.core.failure import Failure, JobFailed, Remains
 
@@ -93,7 +93,7 @@ def test_a_terminal_gets_lines_that_fit_it(
 
 
 def test_a_bug_of_ours_shows_its_traceback_and_is_still_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_bug(ZeroDivisionError("by zero"), as_json=True) == 1
+    assert show_error(ZeroDivisionError("by zero"), as_json=True) == 1
     told = capsys.readouterr()
     assert "ZeroDivisionError: by zero" in told.err
     assert document(told.out)["error"] == "Quorate itself has failed: ZeroDivisionError: by zero"

@@ -15,7 +15,7 @@ from command import Done, Workplace, await_condition
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
 from quorate.observe.events import LogMessage
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 from small_disk import small_disk
 
 

@@ -15,6 +15,7 @@ from quorate.cli.chaos_view import print_trial, succeeded
 from quorate.cli.layout import Page
 from quorate.cli.samples_view import EPOCHS_SHOWN, print_ledger
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
+from quorate.observe.screen import Screen
 from schemas import validate
 
 
@@ -78,7 +79,7 @@ def test_many_dropped_samples_are_cut_and_fit_a_narrow_terminal() -> None:
 @pytest.mark.parametrize(("ledger", "end"), [(WHOLE, "same: the faults have not changed a bit\n"), (BROKEN, "")])
 def test_a_broken_ledger_fails_a_trial_that_ends_with_the_same_weights(ledger: Ledger, end: str) -> None:
     stream = io.StringIO()
-    print_trial(trial(), ledger, stream, is_terminal=False)
+    print_trial(trial(), ledger, Screen(stream))
     expected = end or "the ledger is broken. See where: quorate show tiny-0001 --ledger\n"
     assert stream.getvalue().endswith(expected)
     assert f"samples\n  {ledger.verdict}\n" in stream.getvalue()

@@ -13,9 +13,8 @@ import pytest
 from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run
 from quorate.cli import output
 from quorate.cli.app import app
-from quorate.cli.history import as_typed
 from quorate.cli.layout import Page
-from quorate.cli.run_view import print_run
+from quorate.cli.run_view import as_typed, print_run
 from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure

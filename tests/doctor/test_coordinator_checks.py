@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.served import TOKEN, serve
 from quorate.core.errors import FrameError, LinkError
-from quorate.doctor.coordinators import Call, call_coordinator, check_coordinator, running
+from quorate.doctor.checkup import Call, call_coordinator, check_coordinator, running
 from quorate.doctor.report import Level
 from quorate.storage.run_folder import RunFolder
 
@@ -94,7 +94,7 @@ def test_only_runs_with_a_coordinator_are_running(tmp_path: Path) -> None:
 
 
 def test_a_real_coordinator_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.doctor.coordinators.PATIENCE", 60.0)
+    monkeypatch.setattr("quorate.doctor.checkup.PATIENCE", 60.0)
     with serve(tmp_path, workers=1) as served:
         assert call_coordinator(served.address, TOKEN) is False
         with pytest.raises(FrameError):
@@ -104,6 +104,6 @@ def test_a_real_coordinator_is_called(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_somebody_who_listens_and_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.doctor.coordinators.PATIENCE", 0.2)
+    monkeypatch.setattr("quorate.doctor.checkup.PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(LinkError, match="does not answer"):
         call_coordinator(f"127.0.0.1:{mute.getsockname()[1]}", json.dumps("any"))

@@ -3,6 +3,7 @@ import io
 import pytest
 
 from quorate.doctor.report import Finding, Level, exit_code, lines_of, print_findings, to_document, verdict
+from quorate.observe.screen import Screen
 
 WELL = Finding("python", Level.OK, "3.11.7")
 BAD = Finding(
@@ -52,7 +53,7 @@ def test_a_word_is_never_broken() -> None:
 
 def test_a_file_gets_whole_lines_without_colours() -> None:
     stream = io.StringIO()
-    assert print_findings(iter([WELL, BAD]), stream, is_terminal=False) == [WELL, BAD]
+    assert print_findings(iter([WELL, BAD]), Screen(stream)) == [WELL, BAD]
     first, second, third, *_ = stream.getvalue().splitlines()
     assert first == "ok       python            3.11.7"
     assert second.endswith(BAD.text)

@@ -4,7 +4,6 @@ import pytest
 
 from quorate.doctor.machine import (
     ADMINISTRATOR,
-    Cores,
     check_cores,
     check_loopback,
     check_memory,
@@ -17,9 +16,9 @@ GIGABYTE = 10**9
 
 
 def test_cores_say_what_auto_makes_of_them() -> None:
-    found = check_cores(Cores(present=16, allowed=4))
+    found = check_cores(present=16, allowed=4)
     assert (found.level, found.text) == (Level.OK, "4 of 16 may be used; `workers: auto` starts 4 for 8 lanes")
-    assert "starts 8 for 8 lanes" in check_cores(Cores(present=64, allowed=64)).text
+    assert "starts 8 for 8 lanes" in check_cores(present=64, allowed=64).text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_cores_say_what_auto_makes_of_them() -> None:
     ],
 )
 def test_a_container_with_less_time_than_cores(quota: float | None, level: Level, text: str) -> None:
-    found = check_cores(Cores(present=16, allowed=4, quota=quota))
+    found = check_cores(present=16, allowed=4, quota=quota)
     assert found.level is level
     assert found.text.startswith(text)
     assert ("--cpus" in found.remedy) is (level is Level.WARNING)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quorate.doctor import checkup
-from quorate.doctor.checkup import Subject, checks_of
+from quorate.doctor.checkup import checks_of
 from quorate.doctor.machine import NEEDED, USED, check_kernel
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
@@ -58,8 +58,9 @@ def test_a_feature_that_the_kernel_lacks_is_named_with_its_use(feature: str, lev
 
 
 def kernel_finding() -> Finding:
-    (check,) = [check for check in checks_of(Subject(Path("runs"), {})) if check.name == "kernel"]
-    (found,) = check.look()
+    (check,) = [check for check in checks_of(Path("runs"), {}) if check.name == "kernel"]
+    found = check.look()
+    assert isinstance(found, Finding)
     return found
 
 
@@ -83,6 +84,6 @@ def test_a_kernel_that_kills_whoever_tries_it_is_a_problem(monkeypatch: pytest.M
 
 
 def test_a_process_that_starts_python_has_time_for_it() -> None:
-    patience = {check.name: check.patience for check in checks_of(Subject(Path("runs"), {}))}
+    patience = {check.name: check.patience for check in checks_of(Path("runs"), {})}
     assert checkup.PROCESS_PATIENCE >= 10
     assert min(patience["kernel"], patience["ports"]) >= 2 * checkup.PROCESS_PATIENCE

@@ -12,6 +12,7 @@ from quorate.core.task_source import TaskSource
 from quorate.history.difference import RunPair, RunSide, compare, differing
 from quorate.history.timeline import Timeline
 from quorate.observe.events import StepCompleted
+from quorate.observe.screen import Screen
 from quorate.storage.kept_source import keep_source
 
 
@@ -80,5 +81,5 @@ def test_the_code_of_two_tasks_is_compared_where_both_runs_keep_it(tmp_path: Pat
         "+RATE = 0.2",
     ]
     told = io.StringIO()
-    print_difference(pair, None, told, is_terminal=False)
+    print_difference(pair, None, Screen(told))
     assert "\nThe code of their tasks differs:\n" + "\n".join(pair.source) in told.getvalue()

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from quorate.observe.screen import Screen
 from quorate.observe.summary import WARNING, print_summary
 
 
@@ -24,5 +25,5 @@ from quorate.observe.summary import WARNING, print_summary
 )
 def test_the_share_is_told_and_a_large_one_is_a_warning(bad: dict[str, int], told: str) -> None:
     stream = io.StringIO()
-    print_summary({"run": "a-0001", "status": "complete", "bad_samples": bad}, stream)
+    print_summary({"run": "a-0001", "status": "complete", "bad_samples": bad}, Screen(stream))
     assert f"  bad samples  {told} left out; quorate show a-0001 --ledger lists them" in stream.getvalue()

@@ -438,7 +438,7 @@ RESULT: dict[str, Any] = {
 class TestSummary:
     def test_tells_what_a_person_wants_to_know(self) -> None:
         stream = io.StringIO()
-        print_summary(RESULT, stream, width=80)
+        print_summary(RESULT, Screen(stream, width=80))
         assert stream.getvalue().splitlines() == [
             "fashion-mnist-0001  complete",
             "  accuracy    0.9123",
@@ -454,29 +454,29 @@ class TestSummary:
     @pytest.mark.parametrize("width", [40, 80])
     def test_a_digest_is_in_one_piece_on_a_terminal_too(self, width: int) -> None:
         stream = io.StringIO()
-        print_summary(RESULT, stream, is_terminal=True, width=width)
+        print_summary(RESULT, Screen(stream, is_terminal=True, width=width))
         assert COLOUR.search(stream.getvalue())
         assert "3f" * 32 in CONTROL.sub("", stream.getvalue())
 
     def test_where_there_is_nothing_but_ascii(self) -> None:
         written = io.BytesIO()
         stream = io.TextIOWrapper(written, encoding="ascii", write_through=True)
-        print_summary(RESULT | {"folder": "runs/größe"}, stream)
+        print_summary(RESULT | {"folder": "runs/größe"}, Screen(stream))
         assert rb"runs/gr\xf6\xdfe" in written.getvalue()
 
     def test_of_a_resumed_run_tells_which_steps_took_that_time(self) -> None:
         stream = io.StringIO()
-        print_summary(RESULT | {"from_step": 1200}, stream)
+        print_summary(RESULT | {"from_step": 1200}, Screen(stream))
         assert "  steps       1,600, the last 400 in 1:42" in stream.getvalue().splitlines()
 
     def test_of_an_early_stop_says_so(self) -> None:
         stream = io.StringIO()
-        print_summary(RESULT | {"ending": "early stop"}, stream)
+        print_summary(RESULT | {"ending": "early stop"}, Screen(stream))
         assert stream.getvalue().splitlines()[0] == "fashion-mnist-0001  complete (stopped early)"
 
     def test_of_a_job_that_failed_before_its_first_step(self) -> None:
         stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "failed", "final_metrics": None}, stream)
+        print_summary({"run": "mnist-0001", "status": "failed", "final_metrics": None}, Screen(stream))
         assert stream.getvalue() == "mnist-0001  failed\n"
 
     @pytest.mark.parametrize(
@@ -489,12 +489,12 @@ class TestSummary:
     )
     def test_bad_samples_are_counted_and_listed_elsewhere(self, bad: dict[str, int], told: str) -> None:
         stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "complete", "bad_samples": bad}, stream)
+        print_summary({"run": "mnist-0001", "status": "complete", "bad_samples": bad}, Screen(stream))
         assert f"  bad samples  {told}; quorate show mnist-0001 --ledger lists them" in stream.getvalue().splitlines()
 
     def test_one_row_is_enough(self) -> None:
         stream = io.StringIO()
-        print_summary({"run": "mnist-0001", "status": "stopped", "steps": 3}, stream)
+        print_summary({"run": "mnist-0001", "status": "stopped", "steps": 3}, Screen(stream))
         assert stream.getvalue() == "mnist-0001  stopped\n  steps       3\n"
 
 

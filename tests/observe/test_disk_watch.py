@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from made_events import make_event
-from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import SILENCE, DiskWatch, EventTail, try_to_write
+from quorate.observe.jsonl import SILENCE, DiskWatch, EventTail, JsonlSink, try_to_write
 
 
 class Disk:

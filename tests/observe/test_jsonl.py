@@ -11,8 +11,7 @@ from made_events import fields_of, make_event
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, read_event
-from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail, JsonlSink
 
 
 def step(number: int) -> Event:

@@ -17,8 +17,7 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.observe.notebook import NotebookConsole
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
-from quorate.observe.sinks import Guarded, Queued, Sink
-from quorate.observe.tail import Follower
+from quorate.observe.sinks import Durable, Guarded, Queued, Sink
 
 
 class Collecting:
@@ -124,7 +123,7 @@ class TestQueued:
         assert len(caplog.records) == 1
 
 
-class TestFollower:
+class TestDurable:
     @pytest.fixture
     def events(self, tmp_path: Path) -> Iterator[JsonlSink]:
         sink = JsonlSink(tmp_path / "events.jsonl")
@@ -137,16 +136,16 @@ class TestFollower:
 
     def test_gives_what_is_new_and_another_goes_on_where_it_was(self, events: JsonlSink, offset: Path) -> None:
         first = Collecting()
-        follower = Follower(events.path, first, offset)
-        follower.poll()
+        durable = Durable(events.path, first, offset)
+        durable.poll()
         for step in (1, 2):
             events.handle(StepCompleted(step=step))
-        follower.poll()
-        follower.poll()
+        durable.poll()
+        durable.poll()
         assert first.steps == [1, 2]
         events.handle(StepCompleted(step=3))
         second = Collecting()  # in another process, after a kill
-        again = Follower(events.path, second, offset)
+        again = Durable(events.path, second, offset)
         again.close()
         assert (second.steps, second.closed) == ([3], 1)
 
@@ -164,9 +163,9 @@ class TestFollower:
             events.handle(StepCompleted(step=step))
         dying = Dying()
         with pytest.raises(Killed):
-            Follower(events.path, dying, offset).poll()
+            Durable(events.path, dying, offset).poll()
         after = Collecting()
-        Follower(events.path, after, offset).poll()
+        Durable(events.path, after, offset).poll()
         assert dying.steps == [1, 2]
         assert after.steps[-2:] == [2, 3], "at least once"
         assert {*dying.steps, *after.steps} == {1, 2, 3}
@@ -177,26 +176,26 @@ class TestFollower:
         for step in (1, 2, 3):
             events.handle(StepCompleted(step=step))
         sink = Collecting(fails_at=lambda event: event.step == 2)
-        follower = Follower(events.path, sink, offset)
-        follower.poll()
-        follower.poll()
-        assert (sink.steps, follower.failed, len(caplog.records)) == ([1], 2, 1)
+        durable = Durable(events.path, sink, offset)
+        durable.poll()
+        durable.poll()
+        assert (sink.steps, durable.failed, len(caplog.records)) == ([1], 2, 1)
         sink.fails_at = lambda _: False
-        Follower(events.path, sink, offset).poll()
+        Durable(events.path, sink, offset).poll()
         assert sink.steps == [1, 2, 3]
 
     def test_half_a_line_is_waited_for(self, events: JsonlSink, offset: Path) -> None:
         sink = Collecting()
-        follower = Follower(events.path, sink, offset)
+        durable = Durable(events.path, sink, offset)
         line = StepCompleted(step=1).to_json() + "\n"
         with events.path.open("a") as file:
             file.write(line[:20])
             file.flush()
-            follower.poll()
+            durable.poll()
             assert sink.steps == []
             file.write(line[20:])
             file.flush()
-            follower.poll()
+            durable.poll()
         assert sink.steps == [1]
 
     @pytest.mark.parametrize("content", ["", "x", "-3", "999999"])
@@ -204,5 +203,5 @@ class TestFollower:
         offset.write_text(content)
         events.handle(StepCompleted(step=1))
         sink = Collecting()
-        Follower(events.path, sink, offset).poll()
+        Durable(events.path, sink, offset).poll()
         assert sink.steps == [1]

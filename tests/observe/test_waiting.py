@@ -8,8 +8,9 @@ import pytest
 from made_events import fields_of, make_event
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan
+from quorate.observe.screen import Screen
 from quorate.observe.summary import print_summary
-from quorate.observe.waiting import DataWait, DataWaitLog, Knobs
+from quorate.observe.waiting import DataWait, DataWaitLog, advice_on_waiting
 from quorate.spec.job import JobSpec
 
 
@@ -70,10 +71,10 @@ def test_only_what_is_worth_it_is_told(wait: DataWait, told: bool) -> None:
 LOCAL = {"remote": False, "decode": False, "columns": False, "cache": False, "window_bytes": 10, "memory_bytes": 100}
 
 
-def knobs(data: Any = None, workers: int | None = 1, cores: int = 8, **keys: Any) -> Knobs:
+def told(data: Any = None, workers: int | None = 1, cores: int = 8, **keys: Any) -> str:
     run = make_event("run", fields={"data": data})
     assert isinstance(run, RunBegan)
-    return Knobs.of(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), run.data, workers, cores)
+    return advice_on_waiting(JobSpec(task="a:A", batch_size=8, lanes=4, steps=1, **keys), run.data, workers, cores)
 
 
 def shards(**facts: Any) -> dict[str, Any]:
@@ -83,46 +84,46 @@ def shards(**facts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "advice"),
     [
-        (knobs(), "more loader_workers (now 0) may help"),
-        (knobs({"window": "8192"}), "more loader_workers (now 0) may help"),
+        (told(), "more loader_workers (now 0) may help"),
+        (told({"window": "8192"}), "more loader_workers (now 0) may help"),
         (
-            knobs(workers=None, loader_workers=64),
+            told(workers=None, loader_workers=64),
             "more loader_workers (now 64) or a larger loader_prefetch (now 2) may help",
         ),
         # Loaders need cores.
-        (knobs(loader_workers=3), "more loader_workers (now 3) or a larger loader_prefetch (now 2) may help"),
+        (told(loader_workers=3), "more loader_workers (now 3) or a larger loader_prefetch (now 2) may help"),
         (
-            knobs(workers=2, loader_workers=3),
+            told(workers=2, loader_workers=3),
             "more cores (all 8 are in use) or a larger loader_prefetch (now 2) may help",
         ),
-        (knobs(workers=2, cores=2), "more cores (all 2 are in use) may help"),
-        (knobs(workers=2, cores=4, threads=2), "more cores (all 4 are in use) may help"),
+        (told(workers=2, cores=2), "more cores (all 2 are in use) may help"),
+        (told(workers=2, cores=4, threads=2), "more cores (all 4 are in use) may help"),
         # For columns no code of the task runs.
-        (knobs(shards(columns=True), loader_workers=2), "faster storage or more cores may help"),
-        (knobs(shards(columns=True)), "faster storage or more cores may help"),
+        (told(shards(columns=True), loader_workers=2), "faster storage or more cores may help"),
+        (told(shards(columns=True)), "faster storage or more cores may help"),
         # A cache is for what comes from afar or is decoded, and there is only one.
-        (knobs(shards()), "more loader_workers (now 0) may help"),
-        (knobs(shards(remote=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
-        (knobs(shards(decode=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
-        (knobs(shards(decode=True, remote=True, cache=True)), "more loader_workers (now 0) may help"),
-        (knobs(shards(columns=True, remote=True)), "cache= of quorate.Shards may help"),
+        (told(shards()), "more loader_workers (now 0) may help"),
+        (told(shards(remote=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
+        (told(shards(decode=True)), "more loader_workers (now 0) or cache= of quorate.Shards may help"),
+        (told(shards(decode=True, remote=True, cache=True)), "more loader_workers (now 0) may help"),
+        (told(shards(columns=True, remote=True)), "cache= of quorate.Shards may help"),
         # A window is too large where those of a worker's lanes do not fit into its memory.
         (
-            knobs(shards(window_bytes=30)),
+            told(shards(window_bytes=30)),
             "more loader_workers (now 0) or a smaller window= of quorate.Shards (now 8,192) may help",
         ),
-        (knobs(shards(window_bytes=30), workers=2), "more loader_workers (now 0) may help"),
-        (knobs(shards(window_bytes=300) | {"window": 1}), "more loader_workers (now 0) may help"),
+        (told(shards(window_bytes=30), workers=2), "more loader_workers (now 0) may help"),
+        (told(shards(window_bytes=300) | {"window": 1}), "more loader_workers (now 0) may help"),
         # Blocks of the task's own are no Shards.
-        (knobs({"blocks": 3, "window": 1}), "more loader_workers (now 0) may help"),
+        (told({"blocks": 3, "window": 1}), "more loader_workers (now 0) may help"),
         (
-            knobs({"blocks": 3, "window": 64}),
+            told({"blocks": 3, "window": 64}),
             "more loader_workers (now 0) or a smaller window of the training set (now 64) may help",
         ),
     ],
 )
-def test_only_what_can_help_is_named_with_its_present_value(found: Knobs, advice: str) -> None:
-    assert found.advice == advice
+def test_only_what_can_help_is_named_with_its_present_value(found: str, advice: str) -> None:
+    assert found == advice
 
 
 def test_a_cache_is_not_advised_for_samples_that_are_drawn() -> None:
@@ -146,6 +147,6 @@ def test_what_is_advised_follows_from_the_events() -> None:
 
 def test_the_summary_has_a_line_for_it() -> None:
     stream = io.StringIO()
-    waiting = {"share": 0.314, "seconds": 12.0, "advice": Knobs(0, 2).advice}
-    print_summary({"run": "a-0001", "status": "complete", "waiting_for_data": waiting}, stream)
+    waiting = {"share": 0.314, "seconds": 12.0, "advice": told()}
+    print_summary({"run": "a-0001", "status": "complete", "waiting_for_data": waiting}, Screen(stream))
     assert "  waiting     for data, 31% of a step: more loader_workers (now 0) may help" in stream.getvalue()

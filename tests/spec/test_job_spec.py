@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError
 from quorate.spec.job import JobSpec, mark_of
-from quorate.spec.marks import Mark
+from quorate.spec.keys import Mark
 
 MINIMAL: dict[str, Any] = {"task": "package.module:Task", "batch_size": 64, "epochs": 1}
 

@@ -18,11 +18,10 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import usable_cores
 from quorate.observe.sinks import Sink
-from quorate.spec.change import changes
 from quorate.spec.job import JobSpec
+from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
-from quorate.spec.marks import Mark
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.run_folder import RunFolder
 
 

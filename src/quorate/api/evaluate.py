@@ -29,10 +29,9 @@ from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
-from quorate.spec.change import changes
-from quorate.spec.marks import Mark
+from quorate.spec.keys import Mark
 from quorate.spec.override import Override
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.atomic import discard
 from quorate.storage.lock import hold, holder_of
 from quorate.storage.run_folder import RunFolder, runs_folder

@@ -21,14 +21,13 @@ from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
 from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
+from quorate.observe.jsonl import EventTail
 from quorate.observe.notices import EARLY_STOP
-from quorate.observe.tail import EventTail
-from quorate.spec.change import Change, refused_on_resume
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
 from quorate.spec.override import DEFAULT, Override
 from quorate.spec.problems import in_brackets
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import Change, ResolvedJob, refused_on_resume
 from quorate.spec.rules import OWN_PLACE
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder, runs_folder

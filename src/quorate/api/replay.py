@@ -14,7 +14,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.engine import Prepared
 from quorate.observe.events import RunBegan, StepCompleted
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 

@@ -46,10 +46,10 @@ from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
 from quorate.observe.events import RunFailed, RunFinished, StepCompleted
+from quorate.observe.jsonl import end_of_events
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
-from quorate.observe.tail import end_of_events
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override

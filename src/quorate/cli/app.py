@@ -1,42 +1,92 @@
-"""The verbs of the `quorate` command."""
+"""The `quorate` command with all its verbs; here are those before a first job, `init` and `doctor`."""
 
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from quorate.cli.chaos import chaos
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
 from quorate.cli.history import diff, runs, show
-from quorate.cli.jobs import checkpoint, evaluate, resize, resume, train
-from quorate.cli.setup import doctor, init
-from quorate.cli.verbs import Verbs
+from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
+from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
+from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
+from quorate.storage.run_folder import RunFolder
 
-app = typer.Typer(
-    name="quorate",
-    cls=Verbs,
-    subcommand_metavar="VERB ...",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    # Plain text: there in half the time of rich's boxes, and examples stay as written.
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
-app.command()(init)
-app.command()(train)
-app.command()(resume)
-app.command("eval")(evaluate)
-app.command()(runs)
-app.command()(show)
-app.command()(diff)
-app.command()(resize)
-app.command()(checkpoint)
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to write them; it is made if it is not there.")
+    ] = Path(),
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the job. By default that of the folder.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a first job file and task, to change into your own.
+
+    The task trains as it is, in seconds: job.yaml names every key of a job, task.py has a model, data, a loss, an
+    optimizer and metrics. Nothing is ever replaced without --force.
+
+    \b
+    Examples:
+      quorate init
+      quorate init circles
+      quorate init circles --name first-try --force
+    """
+    from quorate.cli.scaffold import show_scaffold, write_scaffold
+
+    show_scaffold(write_scaffold(folder, name, force), as_json)
+
+
+def doctor(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Look at the coordinator of this run only: a name, a unique prefix of it, a path, or last.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show what is installed, usable and reachable here.
+
+    Each line says how something is, and what to do about it if it is not well. Without RUN, the coordinator of every
+    running job in the folder of runs is called. The exit code is 1 if there is a problem, and 0 otherwise.
+
+    \b
+    Examples:
+      quorate doctor
+      quorate doctor last
+      quorate doctor --json
+    """
+    from quorate.doctor.checkup import checks_of, examine
+    from quorate.doctor.report import exit_code, print_findings, to_document
+    from quorate.observe.screen import Screen
+
+    found = examine(checks_of(runs, os.environ, None if run is None else RunFolder.find(runs, run)))
+    if as_json:
+        findings = list(found)
+        print_document(to_document(findings))
+    else:
+        findings = print_findings(found, Screen(sys.stdout))
+    raise typer.Exit(exit_code(findings))
+
+
+app = group_of_verbs("quorate", add_completion=True)
+VERBS: list[Callable[..., None]] = [init, train, resume, evaluate, runs, show, diff, resize, checkpoint, chaos, doctor]
+for verb in VERBS:
+    app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
-app.command()(chaos)
-app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,10 +112,6 @@ def options(
       quorate train job.yaml
       quorate show last
     """
-    _refuse_lost_folder()
-
-
-def _refuse_lost_folder() -> None:
     # Every verb works on paths that begin here, and each would fail at another of them, with other words.
     try:
         os.getcwd()  # noqa: PTH109 (the question is whether there is one)

@@ -1,16 +1,17 @@
 """What became of a job under faults, for people."""
 
-from typing import Any, TextIO
+import sys
 
 from rich.text import Text
 
 from quorate.api.chaos import Trial
-from quorate.api.documents import phase_of
+from quorate.api.documents import phase_of, trial_document
 from quorate.api.recorded_run import short_path
-from quorate.chaos.fault import Firing
-from quorate.history.ledger import Ledger
+from quorate.cli.output import print_document
+from quorate.history.ledger import Ledger, read_ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
+from quorate.storage.run_folder import RunFolder
 
 _SPANS = {
     "detect_s": "noticed",
@@ -21,9 +22,18 @@ _SPANS = {
 }
 
 
-def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool) -> None:
+def show_trial(trial: Trial, as_json: bool) -> bool:
+    """Print what became of a trial; whether it has shown what it is for."""
+    ledger = read_ledger(RunFolder(trial.disturbed.folder))
+    if as_json:
+        print_document(trial_document(trial, ledger))
+    else:
+        print_trial(trial, ledger, Screen(sys.stdout))
+    return succeeded(trial, ledger)
+
+
+def print_trial(trial: Trial, ledger: Ledger, screen: Screen) -> None:
     """Each fault, each recovery, the samples, and the verdict."""
-    screen = Screen(stream, is_terminal)
 
     def say(text: str, style: str = "") -> None:
         # Never broken by us: a digest or a fault that is copied must be in one piece.
@@ -32,10 +42,16 @@ def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool)
     say("faults", "bold")
     column = max(len(str(fault)) for fault in trial.faults) + 2
     for number, fault in enumerate(trial.faults):
-        say(f"  {fault!s:<{column}}{_fate(trial.firings_of(number))}")
+        moments = [
+            f"{'' if one.worker is None else f'worker {one.worker} '}at step {one.step} in {phase_of(one)}"
+            for one in trial.firings_of(number)
+        ]
+        fired = ", ".join(moments)
+        say(f"  {fault!s:<{column}}{f'fired: {fired}' if fired else 'not fired'}")
     say("recoveries", "bold")
-    for recovery in trial.disturbed.recoveries:
-        say(f"  {_recovery(recovery)}")
+    for each in trial.disturbed.recoveries:
+        spans = [f"{word} {duration(each[key])}" for key, word in _SPANS.items() if each.get(key) is not None]
+        say(f"  step {each.get('step')}, worker {each.get('worker')}: {', '.join(spans) or each.get('cause')}")
     if not trial.disturbed.recoveries:
         say("  none")
     say("weights", "bold")
@@ -52,25 +68,6 @@ def print_trial(trial: Trial, ledger: Ledger, stream: TextIO, is_terminal: bool)
 def succeeded(trial: Trial, ledger: Ledger) -> bool:
     """Whether the trial has shown what it is for: every fault came about, and neither bits nor samples are others."""
     return trial.is_same and trial.have_all_fired and ledger.is_whole
-
-
-def _fate(met: list[Firing]) -> str:
-    if not met:
-        return "not fired"
-    return "fired: " + ", ".join(f"{_who(one)}at step {one.step} in {phase_of(one)}" for one in met)
-
-
-def _who(firing: Firing) -> str:
-    return "" if firing.worker is None else f"worker {firing.worker} "
-
-
-def _recovery(recovery: dict[str, Any]) -> str:
-    spans = [
-        f"{word} {duration(recovery[key])}"
-        for key, word in _SPANS.items()
-        if isinstance(recovery.get(key), int | float)
-    ]
-    return f"step {recovery.get('step')}, worker {recovery.get('worker')}: {', '.join(spans) or recovery.get('cause')}"
 
 
 def _verdict(trial: Trial, ledger: Ledger) -> str:

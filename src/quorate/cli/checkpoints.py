@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose
-from quorate.cli.output import print_document
-from quorate.cli.verbs import group_of_verbs
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose, group_of_verbs
+from quorate.cli.output import print_answer
+from quorate.core.errors import RequestError
+from quorate.observe.quantities import size
+from quorate.storage.run_folder import RunFolder
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
@@ -51,20 +53,9 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
       quorate checkpoints ls last
       quorate checkpoints ls digits-0001 --json
     """
-    from datetime import UTC, datetime
+    from quorate.cli.checkpoints_view import show_list
 
-    from quorate.cli.checkpoints_view import print_list
-    from quorate.cli.layout import Page
-    from quorate.history.checkpoint_list import CheckpointList
-    from quorate.history.documents import checkpoints_document
-    from quorate.storage.run_folder import RunFolder
-
-    found = CheckpointList.read(RunFolder.find(runs, run))
-    now = datetime.now(UTC)
-    if as_json:
-        print_document(checkpoints_document(found, now))
-    else:
-        print_list(Page.on_stdout(), found, now)
+    show_list(RunFolder.find(runs, run), as_json)
 
 
 @app.command()
@@ -79,19 +70,9 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
       quorate checkpoints verify last
       quorate checkpoints verify digits-0001 --checkpoint best
     """
-    from quorate.api.checkpoints import verify_run
-    from quorate.api.documents import verified_checkpoints_document
-    from quorate.cli.checkpoints_view import print_verified
-    from quorate.cli.layout import Page
-    from quorate.storage.run_folder import RunFolder
+    from quorate.cli.checkpoints_view import show_verified
 
-    folder = RunFolder.find(runs, run)
-    verified = verify_run(folder, checkpoint)
-    if as_json:
-        print_document(verified_checkpoints_document(folder.name, verified))
-    else:
-        print_verified(Page.on_stdout(), folder.name, verified)
-    raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)
+    raise typer.Exit(0 if show_verified(RunFolder.find(runs, run), checkpoint, as_json) else 1)
 
 
 @app.command()
@@ -120,30 +101,26 @@ def export(
       quorate checkpoints export last model.pt --checkpoint best
     """
     from quorate.api.checkpoints import Format, export_model
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)
-    if as_json:
-        fields = {
-            "run": folder.name,
-            "checkpoint": str(done.checkpoint.absolute()),
-            "step": done.step,
-            "weights_digest": done.weights_digest,
-            "file": str(done.file.absolute()),
-            "format": done.format.value,
-            "averaged": bool(done.averaged),
-            "tensors": done.tensors,
-            "bytes": done.bytes,
-        }
-        print_document(fields)
-    else:
-        weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
-        typer.echo(f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}.")
+    fields = {
+        "run": folder.name,
+        "checkpoint": str(done.checkpoint.absolute()),
+        "step": done.step,
+        "weights_digest": done.weights_digest,
+        "file": str(done.file.absolute()),
+        "format": done.format.value,
+        "averaged": bool(done.averaged),
+        "tensors": done.tensors,
+        "bytes": done.bytes,
+    }
+    weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
+    sentence = f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}."
+    print_answer(as_json, fields, sentence)
 
 
 @app.command()
@@ -165,26 +142,21 @@ def copy(
       quorate checkpoints copy digits-0001 s3://bucket/prefix --checkpoint best
     """
     from quorate.api.checkpoints import copy_run
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     done = copy_run(folder, to, checkpoint)
     total = sum(each.bytes for each in done.copied)
     for left in done.damaged:
         typer.echo(f"WARNING: {left.path.name} is damaged and was not copied: {left.reason}", err=True)
-    if as_json:
-        fields = {
-            "run": folder.name,
-            "place": done.place,
-            "copied": [each.name for each in done.copied],
-            "bytes": total,
-            "damaged": [each.path.name for each in done.damaged],
-        }
-        print_document(fields)
-    else:
-        names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
-        typer.echo(f"copied {names} to {done.place}: {size(total)}.")
+    fields = {
+        "run": folder.name,
+        "place": done.place,
+        "copied": [each.name for each in done.copied],
+        "bytes": total,
+        "damaged": [each.path.name for each in done.damaged],
+    }
+    names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
+    print_answer(as_json, fields, f"copied {names} to {done.place}: {size(total)}.")
     raise typer.Exit(1 if done.damaged else 0)
 
 
@@ -219,8 +191,6 @@ def rekey(
       quorate checkpoints rekey digits-0001 --new-key-env CHECKPOINT_KEY
     """
     from quorate.api.checkpoints import rekey_run
-    from quorate.core.errors import RequestError
-    from quorate.storage.run_folder import RunFolder
 
     if [new_key_file is not None, new_key_env is not None, decrypt].count(True) != 1:
         raise RequestError("give exactly one of --new-key-file, --new-key-env and --decrypt")
@@ -229,11 +199,9 @@ def rekey(
     folder = RunFolder.find(runs, run)
     places = (_key_place(new_key_file, new_key_env), _key_place(key_file, key_env))
     rewritten = rekey_run(folder, *places, include_untrusted=include_untrusted)
-    if as_json:
-        print_document({"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)})
-    else:
-        how = "in plain" if decrypt else "under the new key"
-        typer.echo(f"{folder.name}: {len(rewritten)} rewritten; all are {how}.")
+    fields = {"run": folder.name, "encrypted": not decrypt, "rewritten": list(rewritten)}
+    how = "in plain" if decrypt else "under the new key"
+    print_answer(as_json, fields, f"{folder.name}: {len(rewritten)} rewritten; all are {how}.")
 
 
 @app.command()
@@ -254,16 +222,13 @@ def rm(
       quorate checkpoints rm digits-0001 --checkpoint 100 --checkpoint 200
     """
     from quorate.api.checkpoints import remove_from_run
-    from quorate.observe.quantities import size
-    from quorate.storage.run_folder import RunFolder
 
     folder = RunFolder.find(runs, run)
     removed = remove_from_run(folder, checkpoint, force=force)
     total = sum(each.bytes for each in removed)
-    if as_json:
-        print_document({"run": folder.name, "removed": [each.path.name for each in removed], "bytes": total})
-    else:
-        typer.echo(f"removed {', '.join(each.path.name for each in removed)} of {folder.name}: {size(total)}.")
+    names = [each.path.name for each in removed]
+    sentence = f"removed {', '.join(names)} of {folder.name}: {size(total)}."
+    print_answer(as_json, {"run": folder.name, "removed": names, "bytes": total}, sentence)
 
 
 def _key_place(file: Path | None, variable: str | None) -> dict[str, str | None] | None:

@@ -1,16 +1,37 @@
 """The checkpoints of a run as tables that fit a terminal."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
-from rich.table import Table
 from rich.text import Text
 
-from quorate.api.checkpoints import NO_KEY, Verified
+from quorate.api.checkpoints import NO_KEY, Verified, verify_run
+from quorate.api.documents import verified_checkpoints_document
 from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.output import print_document
 from quorate.cli.runs_view import age
 from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord
+from quorate.history.documents import checkpoints_document
 from quorate.observe.quantities import measure, size
+from quorate.storage.run_folder import RunFolder
+
+
+def show_list(folder: RunFolder, as_json: bool) -> None:
+    """Print what a run has saved."""
+    found, now = CheckpointList.read(folder), datetime.now(UTC)
+    if as_json:
+        print_document(checkpoints_document(found, now))
+    else:
+        print_list(Page(), found, now)
+
+
+def show_verified(folder: RunFolder, which: str | None, as_json: bool) -> bool:
+    """Read checkpoints of a run through, one or all, and print what was found; whether all are whole."""
+    verified = verify_run(folder, which)
+    if as_json:
+        print_document(verified_checkpoints_document(folder.name, verified))
+    else:
+        print_verified(Page(), folder.name, verified)
+    return not any(each.problem for each in verified.examined)
 
 
 def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
@@ -22,7 +43,7 @@ def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
         )
         return
     headings = ("step", "size", "age", "metrics", "kept as", "")
-    page.table(_table(headings, [_row(each, now) for each in found.checkpoints]))
+    page.table(headed_table(headings, rows=[_row(each, now) for each in found.checkpoints]))
     for each in found.checkpoints:
         if each.problem:
             page.line(f"{each.name} is damaged: {each.problem}")
@@ -44,7 +65,7 @@ def print_verified(page: Page, run: str, verified: Verified) -> None:
         )
         for each in examined
     ]
-    page.table(_table(("checkpoint", "size", ""), rows))
+    page.table(headed_table(("checkpoint", "size", ""), rows=rows))
     for each in examined:
         if each.problem:
             page.line(f"{each.path.name}: {each.problem}")
@@ -68,10 +89,3 @@ def _row(each: CheckpointRecord, now: datetime) -> tuple[Text, ...]:
         Text(", ".join(reason.value for reason in each.because) or NONE),
         Text(" ").join(Text(word, style=style) for word, style in notes),
     )
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    table = headed_table(headings)
-    for row in rows:
-        table.add_row(*row)
-    return table

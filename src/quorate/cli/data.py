@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import Json
-from quorate.cli.output import print_document
-from quorate.cli.verbs import group_of_verbs
+from quorate.cli.options import Json, group_of_verbs
 
 Place = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")
@@ -54,17 +52,9 @@ def index(
       quorate data index /data/photos
       quorate data index s3://bucket/photos --force
     """
-    from quorate.api.data import index_data
-    from quorate.api.documents import index_document
-    from quorate.cli.data_view import Counter, print_indexed
-    from quorate.cli.layout import Page
+    from quorate.cli.data_view import show_index
 
-    with Counter("indexed", as_json) as counter:
-        done = index_data(path, output, force=force, progress=counter.show)
-    if as_json:
-        print_document(index_document(done))
-    else:
-        print_indexed(Page.on_stdout(), done)
+    show_index(path, output, force, as_json)
 
 
 @app.command()
@@ -79,18 +69,9 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data verify /data/photos
       quorate data verify s3://bucket/photos --json
     """
-    from quorate.api.data import verify_data
-    from quorate.api.documents import verified_data_document
-    from quorate.cli.data_view import Counter, print_verified
-    from quorate.cli.layout import Page
+    from quorate.cli.data_view import show_verified
 
-    with Counter("verified", as_json) as counter:
-        done = verify_data(path, counter.show)
-    if as_json:
-        print_document(verified_data_document(done))
-    else:
-        print_verified(Page.on_stdout(), done)
-    raise typer.Exit(1 if done.flaws else 0)
+    raise typer.Exit(0 if show_verified(path, as_json) else 1)
 
 
 @app.command()
@@ -104,16 +85,9 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data stats /data/photos
       quorate data stats /data/photos --json
     """
-    from quorate.api.data import data_stats
-    from quorate.api.documents import stats_document
-    from quorate.cli.data_view import print_stats
-    from quorate.cli.layout import Page
+    from quorate.cli.data_view import show_stats
 
-    found = data_stats(path)
-    if as_json:
-        print_document(stats_document(found))
-    else:
-        print_stats(Page.on_stdout(), found)
+    show_stats(path, as_json)
 
 
 @app.command()
@@ -137,30 +111,6 @@ def preview(
       quorate data preview /data/photos --from 31415 --records 1
       quorate data preview /data/photos --records 64 --sheet photos.png
     """
-    from quorate.api.documents import preview_document
-    from quorate.api.preview import preview_data, refuse_no_picture_file
-    from quorate.cli.data_view import print_preview
-    from quorate.cli.layout import Page
+    from quorate.cli.data_view import show_preview
 
-    if sheet is not None:
-        refuse_no_picture_file(sheet)
-    index, found = preview_data(path, records, first)
-    pictures = _written_sheet(sheet, [each.record for each in found]) if sheet is not None else 0
-    if as_json:
-        print_document(preview_document(index, found, sheet, pictures))
-    else:
-        print_preview(Page.on_stdout(), index, found, sheet, pictures)
-
-
-def _written_sheet(file: Path, records: list[object]) -> int:
-    from quorate.api.preview import pictures_among, write_contact_sheet
-    from quorate.core.errors import RequestError
-
-    pictures = pictures_among(records)
-    if not pictures:
-        raise RequestError(
-            f"none of these {len(records)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the shape "
-            "of one). --records N looks at more of them, --from N at others."
-        )
-    write_contact_sheet(file, pictures)
-    return len(pictures)
+    show_preview(path, records, first, sheet, as_json)

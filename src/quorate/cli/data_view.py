@@ -1,60 +1,55 @@
-"""Data in shards, for people."""
+"""What is done with data in shards, and how it is shown."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from time import monotonic
-from types import TracebackType
-from typing import Self
 
+from rich.progress import Progress, TextColumn
 from rich.text import Text
 
-from quorate.api.data import LARGE_BLOCK, Indexed, Spread, Stats, Verified
-from quorate.api.preview import WHOLE, Previewed, short_fields
+from quorate.api.data import LARGE_BLOCK, Spread, data_stats, index_data, verify_data
+from quorate.api.documents import index_document, preview_document, stats_document, verified_data_document
+from quorate.api.preview import (
+    WHOLE,
+    Previewed,
+    pictures_among,
+    preview_data,
+    refuse_no_picture_file,
+    short_fields,
+    write_contact_sheet,
+)
 from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.output import print_document
+from quorate.core.errors import RequestError
 from quorate.data.shards.index import ShardIndex
 from quorate.history.streaming import shown_place
-from quorate.observe.quantities import duration, size
+from quorate.observe.quantities import duration, plural, size
+from quorate.observe.screen import Screen
 
 MOST_FLAWS = 50
-_EVERY = 0.2
 
 
-class Counter:
+@contextmanager
+def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
     """A line on the terminal that counts shards while they are read, and is gone afterwards."""
-
-    def __init__(self, word: str, as_json: bool) -> None:
-        self._word = word
-        self._is_shown = sys.stderr.isatty() and not as_json
-        self._last = monotonic()
-        self._width = 0
-
-    def show(self, done: int, total: int) -> None:
-        """So many are done, of so many."""
-        if self._is_shown and monotonic() - self._last >= _EVERY:
-            self._last = monotonic()
-            self._write(f"{self._word} {done:,} of {total:,} shards")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._width:
-            self._write("")
-            sys.stderr.write("\r")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r{text.ljust(self._width)}")
-        sys.stderr.flush()
-        self._width = len(text)
+    screen = Screen(sys.stderr)
+    line = TextColumn(f"{word} {{task.completed:,}} of {{task.total:,}} shards", style="none")
+    is_hidden = as_json or not screen.is_terminal
+    with Progress(line, console=screen, transient=True, disable=is_hidden, redirect_stdout=False) as progress:
+        task = progress.add_task(word, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
 
-def print_indexed(page: Page, done: Indexed) -> None:
-    """What was indexed, and where the index is."""
-    index = done.index
+def show_index(path: str, output: str | None, force: bool, as_json: bool) -> None:
+    """Index shards, and print what there is and where the index is."""
+    with counting("indexed", as_json) as progress:
+        done = index_data(path, output, force=force, progress=progress)
+    if as_json:
+        print_document(index_document(done))
+        return
+    page, index = Page(), done.index
     page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
     page.whole("index", shown_place(done.file))
     page.whole("digest", index.digest)
@@ -66,11 +61,14 @@ def print_indexed(page: Page, done: Indexed) -> None:
         )
 
 
-def print_verified(page: Page, done: Verified) -> None:
-    """Whether all is as it was indexed, or what is not."""
-    if not done.flaws:
-        page.line(f"{_counted(done.index)}: all are as they were indexed.")
-        return
+def show_verified(path: str, as_json: bool) -> bool:
+    """Compare shards with their index and print what is not as it was; whether all is."""
+    with counting("verified", as_json) as progress:
+        done = verify_data(path, progress)
+    if as_json:
+        print_document(verified_data_document(done))
+        return not done.flaws
+    page = Page()
     for flaw in done.flaws[:MOST_FLAWS]:
         place = f", {flaw.place}" if flaw.place else ""
         page.line(f"{flaw.file}{place}: {flaw.problem}")
@@ -87,11 +85,16 @@ def print_verified(page: Page, done: Verified) -> None:
         page.line(
             f"{done.new_shards:,} new, not in the index: `quorate data index PATH --force` lists what there is now."
         )
+    return not done.flaws
 
 
-def print_stats(page: Page, found: Stats) -> None:
-    """Counts, sizes and the schema."""
-    index = found.index
+def show_stats(path: str, as_json: bool) -> None:
+    """Print counts, sizes and the schema."""
+    found = data_stats(path)
+    if as_json:
+        print_document(stats_document(found))
+        return
+    page, index = Page(), found.index
     page.title(Text(_counted(index), style="bold"))
     page.whole("place", shown_place(index.place))
     page.row("size", size(found.bytes))
@@ -104,8 +107,32 @@ def print_stats(page: Page, found: Stats) -> None:
         page.columns([(name or WHOLE, kind) for name, kind in index.schema.items()])
 
 
-def print_preview(page: Page, index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int) -> None:
-    """Some records as a table, and below it what is wrong with those that are bad."""
+def show_preview(path: str, records: int, first: int, sheet: Path | None, as_json: bool) -> None:
+    """Print some records, and write their pictures into a file if one is given."""
+    if sheet is not None:
+        refuse_no_picture_file(sheet)
+    index, found = preview_data(path, records, first)
+    pictures = pictures_among([each.record for each in found]) if sheet is not None else []
+    if sheet is not None:
+        if not pictures:
+            raise RequestError(
+                f"none of these {len(found)} records has a picture (png, jpeg, gif, bmp, webp, or an array of the "
+                "shape of one). --records N looks at more of them, --from N at others."
+            )
+        write_contact_sheet(sheet, pictures)
+    if as_json:
+        print_document(preview_document(index, found, sheet, len(pictures)))
+        return
+    page = Page()
+    _print_records(page, found)
+    bad = sum(bool(each.bad) for each in found)
+    page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")
+    if sheet is not None:
+        page.line(f"{sheet}: {len(pictures)} pictures.")
+
+
+def _print_records(page: Page, found: Sequence[Previewed]) -> None:
+    """A table, and below it what is wrong with those that are bad."""
     rows = [{} if each.bad else short_fields(each.record) for each in found]
     names = list(dict.fromkeys(name for row in rows for name in row)) or [WHOLE]
     table = headed_table(("sample", "file", "row", *names))
@@ -118,18 +145,11 @@ def print_preview(page: Page, index: ShardIndex, found: Sequence[Previewed], she
             alike = [each.sample for each in group]
             which = f"sample {alike[0]}" if len(alike) == 1 else f"samples {alike[0]} to {alike[-1]}"
             page.line(f"{which}: {why}")
-    bad = sum(bool(each.bad) for each in found)
-    page.line(f"{len(found):,} of {len(index):,} records{f', {bad:,} of them bad' if bad else ''}.")
-    if sheet is not None:
-        page.line(f"{sheet}: {pictures} pictures.")
 
 
 def _counted(index: ShardIndex) -> str:
-    shards, blocks = len(index.shards), index.blocks
-    return (
-        f"{shards:,} {index.kind} shard{'s' * (shards != 1)} with {len(index):,} record{'s' * (len(index) != 1)} in "
-        f"{blocks:,} block{'s' * (blocks != 1)}"
-    )
+    shards = plural(len(index.shards), f"{index.kind} shard")
+    return f"{shards} with {plural(len(index), 'record')} in {plural(index.blocks, 'block')}"
 
 
 def _sizes(spread: Spread) -> str:

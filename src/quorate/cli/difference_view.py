@@ -1,37 +1,60 @@
-"""Two runs side by side, as a page for people and as a document for programs."""
+"""Two runs side by side."""
 
+import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from quorate.api.replay import Replay, TensorDifference
+from quorate.api.replay import Replay, TensorDifference, replay
 from quorate.cli.layout import NONE
+from quorate.cli.output import print_document
 from quorate.history.difference import Pair, RunPair, RunSide
+from quorate.history.documents import difference_document
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
 from quorate.spec.yaml_document import write_value
+from quorate.storage.run_folder import RunFolder
 
 TENSORS_SHOWN = 12
 DIGEST_SHOWN = 12
 GAP = "  "
 
 
-def print_difference(pair: RunPair, replay: Replay | None, stream: TextIO, is_terminal: bool) -> None:
+def show_difference(left: RunFolder, right: RunFolder, with_tensors: bool, as_json: bool) -> None:
+    """Print how two runs differ; with their tensors, replay the step at which they part."""
+    pair = RunPair.read(left, right)
+    parting, replayed = pair.comparison.parting, None
+    if with_tensors and parting is not None:
+        ours, others = ({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
+        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (ours, others))
+    if as_json:
+        print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
+    else:
+        print_difference(pair, replayed, Screen(sys.stdout))
+
+
+def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> None:
     """Print how two runs differ: verdict first, then what was asked, what came out, and what the bits depend on."""
-    screen = Screen(stream, is_terminal)
     names = (pair.left.folder.name, pair.right.folder.name)
-    for line in (_parting(pair), _weights(pair.weights)):
-        screen.print(line)
-    if replay is not None:
-        _print_replay(screen, replay)
+    first, second = _result(pair.left), _result(pair.right)
+    screen.print(_parting(pair))
+    same = pair.weights[0] == pair.weights[1]
+    if None in pair.weights:
+        screen.print("Their weights cannot be compared: not both of them have ended.")
+    else:
+        verdict = f"They end with {'the same' if same else 'other'} weights."
+        screen.print(Text(verdict, style="green" if same else "yellow"))
+    if replayed is not None:
+        _print_replay(screen, replayed)
     tables = {
         "keys": {
             f"{change.key} ({change.mark})": (_value(change.before), _value(change.after)) for change in pair.keys
         },
-        "results": _results(pair.left, pair.right)
+        "results": {name: (first.get(name, NONE), second.get(name, NONE)) for name in {**first, **second}}
         | {name: _sides(both, measure) for name, both in pair.metrics.items()},
         "environment": {name: _sides(both, lambda value: str(value)[:40]) for name, both in pair.environment.items()},
     }
@@ -57,27 +80,20 @@ def _parting(pair: RunPair) -> Text:
     return Text(f"They part at step {parting.step:,}: {values}.", style="yellow")
 
 
-def _weights(weights: Pair) -> Text:
-    if None in weights:
-        return Text("Their weights cannot be compared: not both of them have ended.")
-    same = weights[0] == weights[1]
-    return Text(f"They end with {'the same' if same else 'other'} weights.", style="green" if same else "yellow")
-
-
-def _print_replay(screen: Screen, replay: Replay) -> None:
-    for run in replay.unfaithful:
+def _print_replay(screen: Screen, replayed: Replay) -> None:
+    step = f"step {replayed.step:,}"
+    for run in replayed.unfaithful:
         screen.print(
             f"Replayed here, run {run} does not give what it told: it ran with another processor, library or data."
         )
-    if replay.moment is None:
-        screen.print(f"Replayed here, they are equal before and after step {replay.step:,}.")
+    if replayed.moment is None:
+        screen.print(f"Replayed here, they are equal before and after {step}.")
         return
-    when = f"{replay.moment} step {replay.step:,}"
-    earlier = "" if replay.moment == "before" else f" Before step {replay.step:,} they are equal."
-    screen.print(f"Replayed, {len(replay.tensors)} tensors differ {when}.{earlier} The first:")
-    for tensor in replay.tensors[:TENSORS_SHOWN]:
+    earlier = "" if replayed.moment == "before" else f" Before {step} they are equal."
+    screen.print(f"Replayed, {len(replayed.tensors)} tensors differ {replayed.moment} {step}.{earlier} The first:")
+    for tensor in replayed.tensors[:TENSORS_SHOWN]:
         screen.print(f"  {_tensor(tensor)}")
-    rest = len(replay.tensors) - TENSORS_SHOWN
+    rest = len(replayed.tensors) - TENSORS_SHOWN
     if rest > 0:
         screen.print(f"  … and {rest} more; --json has all of them")
 
@@ -92,23 +108,17 @@ def _tensor(tensor: TensorDifference) -> str:
     )
 
 
-def _results(left: RunSide, right: RunSide) -> dict[str, tuple[str, str]]:
-    first, second = _result(left), _result(right)
-    return {name: (first.get(name, NONE), second.get(name, NONE)) for name in {**first, **second}}
-
-
 def _result(side: RunSide) -> dict[str, str]:
     result = side.result
-    line = {
-        "status": result.get("status", "not ended"),
-        "steps": f"{result['steps']:,}" if "steps" in result else None,
-        "speed": f"{count(result['samples_per_second'])} samples/s"
-        if result.get("samples_per_second") is not None
-        else None,
-        "time": duration(result["wall_seconds"]) if result.get("wall_seconds") is not None else None,
-        "weights": result.get("weights_digest", "")[:DIGEST_SHOWN],
-    }
-    return {name: text for name, text in line.items() if text}
+    shown = {"status": result.get("status", "not ended")}
+    if "steps" in result:
+        shown["steps"] = f"{result['steps']:,}"
+    if result.get("samples_per_second") is not None:
+        shown["speed"] = f"{count(result['samples_per_second'])} samples/s"
+    if result.get("wall_seconds") is not None:
+        shown["time"] = duration(result["wall_seconds"])
+    shown["weights"] = result.get("weights_digest", "")[:DIGEST_SHOWN]
+    return {name: text for name, text in shown.items() if text}
 
 
 def _value(value: Any) -> str:
@@ -121,26 +131,18 @@ def _sides(pair: Pair, text: Callable[[Any], str]) -> tuple[str, str]:
 
 
 def _side_by_side(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]], width: int) -> Table | Text:
+    """On a narrow screen a key has a line of its own and is not broken: it is copied and searched for."""
     columns = (max(map(len, (title, *rows))), *map(len, names))
     if sum(columns) + len(GAP) * (len(columns) - 1) <= width:
-        return _table(title, names, rows)
-    return _list(title, names, rows)
-
-
-def _list(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]]) -> Text:
-    """For a narrow screen: a key is copied and searched for, so it has a line of its own and is not broken."""
+        table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
+        for heading in (title, *names):
+            table.add_column(heading, overflow="fold")
+        for name, both in rows.items():
+            table.add_row(name, *both)
+        return table
     text = Text(title, style="bold")
     wide = max(map(len, names))
     for key, both in rows.items():
         lines = (f"{GAP}{name:<{wide}}{GAP}{value}" for name, value in zip(names, both, strict=True))
         text.append("\n".join(["", key, *lines]), style="not bold")
     return text
-
-
-def _table(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
-    for heading in (title, *names):
-        table.add_column(heading, overflow="fold")
-    for name, both in rows.items():
-        table.add_row(name, *both)
-    return table

@@ -24,16 +24,29 @@ STOPPED = {130: "interrupted", 143: "terminated"}
 INDENT = 2
 
 
-def show_error(error: QuorateError, as_json: bool) -> int:
+def show_error(error: Exception, as_json: bool) -> int:
     """Show why nothing was started, or why a job ended; the exit code."""
-    if isinstance(error, JobFailed):
-        return _show_failed_job(error, as_json)
-    _print_labelled("error", error.message)
-    fields: dict[str, Any] = {"error": error.message}
-    if isinstance(error, JobFileError):
-        fields["problems"] = [asdict(problem) | {"keys": list(problem.keys)} for problem in error.problems]
+    fields: dict[str, Any] = {"error": str(error)}
+    match error:
+        case typer.TyperException():
+            code, fields["error"] = error.exit_code, _show_usage(error)
+        case JobFailed():
+            code = error.exit_code
+            fields = _show_failed_job(error)
+        case QuorateError():
+            code = error.exit_code
+            _print_labelled("error", error.message)
+            if isinstance(error, JobFileError):
+                fields["problems"] = [asdict(problem) | {"keys": list(problem.keys)} for problem in error.problems]
+        case _:  # nobody foresaw it: the traceback is for us
+            code, fields["error"] = 1, f"Quorate itself has failed: {describe(error)}"
+            traceback.print_exception(error)
+            _print_labelled("error", "Quorate itself has failed, by the traceback above; please report it.")
     # Not to where nothing can be written.
-    return _end(error.exit_code, fields, as_json and not isinstance(error, OutputError))
+    if as_json and not isinstance(error, OutputError):
+        status = STOPPED.get(code) or ("failed" if code == 1 or "failure" in fields else "refused")
+        print_document({"status": status, "exit_code": code, **fields})
+    return code
 
 
 def show_next(remains: Remains) -> None:
@@ -42,44 +55,32 @@ def show_next(remains: Remains) -> None:
     _print_labelled("logs", remains.logs)
 
 
-def show_usage_error(error: typer.TyperException, as_json: bool) -> int:
-    """Show a mistake on the command line itself, with the verb's usage; the exit code."""
+def _show_usage(error: typer.TyperException) -> str:
+    """A mistake on the command line itself, with the verb's usage; what is wrong."""
     context = getattr(error, "ctx", None)
     message = _plainer(error.format_message())
     if context is None or "\n" in message:  # a verb is missing, and what is shown is the help
         error.show()  # type: ignore[attr-defined]  # every error of the parser has it, but not by its public type
-        message = "a verb is missing"
-    else:
-        _print_labelled("error", message)
-        usage = context.get_usage().removeprefix("Usage: ")
-        _print_labelled("usage", usage.replace("{", "").replace("}", ""))
-        _print_labelled("help", f"{context.command_path} --help")
-    return _end(error.exit_code, {"error": message}, as_json)
-
-
-def show_bug(error: Exception, as_json: bool) -> int:
-    """Show an error that nobody foresaw, with its traceback, which is for us; the exit code."""
-    traceback.print_exception(error)
-    _print_labelled("error", "Quorate itself has failed, by the traceback above; please report it.")
-    return _end(1, {"error": f"Quorate itself has failed: {describe(error)}"}, as_json)
+        return "a verb is missing"
+    _print_labelled("error", message)
+    usage = context.get_usage().removeprefix("Usage: ")
+    _print_labelled("usage", usage.replace("{", "").replace("}", ""))
+    _print_labelled("help", f"{context.command_path} --help")
+    return message
 
 
 def _plainer(message: str) -> str:
     """What the parser of the command line says, in our words."""
     wrong = re.match(r"Invalid value for '(--[a-z-]+)': Input should be a valid integer", message)
     if wrong is not None:
-        return f"{wrong[1]}: {_given_for(wrong[1])} is not a whole number."
+        behind = [value for before, value in itertools.pairwise(sys.argv) if before == wrong[1]]
+        joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{wrong[1]}=")]
+        return f'{wrong[1]}: the text "{[*behind, *joined, ""][0]}" is not a whole number.'
     message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _given_for(flag: str) -> str:
-    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag]
-    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
-    return f'the text "{[*behind, *joined, ""][0]}"'
-
-
-def _show_failed_job(error: JobFailed, as_json: bool) -> int:
+def _show_failed_job(error: JobFailed) -> dict[str, Any]:
     failure, remains = error.failure, error.remains
     _print_labelled("error", failure.message)
     if failure.traceback:
@@ -88,39 +89,30 @@ def _show_failed_job(error: JobFailed, as_json: bool) -> int:
     if remains is not None:
         show_next(remains)
         fields |= {"run": remains.run, "folder": remains.folder, "resume": remains.resume}
-    return _end(failure.exit_code, fields, as_json)
+    return fields
 
 
 def _print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
-    screen = Screen(sys.stderr, is_terminal=sys.stderr.isatty())
+    screen = Screen(sys.stderr)
     whole = f"{label}: {text}"
     line = Text(fold(whole, screen.width) if screen.is_terminal else whole)
     line.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
     screen.print(line, soft_wrap=True)
 
 
-def _end(code: int, fields: dict[str, Any], as_json: bool) -> int:
-    if as_json:
-        status = STOPPED.get(code) or ("failed" if code == 1 or "failure" in fields else "refused")
-        print_document({"status": status, "exit_code": code, **fields})
-    return code
-
-
 def fold(text: str, width: int) -> str:
     """Each line broken to the width, what is broken off being indented; a path or digest is never broken."""
-    return "\n".join(_folded(line, width) for line in text.split("\n"))
-
-
-def _folded(line: str, width: int) -> str:
-    indent = len(line) - len(line.lstrip(" "))
-    if len(line) <= width:
-        return line
-    return textwrap.fill(
-        line[indent:],
-        max(width, indent + 4 * INDENT),
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + INDENT),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip(" "))
+        if len(line) > width:
+            lines[number] = textwrap.fill(
+                line[indent:],
+                max(width, indent + 4 * INDENT),
+                initial_indent=" " * indent,
+                subsequent_indent=" " * (indent + INDENT),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)

@@ -1,16 +1,12 @@
 """The verbs that read runs: `quorate runs`, `quorate show` and `quorate diff`."""
 
-import shlex
-import sys
-from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quorate.cli.options import RUNS, Json, Run, Runs, choose, run_names
-from quorate.cli.output import print_document
+from quorate.core.errors import RunError
+from quorate.storage.run_folder import RunFolder, is_run
 
 
 def runs(
@@ -39,10 +35,8 @@ def runs(
 
       quorate runs --sort metric --limit 5
     """
-    from quorate.cli.layout import Page
-    from quorate.cli.runs_view import print_listing
-    from quorate.history.documents import runs_document
-    from quorate.history.run_record import Listing, Order, RunQuery, Status
+    from quorate.cli.runs_view import list_runs
+    from quorate.history.run_record import Order, RunQuery, Status
 
     query = RunQuery(
         statuses=tuple(choose(word, Status, "--status") for word in status or ()),
@@ -53,14 +47,14 @@ def runs(
         limit=limit,
     )
     source = context.get_parameter_source("folder")
-    if folder.exists() or (source is not None and source.name == "COMMANDLINE"):
-        _refuse_missing(folder)
-    listing = Listing.read(folder, query)
-    now = datetime.now(UTC)
-    if as_json:
-        print_document(runs_document(listing, now))
-    else:
-        print_listing(Page.on_stdout(), listing, now)
+    # A folder that was named here is a mistake if it is not there; the usual one is just not there yet.
+    is_named = source is not None and source.name == "COMMANDLINE"
+    if not folder.is_dir() and (is_named or folder.exists()):
+        what = "a file, not a folder" if folder.exists() else "not there"
+        raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
+    if is_run(folder):
+        raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")
+    list_runs(folder, query, as_json)
 
 
 def show(
@@ -92,51 +86,19 @@ def show(
 
       quorate show digits-0001 --json
     """
-    from quorate.cli.layout import Page
-    from quorate.cli.run_view import print_run
-    from quorate.history.documents import detail_document
-    from quorate.history.run_detail import RunDetail, advise
-    from quorate.storage.run_folder import RunFolder
+    from quorate.cli.run_view import show_run
 
     folder = RunFolder.find(runs, run)
+    samples: dict[str, Any] = {}
+    code = 0
     if with_data or with_ledger:
-        samples, code = _samples_of(folder, with_data, with_ledger, as_json)
+        from quorate.cli.samples_view import show_samples
+
+        samples, code = show_samples(folder, with_data, with_ledger, as_json)
         if not as_json:
             raise typer.Exit(code)
-    else:
-        samples, code = {}, 0
-    detail = RunDetail.read(folder)
-    spec = None if detail.job is None else detail.job.spec
-    advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
-    now = datetime.now(UTC)
-    if not as_json:
-        print_run(Page.on_stdout(), detail, advice, now)
-        return
-    print_document(detail_document(detail, advice, now) | samples)
+    show_run(folder, samples, as_json)
     raise typer.Exit(code)
-
-
-def _samples_of(folder: Any, with_data: bool, with_ledger: bool, as_json: bool) -> tuple[dict[str, Any], int]:
-    """What a run has done with its samples: printed, or as parts of its document; and the exit code."""
-    from quorate.cli.layout import Page
-    from quorate.cli.samples_view import print_data, print_ledger
-    from quorate.history.ledger import read_ledger
-    from quorate.history.streaming import read_data_progress
-
-    document: dict[str, Any] = {}
-    code = 0
-    if with_data:
-        progress = read_data_progress(folder)
-        document["data"] = progress.document()
-        if not as_json:
-            print_data(Page.on_stdout(), folder.name, progress)
-    if with_ledger:
-        ledger = read_ledger(folder)
-        document["ledger"] = ledger.document()
-        code = 0 if ledger.is_whole else 1
-        if not as_json:
-            print_ledger(Page.on_stdout(), folder.name, ledger)
-    return document, code
 
 
 def diff(
@@ -158,40 +120,6 @@ def diff(
       quorate diff digits-0001 digits-0002
       quorate diff digits-0001 last --tensor
     """
-    from quorate.cli.difference_view import print_difference
-    from quorate.history.difference import RunPair
-    from quorate.history.documents import difference_document
-    from quorate.storage.run_folder import RunFolder
+    from quorate.cli.difference_view import show_difference
 
-    pair = RunPair.read(RunFolder.find(runs, run), RunFolder.find(runs, other))
-    replayed = None
-    if tensor and pair.comparison.parting is not None:
-        from quorate.api.replay import replay
-
-        parting = pair.comparison.parting
-        reported = tuple({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
-        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (reported[0], reported[1]))
-    if as_json:
-        print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
-    else:
-        print_difference(pair, replayed, sys.stdout, is_terminal=sys.stdout.isatty())
-
-
-def as_typed(path: Path) -> str:
-    """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    from quorate.storage.run_folder import runs_folder
-
-    is_usual = path.parent.absolute() == runs_folder().absolute()
-    return shlex.quote(path.name if is_usual else str(path))
-
-
-def _refuse_missing(folder: Path) -> None:
-    """A folder that was named here is a mistake if it is not there; the usual one is just not there yet."""
-    from quorate.core.errors import RunError
-    from quorate.storage.run_folder import is_run
-
-    if not folder.is_dir():
-        what = "a file, not a folder" if folder.exists() else "not there"
-        raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
-    if is_run(folder):
-        raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")
+    show_difference(RunFolder.find(runs, run), RunFolder.find(runs, other), tensor, as_json)

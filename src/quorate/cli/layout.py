@@ -1,13 +1,13 @@
 """Labelled lines and tables that fit a terminal of any width, and stay whole in a file."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from quorate.observe.progress import lines_of
 from quorate.observe.screen import Screen
 
 LABEL = 13
@@ -23,13 +23,11 @@ FILE_WIDTH = 100_000
 class Page:
     """What is printed about one thing: titles, rows of label and text, tables."""
 
-    def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, is_terminal: bool | None = None, width: int | None = None) -> None:
+        """On standard output, if nothing else is given."""
+        stream = sys.stdout if stream is None else stream
+        is_terminal = stream.isatty() if is_terminal is None else is_terminal
         self.screen = Screen(stream, is_terminal, width if is_terminal or width else FILE_WIDTH)
-
-    @classmethod
-    def on_stdout(cls) -> "Page":
-        """Where a verb prints."""
-        return cls(sys.stdout, is_terminal=sys.stdout.isatty())
 
     @property
     def text_width(self) -> int:
@@ -37,7 +35,6 @@ class Page:
         return max(NARROWEST_TEXT, self.screen.width - INDENT - LABEL)
 
     def title(self, text: Text) -> None:
-        """The head of the page."""
         self.screen.print(text, soft_wrap=True)
 
     def line(self, text: str) -> None:
@@ -56,24 +53,18 @@ class Page:
         content = Text(text) if isinstance(text, str) else text
         for line in content.wrap(self.screen, self.text_width):
             line.rstrip()
-            self._put(label, line)
+            self.whole(label, line)
             label = ""
 
     def whole(self, label: str, text: str | Text) -> None:
         """A label with a text that is copied in one piece, such as a digest, a path or a command."""
-        self._put(label, Text(text) if isinstance(text, str) else text)
+        head = f"{label} " if len(label) >= LABEL else f"{label:<{LABEL}}"
+        self.screen.print(Text.assemble((f"{' ' * INDENT}{head}", "dim"), text), soft_wrap=True)
 
     def items(self, label: str, items: Sequence[str], style: str = "") -> None:
         """A label with an enumeration behind it, broken between its items if possible."""
-        lines = [""]
-        for index, item in enumerate(items):
-            text = f"{item}," if index < len(items) - 1 else item
-            longer = f"{lines[-1]} {text}".lstrip()
-            if lines[-1] and cell_len(longer) > self.text_width:
-                lines.append(text)
-            else:
-                lines[-1] = longer
-        for line in filter(None, lines):
+        listed = [*(f"{item}," for item in items[:-1]), *items[-1:]]
+        for line in lines_of(listed, self.text_width, " "):
             # An item by itself may be too long for any line.
             self.row(label, Text(line, style=style))
             label = ""
@@ -95,17 +86,15 @@ class Page:
             line.rstrip()
             self.screen.print(line, soft_wrap=True)
 
-    def _put(self, label: str, text: Text) -> None:
-        head = f"{' ' * INDENT}{label:<{LABEL}}"
-        if len(label) >= LABEL:
-            head = f"{' ' * INDENT}{label} "
-        self.screen.print(Text.assemble((head, "dim"), text), soft_wrap=True)
 
-
-def headed_table(headings: Sequence[str], whole: Sequence[str] = ()) -> Table:
+def headed_table(
+    headings: Sequence[str], whole: Sequence[str] = (), rows: Iterable[Sequence[str | Text]] = ()
+) -> Table:
     """A table without lines. What does not fit is folded, except in the columns that are `whole`."""
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
         is_whole = heading in whole
         table.add_column(Text(heading), overflow="ellipsis" if is_whole else "fold", no_wrap=is_whole)
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -28,7 +28,7 @@ def run(load: Callable[[], Any] | None = None) -> None:
             # nohup asks for the end of the terminal to be ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _Stop())
-        code = _run_verb(load or _load_quorate, as_json)
+        code = _run_verb(load, as_json)
     except Stopped as stopped:
         code = _report_stop(stopped.number, as_json)
     sys.exit(code)
@@ -43,13 +43,7 @@ class _Stop:
         raise Stopped(number)
 
 
-def _load_quorate() -> Any:
-    from quorate.cli.app import app
-
-    return app
-
-
-def _run_verb(load: Callable[[], Any], as_json: bool) -> int:
+def _run_verb(load: Callable[[], Any] | None, as_json: bool) -> int:
     import logging
 
     from quorate.cli.output import guard_output
@@ -58,27 +52,24 @@ def _run_verb(load: Callable[[], Any], as_json: bool) -> int:
     guard_output()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
-        answer = load()(standalone_mode=False)
+        if load is None:
+            from quorate.cli.app import app
+        else:
+            app = load()
+        answer = app(standalone_mode=False)
         code = answer if isinstance(answer, int) else 0
     except Exception as error:
-        code = _report(error, as_json)
+        # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
+        from quorate.cli.errors import show_error
+
+        code = show_error(error, as_json)
     try:
         sys.stdout.flush()
     except OutputError as error:
-        code = max(code, _report(error, as_json=False))
+        from quorate.cli.errors import show_error
+
+        code = max(code, show_error(error, as_json))
     return code
-
-
-def _report(error: Exception, as_json: bool) -> int:
-    import typer
-
-    # Only now: what shows an error well takes its time to be imported, and most commands need none of it.
-    from quorate.cli.errors import show_bug, show_error, show_usage_error
-    from quorate.core.errors import QuorateError
-
-    if isinstance(error, QuorateError):
-        return show_error(error, as_json)
-    return show_usage_error(error, as_json) if isinstance(error, typer.TyperException) else show_bug(error, as_json)
 
 
 def _report_stop(number: int, as_json: bool) -> int:

@@ -1,22 +1,60 @@
-"""What several verbs share of their command lines: arguments, options, and what Tab offers for them.
+"""What several verbs share of their command lines: how they are listed, arguments, options, and what Tab offers.
 
 Nothing of the job file is imported at the top: `--help` and the shell's completion answer without it.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
+LONGEST_HELP = 1000
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Verbs(TyperGroup):
+    """The group of verbs. Its flags are false where they are not given.
+
+    Typer leaves `--help` and the flags of the shell's completion without a value, and imports pydantic to learn that
+    nothing is no boolean: that would be half the time that `quorate VERB --help` takes.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False) and parameter.default is None:
+                parameter.default = False
+        return parameters
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The verbs, each with its first sentence, which is broken where the line ends and never cut."""
+        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.get_short_help_str(LONGEST_HELP)) for name, verb in verbs if verb])
+
+
+def group_of_verbs(name: str, metavar: str = "VERB ...", add_completion: bool = False) -> typer.Typer:
+    """The command itself, or a verb that has verbs of its own."""
+    return typer.Typer(
+        name=name,
+        cls=Verbs,
+        subcommand_metavar=metavar,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        # Plain text: there in half the time of rich's boxes, and examples stay as written.
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        add_completion=add_completion,
+        pretty_exceptions_enable=False,
+    )
 
 
 def run_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -38,19 +76,14 @@ def job_files(incomplete: str) -> list[str]:
     """Job files in the folder that is being typed, and in the folders just below it, that begin like this."""
     typed = "".join(incomplete.rpartition("/")[:2])
     try:
-        found = sorted(f"{typed}{file}" for file in _job_files_below(Path(typed).expanduser()))
+        folder = Path(typed).expanduser()
+        # One level down as well: the shell would put a space behind the name of a folder.
+        files = [path.relative_to(folder) for pattern in ("*", "*/*") for path in folder.glob(pattern)]
     except (OSError, RuntimeError):  # the latter for a home that nobody has
         return []
+    jobs = (file for file in files if file.suffix in JOB_FILE_ENDINGS)
+    found = sorted(f"{typed}{file}" for file in jobs if not any(part.startswith(".") for part in file.parts))
     return [path for path in found if path.startswith(incomplete) and _NEEDS_NO_QUOTES.fullmatch(path)]
-
-
-def _job_files_below(folder: Path) -> Iterator[Path]:
-    """Relative to the folder. One level down as well: the shell would put a space behind the name of a folder."""
-    for pattern in ("*", "*/*"):
-        for path in folder.glob(pattern):
-            file = path.relative_to(folder)
-            if file.suffix in JOB_FILE_ENDINGS and not any(part.startswith(".") for part in file.parts):
-                yield file
 
 
 RUNS = USUAL_RUNS
@@ -110,14 +143,10 @@ def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any
     """The `Override`s that the command line puts over the job file; flags go over `--set`."""
     from quorate.spec.override import Override, parse_set
 
-    from_flags = [
-        Override(key, _number_or_text(value), f"--{key}") for key, value in flags.items() if value is not None
-    ]
-    return [*(parse_set(text) for text in settings or ()), *from_flags]
-
-
-def _number_or_text(value: str | int) -> str | int:
-    try:
-        return int(value)
-    except ValueError:
-        return value
+    layer = [parse_set(text) for text in settings or ()]
+    for key, value in flags.items():
+        if value is not None:
+            with contextlib.suppress(ValueError):  # text, such as auto
+                value = int(value)
+            layer.append(Override(key, value, f"--{key}"))
+    return layer

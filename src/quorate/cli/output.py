@@ -14,53 +14,37 @@ STDOUT, STDERR = 1, 2
 _printed_on: WeakSet[TextIO] = WeakSet()
 
 
-class _Stdout(io.FileIO):
-    """Says once that it cannot be written to, and is silent from then on: Python flushes again when it ends.
+class _Stream(io.FileIO):
+    """Standard output says once that it cannot be written to, and is silent from then on: Python flushes again when it
+    ends. Nothing is said of a reader that has seen enough, such as `head`: the command goes on and ends as it would.
 
-    Nothing is said of a reader that has seen enough, such as `head`: the command goes on and ends as it would.
+    Standard error is silent at once: a terminal that was closed must not keep a job from ending well.
     """
 
-    def __init__(self) -> None:
-        super().__init__(STDOUT, "w", closefd=False)
-        self._is_lost = False
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._is_silent = number == STDERR
 
     def write(self, data: object) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            if not self._is_lost and not isinstance(error, BrokenPipeError):
-                self._is_lost = True
+            if not self._is_silent and not isinstance(error, BrokenPipeError):
+                self._is_silent = True
                 raise OutputError(f"cannot write to standard output: {error.strerror}.") from None
         return len(memoryview(data))  # type: ignore[arg-type]
-
-
-class _Stderr(io.FileIO):
-    """Falls silent when nobody reads it any more: a terminal that was closed must not keep a job from ending well."""
-
-    def __init__(self) -> None:
-        super().__init__(STDERR, "w", closefd=False)
-
-    def write(self, data: object) -> int:
-        try:
-            return super().write(data)  # type: ignore[arg-type]
-        except OSError:
-            return len(memoryview(data))  # type: ignore[arg-type]
 
 
 def guard_output() -> None:
     """From now on a full standard output raises `OutputError`; trouble with standard error is nobody's."""
     for number in (STDOUT, STDERR):
-        _keep_open(number)
-    sys.stdout = _text(_Stdout(), sys.stdout)
-    sys.stderr = _text(_Stderr(), sys.stderr)
-
-
-def _keep_open(number: int) -> None:
-    # With one that is closed, the next file that is opened would take its number, and be printed into.
-    try:
-        os.fstat(number)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        # With one that is closed, the next file that is opened would take its number, and be printed into.
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    sys.stdout = _text(_Stream(STDOUT), sys.stdout)
+    sys.stderr = _text(_Stream(STDERR), sys.stderr)
 
 
 def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
@@ -69,6 +53,14 @@ def _text(raw: io.FileIO, before: TextIO | None) -> TextIO:
     # A character that the encoding does not have must not end the command either.
     errors = "backslashreplace" if before is None or is_stderr or before.errors == "strict" else before.errors
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=is_stderr or raw.isatty())
+
+
+def print_answer(as_json: bool, document: dict[str, Any], sentence: str) -> None:
+    """Print what a verb has done: as its document, or in a sentence for people."""
+    if as_json:
+        print_document(document)
+    else:
+        print(sentence)
 
 
 def print_document(document: dict[str, Any]) -> None:

@@ -2,28 +2,32 @@
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
-from quorate.checkpoint.retention import BestEvaluation
 from quorate.cli.layout import Page
+from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
-from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
-from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
-from quorate.history.run_record import RunRecord, Status
+from quorate.history.documents import detail_document
+from quorate.history.run_detail import Advice, RunDetail, advise, job_values
+from quorate.history.run_record import Status
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import CoordinatorReplaced, GenerationFormed, Resized, RunStopped, WorkerLost
-from quorate.observe.quantities import blocks_for, count, duration, measure, size, sparkline
+from quorate.observe.quantities import blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
-from quorate.spec.marks import Mark
+from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
+from quorate.storage.run_folder import RunFolder, runs_folder
 
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.
@@ -33,36 +37,64 @@ STORY_SHOWN = 12
 MEMBERS_SHOWN = 8
 FILES_SHOWN = 5
 NOUNS = {"lost": "lost worker", "copied": "copied state", "coordinator": "replaced coordinator"}
+USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
 _DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
 
 
+def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
+    """Print a run; `samples` belongs to its document."""
+    detail, now = RunDetail.read(folder), datetime.now(UTC)
+    spec = None if detail.job is None else detail.job.spec
+    advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
+    if as_json:
+        print_document(detail_document(detail, advice, now) | samples)
+    else:
+        print_run(Page(), detail, advice, now)
+
+
+def as_typed(path: Path) -> str:
+    """A run as it is named on a command line that is typed here: by its name where that is enough."""
+    is_usual = path.parent.absolute() == runs_folder().absolute()
+    return shlex.quote(path.name if is_usual else str(path))
+
+
 def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
     """Print all sections that there is something to say in."""
     _print_head(page, detail, advice, now)
-    _print_curves(page, detail.timeline)
+    for heading, curves in {"training": loss_curves, "evaluation": metric_curves}.items():
+        if group := curves(detail.timeline):
+            page.section(heading)
+        for curve in group:
+            _print_curve(page, curve)
     _print_checkpoints(page, detail.checkpoints)
     _print_events(page, detail.timeline)
     if detail.job is not None:
         _print_job(page, detail.job)
-    if detail.timing is not None:
-        _print_timing(page, detail.timing)
+    if (timing := detail.timing) is not None:
+        derived = {"so heartbeat": timing.heartbeat_every, "lease": timing.lease, "connect": timing.connect}
+        seconds = {"failure_timeout": timing.failure_timeout, **derived}
+        page.items("timing", [f"{name} {duration(value)}" for name, value in seconds.items()])
     _print_bits(page, detail)
-    _print_traceback(page, detail.record)
+    if detail.record.failure is not None and detail.record.failure.traceback:
+        page.section("traceback")
+        for line in str(detail.record.failure.traceback).rstrip().splitlines():
+            page.screen.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _print_head(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
-    record = detail.record
+    record, failure = detail.record, detail.record.failure
     status = Text(record.status.value, style=STATUS_STYLES[record.status])
     page.title(Text.assemble((record.name, "bold"), "  ", status, f"  {progress(record)} steps"))
-    if why := _why(record):
-        page.row("why", why)
+    # Of a run that is lost, its failure says more than the reason for the status.
+    if record.reason and not (record.status is Status.LOST and failure is not None):
+        page.row("why", record.reason)
     for problem in detail.problems:
         page.row("problem", problem)
-    if record.failure is not None:
-        page.row("failure", Text(str(record.failure.message), style="red"))
+    if failure is not None:
+        page.row("failure", Text(str(failure.message), style="red"))
     is_pressing = record.status is not Status.COMPLETE
     if advice is not None and is_pressing:
         _print_advice(page, advice)
@@ -73,12 +105,6 @@ def _print_head(page: Page, detail: RunDetail, advice: Advice | None, now: datet
     page.whole("folder", str(record.path.absolute()))
     if advice is not None and not is_pressing:
         _print_advice(page, advice)
-
-
-def _why(record: RunRecord) -> str:
-    """The reason for the status, unless the failure tells it better."""
-    failure_says_more = record.status is Status.LOST and record.failure is not None
-    return "" if failure_says_more else record.reason
 
 
 def _print_advice(page: Page, advice: Advice) -> None:
@@ -94,76 +120,55 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     if record.ending and record.ending != record.status:
         yield "ending", record.ending
     yield "created", f"{record.created.astimezone():%Y-%m-%d %H:%M:%S} ({ago(record.age(now))})"
-    yield from _duration(detail, now)
-    yield from _speed(record, RunPace.of(detail.timeline))
+    if took := _duration(detail, now):
+        yield took
+    if (pace := RunPace.of(detail.timeline)) is not None:
+        shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
+        spent = f" ({', '.join(shares)})" if shares else ""
+        speed = record.samples_per_second or pace.samples_per_second
+        yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if advice := detail.advice_on_waiting:
         yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
-    if record.best is not None:
-        yield "best", _best(record.best, detail.checkpoints)
+    if (best := record.best) is not None:
+        saved = nearest_saved(best.step, detail.checkpoints)
+        instead = "" if saved is None else f"; nearest saved: step {saved:,}"
+        where = "" if saved == best.step else f" (not saved{instead})"
+        yield "best", f"{best.watched.metric} {measure(best.value)} at step {best.step:,}{where}"
     if record.metrics:
         yield "metrics", "   ".join(f"{name} {measure(value)}" for name, value in record.metrics.items())
     if record.task:
-        yield "task", f"{short_task(record.task)}, {_hosting(record)}"
+        lanes = plural(record.lanes, "lane") if record.lanes else "its lanes"
+        hosts = f" on {plural(record.workers, 'worker')}" if record.workers else ""
+        yield "task", f"{short_task(record.task)}, {lanes}{hosts}"
     if detail.source is not None:
         names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
-        more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
-        yield "source", f"kept in source/: {', '.join(names[:FILES_SHOWN])}{more}"
+        yield "source", f"kept in source/: {some_of(names, FILES_SHOWN)}"
     if record.launcher is not None:
         listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
         yield "launcher", f"{record.launcher}{listening}"
 
 
-def _best(best: BestEvaluation, checkpoints: Sequence[CheckpointRecord]) -> str:
-    """The best evaluation; where its weights were not saved, or not kept, the checkpoint to use in their place."""
-    text = f"{best.watched.metric} {measure(best.value)} at step {best.step:,}"
-    saved = nearest_saved(best.step, checkpoints)
-    if saved == best.step:
-        return text
-    return f"{text} (not saved)" if saved is None else f"{text} (not saved; nearest saved: step {saved:,})"
-
-
-def _duration(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
+def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
     record, timeline = detail.record, detail.timeline
     parts = timeline.counts.get("run", 0)
     if parts > 1:
-        yield "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
-    elif record.wall_seconds is not None:
-        yield "took", duration(record.wall_seconds)
-    elif record.launcher is None and record.ended is not None:
-        known = ", as far as is known" if record.status is Status.LOST else ""
-        yield "took", f"{duration((record.ended - record.created).total_seconds())}{known}"
-    elif record.launcher is not None:
-        yield "takes", f"{duration(record.age(now))} so far"
-
-
-def _speed(record: RunRecord, pace: RunPace | None) -> Iterator[tuple[str, str]]:
-    if pace is None:
-        return
-    shares = ", ".join(f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE)
-    speed = record.samples_per_second or pace.samples_per_second
-    yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{f' ({shares})' if shares else ''}"
-
-
-def _hosting(record: RunRecord) -> str:
-    lanes = f"{_plural(record.lanes, 'lane')}" if record.lanes else "its lanes"
-    return f"{lanes} on {_plural(record.workers, 'worker')}" if record.workers else lanes
-
-
-def _print_curves(page: Page, timeline: Timeline) -> None:
-    curves = {"training": loss_curves(timeline), "evaluation": metric_curves(timeline)}
-    for heading, group in curves.items():
-        if group:
-            page.section(heading)
-        for curve in group:
-            _print_curve(page, curve)
+        return "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
+    if record.wall_seconds is not None:
+        return "took", duration(record.wall_seconds)
+    if record.launcher is not None:
+        return "takes", f"{duration(record.age(now))} so far"
+    if record.ended is None:
+        return None
+    known = ", as far as is known" if record.status is Status.LOST else ""
+    return "took", f"{duration((record.ended - record.created).total_seconds())}{known}"
 
 
 def _print_curve(page: Page, curve: Curve) -> None:
-    numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}
-    words = [f"{what} {measure(value)}" for what, value in numbers.items()]
     if len(curve.points) == 1:
         page.row(curve.name, measure(curve.first))
         return
+    numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}
+    words = [f"{what} {measure(value)}" for what, value in numbers.items()]
     is_steep = curve.least[1] > 0 and curve.greatest[1] > STEEP * curve.least[1]
     values = [math.log(value) for value in curve.values] if is_steep else curve.values
     room = min(LONGEST_SPARKLINE, page.text_width)
@@ -178,23 +183,25 @@ def _print_checkpoints(page: Page, checkpoints: Sequence[CheckpointRecord]) -> N
     left_out = len(checkpoints) - CHECKPOINTS_SHOWN
     if left_out > 0:
         page.screen.print(Text(f"  {left_out} older ones; --json has all", style="dim"))
+    shown = checkpoints[-CHECKPOINTS_SHOWN:]
     rows = [
         (each.name, size(each.bytes) if each.step is not None else "", Text(each.problem, style="red"))
-        for each in checkpoints[-CHECKPOINTS_SHOWN:]
+        for each in shown
     ]
-    has_problems = any(each.problem for each in checkpoints[-CHECKPOINTS_SHOWN:])
-    page.columns(rows if has_problems else [row[:2] for row in rows])
+    page.columns(rows if any(each.problem for each in shown) else [row[:2] for row in rows])
 
 
 def _print_events(page: Page, timeline: Timeline) -> None:
     if not timeline.counts:
         return
     page.section("events")
-    page.items("told", [_plural(number, NOUNS.get(kind, kind)) for kind, number in _counts(timeline)])
+    rest = sorted(timeline.counts.keys() - {*USUAL_KINDS, "run", "finished"})
+    counts = {kind: timeline.counts[kind] for kind in (*USUAL_KINDS, *rest) if kind in timeline.counts}
+    page.items("told", [plural(number, NOUNS.get(kind, kind)) for kind, number in counts.items()])
     if timeline.redone:
-        page.row("", f"{_plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
+        page.row("", f"{plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
     if timeline.unreadable_lines:
-        page.row("unreadable", f"{_plural(timeline.unreadable_lines, 'line')} of events.jsonl")
+        page.row("unreadable", f"{plural(timeline.unreadable_lines, 'line')} of events.jsonl")
     story = [event for event in timeline.others if event.kind in STORY]
     if len(story) > STORY_SHOWN:
         page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
@@ -209,14 +216,7 @@ def _print_events(page: Page, timeline: Timeline) -> None:
         page.row("stop", stop.reason or "")
 
 
-def _counts(timeline: Timeline) -> list[tuple[str, int]]:
-    usual = ("step", "evaluation", "checkpoint", "generation")
-    rest = sorted(timeline.counts.keys() - {*usual, "run", "finished"})
-    return [(kind, timeline.counts[kind]) for kind in (*usual, *rest) if kind in timeline.counts]
-
-
 def _event_text(event: Event, timeline: Timeline) -> str:
-    when = _when(event, timeline)
     match event:
         case Resized():
             what = f"{event.before} to {event.workers} workers"
@@ -226,7 +226,8 @@ def _event_text(event: Event, timeline: Timeline) -> str:
             what = brief(message)
         case _:
             what = "a worker is lost"
-    return f"{what}{f' ({when})' if when else ''}"
+    when = _when(event, timeline)
+    return f"{what} ({when})" if when else what
 
 
 def _when(event: Event, timeline: Timeline) -> str:
@@ -239,7 +240,7 @@ def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
     members = event.members or ()
     shown = [f"worker {each.worker} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
-    first, *rest = [*shown, f"{_plural(more, 'more worker')}"] if more else shown or ["nobody"]
+    first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
     return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
@@ -257,20 +258,10 @@ def _print_job(page: Page, job: ResolvedJob) -> None:
     for mark, heading in {Mark.MEANING: "job: meaning, which changes the bits", Mark.MANNER: "job: manner"}.items():
         marked = [each for each in values if each.mark is mark]
         page.section(heading)
-        page.columns(
-            [(each.key, _value(each), Text(each.origin, style="dim")) for each in marked if not each.is_default]
-        )
-        page.items("by default", [f"{each.key} {_value(each)}" for each in marked if each.is_default], style="dim")
-
-
-def _print_timing(page: Page, timing: Timing) -> None:
-    derived = {"so heartbeat": timing.heartbeat_every, "lease": timing.lease, "connect": timing.connect}
-    seconds = {"failure_timeout": timing.failure_timeout, **derived}
-    page.items("timing", [f"{name} {duration(value)}" for name, value in seconds.items()])
-
-
-def _value(each: JobValue) -> str:
-    return write_value(each.value)
+        given = [each for each in marked if not each.is_default]
+        page.columns([(each.key, write_value(each.value), Text(each.origin, style="dim")) for each in given])
+        defaults = [f"{each.key} {write_value(each.value)}" for each in marked if each.is_default]
+        page.items("by default", defaults, style="dim")
 
 
 def _print_bits(page: Page, detail: RunDetail) -> None:
@@ -282,14 +273,3 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
     facts = {name: value for name, value in detail.environment.items() if name not in digests}
     page.items("machine", [f"{name} {value}" for name, value in facts.items()])
     page.items("digests", [f"{name} {value}" for name, value in digests.items()])
-
-
-def _print_traceback(page: Page, record: RunRecord) -> None:
-    if record.failure is not None and record.failure.traceback:
-        page.section("traceback")
-        for line in str(record.failure.traceback).rstrip().splitlines():
-            page.screen.print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _plural(number: int | None, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -2,15 +2,18 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.layout import GAP, NONE, Page, headed_table
-from quorate.history.run_record import Listing, RunRecord, Status
-from quorate.observe.quantities import measure
+from quorate.cli.output import print_document
+from quorate.history.documents import runs_document
+from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
+from quorate.observe.quantities import measure, some_of
 
 WORDS_SHOWN = 8
 STATUS_STYLES = {
@@ -25,6 +28,15 @@ STATUS_STYLES = {
 _UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
+def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
+    """Print the runs of a folder that fit a query."""
+    listing, now = Listing.read(folder, query), datetime.now(UTC)
+    if as_json:
+        print_document(runs_document(listing, now))
+    else:
+        print_listing(Page(), listing, now)
+
+
 def print_listing(page: Page, listing: Listing, now: datetime) -> None:
     """Print the runs that fit, and what to do where there are none."""
     if not listing.records:
@@ -34,7 +46,14 @@ def print_listing(page: Page, listing: Listing, now: datetime) -> None:
         )
         return
     if not listing.fitting:
-        page.line(_none_fits(listing))
+        query = listing.query
+        asked = [f"--status {status}" for status in query.statuses]
+        asked += [f"--task {shlex.quote(query.task)}"] if query.task else []
+        asked += [f"--name {shlex.quote(query.name)}"] if query.name else []
+        page.line(
+            f"None of the {len(listing.records):,} runs in the folder {listing.folder} fits {' '.join(asked)}. "
+            f"There are: {_there_are(listing)}."
+        )
         return
     page.table(run_table(listing.shown, now, page.screen.width))
     left_out = len(listing.fitting) - len(listing.shown)
@@ -51,7 +70,9 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
         "name": lambda record: Text(record.name),
         "status": lambda record: Text(record.status.value, style=STATUS_STYLES[record.status]),
         "steps": lambda record: Text(progress(record)),
-        "best": lambda record: Text(_best(record)),
+        "best": lambda record: Text(
+            f"{record.best.watched.metric} {measure(record.best.value)}" if record.best else NONE
+        ),
         "age": lambda record: Text(age(record.age(now))),
         "task": lambda record: Text(short_task(record.task) or NONE, style="dim"),
     }
@@ -59,23 +80,11 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
     widths = {
         heading: max(map(cell_len, [heading, *(cell.plain for cell in column)])) for heading, column in cells.items()
     }
-    shown = _fitting(widths, width)
+    shown = list(widths)
+    while len(shown) > 2 and sum(widths[heading] + GAP for heading in shown) - GAP > width:
+        shown.pop()
     # What stands behind the name is short, so that only the name gives way.
-    table = headed_table(shown, whole=shown[1:])
-    for row in zip(*(cells[heading] for heading in shown), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def _none_fits(listing: Listing) -> str:
-    query = listing.query
-    asked = [f"--status {status}" for status in query.statuses]
-    asked += [f"--task {shlex.quote(query.task)}"] if query.task else []
-    asked += [f"--name {shlex.quote(query.name)}"] if query.name else []
-    return (
-        f"None of the {len(listing.records):,} runs in the folder {listing.folder} fits {' '.join(asked)}. "
-        f"There are: {_there_are(listing)}."
-    )
+    return headed_table(shown, whole=shown[1:], rows=zip(*(cells[heading] for heading in shown), strict=True))
 
 
 def _there_are(listing: Listing) -> str:
@@ -85,24 +94,7 @@ def _there_are(listing: Listing) -> str:
         "task": [short_task(record.task) for record in listing.records] if listing.query.task else [],
         "name": [record.name for record in listing.records] if listing.query.name else [],
     }
-    return "; ".join(f"{what} {_some(sorted(set(words)))}" for what, words in found.items() if words)
-
-
-def _some(words: list[str]) -> str:
-    more = f" and {len(words) - WORDS_SHOWN} more" if len(words) > WORDS_SHOWN else ""
-    return ", ".join(words[:WORDS_SHOWN]) + more
-
-
-def _fitting(widths: dict[str, int], room: int) -> list[str]:
-    shown = list(widths)
-    while len(shown) > 2 and sum(widths[heading] + GAP for heading in shown) - GAP > room:
-        shown.pop()
-    return shown
-
-
-def _best(record: RunRecord) -> str:
-    best = record.best
-    return NONE if best is None else f"{best.watched.metric} {measure(best.value)}"
+    return "; ".join(f"{what} {some_of(sorted(set(words)), WORDS_SHOWN)}" for what, words in found.items() if words)
 
 
 def ago(seconds: float) -> str:

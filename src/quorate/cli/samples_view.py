@@ -1,17 +1,38 @@
 """Which samples a run has used, epoch by epoch, and how far it is in its shards."""
 
+from typing import Any
+
 from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.data.indices import Ranges, count_in
-from quorate.data.sharding import LaneReading, ReadCounts
-from quorate.history.ledger import EpochEntry, EpochStatus, Ledger
-from quorate.history.streaming import DataProgress, shown_place
+from quorate.data.sharding import ReadCounts
+from quorate.history.ledger import EpochEntry, EpochStatus, Ledger, read_ledger
+from quorate.history.streaming import DataProgress, read_data_progress, shown_place
+from quorate.storage.run_folder import RunFolder
 
 EPOCHS_SHOWN = 20
 LISTED = 8
 _STYLES = {EpochStatus.WHOLE: "green", EpochStatus.INCOMPLETE: "yellow", EpochStatus.BROKEN: "red"}
+
+
+def show_samples(folder: RunFolder, with_data: bool, with_ledger: bool, as_json: bool) -> tuple[dict[str, Any], int]:
+    """What a run has done with its samples: printed, or as parts of its document; and the exit code."""
+    document: dict[str, Any] = {}
+    page, code = Page(), 0
+    if with_data:
+        progress = read_data_progress(folder)
+        document["data"] = progress.document()
+        if not as_json:
+            print_data(page, folder.name, progress)
+    if with_ledger:
+        ledger = read_ledger(folder)
+        document["ledger"] = ledger.document()
+        code = 0 if ledger.is_whole else 1
+        if not as_json:
+            print_ledger(page, folder.name, ledger)
+    return document, code
 
 
 def print_ledger(page: Page, run: str, ledger: Ledger) -> None:
@@ -19,7 +40,8 @@ def print_ledger(page: Page, run: str, ledger: Ledger) -> None:
     word, style = ("whole", "green") if ledger.is_whole else ("broken", "red")
     page.title(Text.assemble((run, "bold"), "  ledger ", (word, style)))
     if ledger.epochs:
-        shown = _shown(ledger)
+        earlier = [entry for entry in ledger.epochs[:-EPOCHS_SHOWN] if entry.status is EpochStatus.BROKEN]
+        shown = [*earlier, *ledger.epochs[-EPOCHS_SHOWN:]]
         page.table(_ledger_table(shown))
         left_out = len(ledger.epochs) - len(shown)
         if left_out:
@@ -34,11 +56,6 @@ def print_ledger(page: Page, run: str, ledger: Ledger) -> None:
         page.line("  and more")
 
 
-def _shown(ledger: Ledger) -> list[EpochEntry]:
-    earlier = ledger.epochs[:-EPOCHS_SHOWN]
-    return [*(entry for entry in earlier if entry.status is EpochStatus.BROKEN), *ledger.epochs[-EPOCHS_SHOWN:]]
-
-
 def _ledger_table(entries: list[EpochEntry]) -> Table:
     skips, has_bad = any(entry.skipped_steps for entry in entries), any(entry.bad for entry in entries)
     whole = ("epoch", "steps", "samples", "status")
@@ -50,55 +67,40 @@ def _ledger_table(entries: list[EpochEntry]) -> Table:
             f"{entry.first_step:,}-{entry.last_step:,}",
             f"{entry.samples:,}",
             Text(entry.status.value, style=_STYLES[entry.status]),
-            _listed(entry.dropped),
-            *([_listed(entry.skipped_steps)] if skips else []),
-            *([_listed_ranges(entry.bad)] if has_bad else []),
+            _listed(tuple((sample, sample) for sample in entry.dropped)),
+            *([_listed(tuple((step, step) for step in entry.skipped_steps))] if skips else []),
+            *([_listed(entry.bad)] if has_bad else []),
         )
     return table
 
 
-def _listed_ranges(ranges: Ranges) -> str:
+def _listed(ranges: Ranges) -> str:
     listed = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:LISTED]) or NONE
     more = count_in(ranges[LISTED:])
     return f"{listed} and {more:,} more" if more else listed
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    more = len(numbers) - LISTED
-    listed = ", ".join(map(str, numbers[:LISTED])) or NONE
-    return f"{listed} and {more:,} more" if more > 0 else listed
 
 
 def print_data(page: Page, run: str, progress: DataProgress) -> None:
     """Print what each lane reads, and how much of all is done."""
     sharding = progress.sharding
     page.title(Text.assemble((run, "bold"), f"  data after step {sharding.step:,}, in epoch {sharding.epoch:,}"))
-    page.table(_data_table(progress))
-    page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
-    page.row("shards", _standing(sharding.shards))
-    page.row("blocks", _standing(sharding.blocks))
-    page.whole("index", shown_place(progress.data.index or ""))
-
-
-def _data_table(progress: DataProgress) -> Table:
     headings = ("lane", "worker", "shard", "block", "blocks done", "samples done")
     table = headed_table(headings, [heading for heading in headings if heading != "shard"])
-    for lane in progress.sharding.lanes:
+    for lane in sharding.lanes:
+        more = f" and {lane.open_blocks - 1:,} more" if lane.open_blocks > 1 else ""
         table.add_row(
             str(lane.lane),
             NONE if lane.worker is None else str(lane.worker),
             Text(progress.shard_of(lane) or NONE),
-            _block(lane),
+            NONE if lane.block is None else f"{lane.block:,}" + more,
             f"{lane.blocks_done:,} of {lane.blocks_done + lane.blocks_left:,}",
             f"{lane.samples_done:,} of {lane.samples_done + lane.samples_left:,}",
         )
-    return table
-
-
-def _block(lane: LaneReading) -> str:
-    if lane.block is None:
-        return NONE
-    return f"{lane.block:,}" + (f" and {lane.open_blocks - 1:,} more" if lane.open_blocks > 1 else "")
+    page.table(table)
+    page.row("samples", f"{sharding.samples_done:,} read in this epoch, {sharding.samples_left:,} left")
+    page.row("shards", _standing(sharding.shards))
+    page.row("blocks", _standing(sharding.blocks))
+    page.whole("index", shown_place(progress.data.index or ""))
 
 
 def _standing(standing: ReadCounts) -> str:

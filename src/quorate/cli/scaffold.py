@@ -4,13 +4,13 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
 
 from rich.text import Text
 
+from quorate.cli.output import print_document
 from quorate.core.errors import JobFileError, RequestError
 from quorate.observe.screen import Screen
 from quorate.spec.load import resolve_mapping
@@ -37,9 +37,22 @@ def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
     job_name = name_of(folder) if name is None else _checked(name)
     contents = {folder / file: text for file, text in skeleton(job_name).items()}
     _refuse_existing(folder, list(contents), force)
-    with _explained_errors(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(contents, force)
+        with contextlib.ExitStack() as undo:
+            for file, text in contents.items():
+                if force:
+                    write_atomically(file, text)
+                else:
+                    # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
+                    write_new_file(file, [text.encode()])
+                    undo.callback(discard, file)
+            undo.pop_all()
+    except OSError as error:
+        place = "" if error.filename in (None, os.fspath(folder)) else f" ({error.filename})"
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
+        ) from error
     return Scaffold(job_name, folder, tuple(contents))
 
 
@@ -79,58 +92,26 @@ def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
             raise RequestError(f"{file} is a folder, which --force does not replace. Choose another folder.")
 
 
-def _write(contents: dict[Path, str], force: bool) -> None:
-    written: list[Path] = []
-    try:
-        for file, text in contents.items():
-            if force:
-                write_atomically(file, text)
-            else:
-                # Made anew or not at all: a file that has appeared since we looked is not ours to replace.
-                write_new_file(file, [text.encode()])
-                written.append(file)
-    except BaseException:
-        for file in written:
-            discard(file)
-        raise
-
-
-@contextlib.contextmanager
-def _explained_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        place = "" if error.filename in (None, os.fspath(folder)) else f" ({error.filename})"
-        raise RequestError(
-            f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
-        ) from error
-
-
-def commands_after(scaffold: Scaffold) -> list[str]:
-    """The commands that train what was written."""
+def show_scaffold(scaffold: Scaffold, as_json: bool) -> None:
+    """Print what was written, and what to do with it."""
     enter = [] if scaffold.folder == Path() else [f"cd {shlex.quote(str(scaffold.folder))}"]
-    return [*enter, f"quorate train {JOB_FILE}"]
-
-
-def print_next_steps(scaffold: Scaffold, stream: TextIO, is_terminal: bool) -> None:
-    """Say what was written, and what to do with it."""
-    screen = Screen(stream, is_terminal)
+    commands = [*enter, f"quorate train {JOB_FILE}"]
+    if as_json:
+        document = {
+            "status": "complete",
+            "name": scaffold.name,
+            "folder": str(scaffold.folder.absolute()),
+            "files": [str(file.absolute()) for file in scaffold.files],
+            "next": commands,
+        }
+        print_document(document)
+        return
+    screen = Screen(sys.stdout)
     screen.print("Written:")
     for file in scaffold.files:
         screen.print(Text(f"  {file}"), soft_wrap=True)
     screen.print("\nThey train as they are. Next:")
-    for command in commands_after(scaffold):
+    for command in commands:
         # Never broken by us: it is copied in one piece.
         screen.print(Text(f"  {command}", "bold"), soft_wrap=True)
     screen.print(f"\nThen put your own model and data into {TASK_FILE}.")
-
-
-def to_document(scaffold: Scaffold) -> dict[str, Any]:
-    """What was written, as a JSON document."""
-    return {
-        "status": "complete",
-        "name": scaffold.name,
-        "folder": str(scaffold.folder.absolute()),
-        "files": [str(file.absolute()) for file in scaffold.files],
-        "next": commands_after(scaffold),
-    }

@@ -11,7 +11,7 @@ from quorate.coordinator.events import Reading
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
-from quorate.observe.tail import events_in
+from quorate.observe.jsonl import events_in
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure

@@ -27,8 +27,7 @@ from quorate.observe.events import (
     StepCompleted,
     WorkerLost,
 )
-from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail, JsonlSink
 
 log = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.worker_status import WorkerStatus
 from quorate.observe.events import LogMessage
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.codec import (

@@ -1,9 +1,13 @@
-"""All checks of this machine, carried out at once: whatever one of them does, there is a finding, and soon."""
+"""All checks of this machine and of the jobs that run on it, carried out at once.
 
+Whatever one of them does, there is a finding, and soon.
+"""
+
+import json
 import math
 import os
-import platform
 import resource
+import socket
 import subprocess
 import tempfile
 import threading
@@ -12,27 +16,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
+from typing import Any
 
-from quorate.core.errors import QuorateError
+from quorate.core.addresses import split_address
+from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
 from quorate.core.machine import read_limits, usable_cores
 from quorate.core.processes import describe_departure
+from quorate.core.regular_file import read_regular
 from quorate.core.user_code import describe
-from quorate.doctor import coordinators, machine, software
+from quorate.doctor import machine, software
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
-from quorate.doctor.software import Requirement
 from quorate.storage.run_folder import RunFolder
 
 PATIENCE = 10.0
-REPORT_IT = "This check itself has failed; please report it."
-PACKAGE = "quorate"
-TORCH = "torch"
 TORCH_PATIENCE = 60.0
 # For a process that starts Python: on a machine that is busy with something else this takes seconds.
 PROCESS_PATIENCE = 20.0
-MEMORY = Path("/proc/meminfo")
+REPORT_IT = "This check itself has failed; please report it."
+
+Call = Callable[[str, str], bool]
+"""Call the coordinator at an address, with a token: whether its job has ended. LinkError if nobody answers."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Check:
     """A name, a look that may take some seconds, and how many at most."""
 
     name: str
-    look: Callable[[], Sequence[Finding]]
+    look: Callable[[], Finding | Sequence[Finding]]
     patience: float = PATIENCE
 
 
@@ -51,32 +56,30 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
         yield from look.findings()
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is looked at: this machine, the folder of run folders, and one run or all that are running."""
-
-    runs: Path
-    environment: Mapping[str, str]
-    run: RunFolder | None = None
-
-
-def checks_of(subject: Subject) -> Sequence[Check]:
-    """Everything that is checked, in the order in which it is told. Nothing has been looked at yet."""
+def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None = None) -> Sequence[Check]:
+    """Everything that is checked, in the order in which it is told: this machine, the folder of run folders, and one
+    run or all that are running. Nothing has been looked at yet."""
     return [
-        Check("quorate", _software),
-        Check(TORCH, _torch, TORCH_PATIENCE + PATIENCE),
-        Check("cores", lambda: [_cores()]),
-        Check("memory", lambda: [_memory()]),
-        Check("open files", lambda: [_open_files()]),
-        Check("kernel", lambda: [_kernel()], 2 * PROCESS_PATIENCE),
-        Check("ports", lambda: [_ports()], 2 * PROCESS_PATIENCE),
-        Check("runs folder", lambda: [_runs_folder(subject.runs)]),
-        Check("clock", lambda: [_clock(subject.runs)]),
-        Check("temporary files", lambda: [_temporary_files(subject.environment)]),
-        Check("job variables", lambda: software.check_job_variables(subject.environment)),
-        Check("thread variables", lambda: [software.check_pinned_variables(subject.environment)]),
-        Check("extras", lambda: list(_extras())),
-        Check("coordinators", lambda: _coordinators(subject), 4 * coordinators.PATIENCE),
+        Check("quorate", software.check_installation),
+        Check("torch", lambda: software.check_torch_here(probe_torch(TORCH_PATIENCE)), TORCH_PATIENCE + PATIENCE),
+        Check("cores", _cores),
+        Check("memory", _memory),
+        Check("open files", _open_files),
+        Check("kernel", _kernel, 2 * PROCESS_PATIENCE),
+        Check(
+            "ports",
+            lambda: machine.check_loopback(lambda: machine.talk_to_a_child(PROCESS_PATIENCE)),
+            2 * PROCESS_PATIENCE,
+        ),
+        Check(
+            "runs folder", lambda: machine.check_runs_folder(runs, machine.try_to_write(machine.nearest_folder(runs)))
+        ),
+        Check("clock", lambda: _clock(runs)),
+        Check("temporary files", lambda: _temporary_files(environment)),
+        Check("job variables", lambda: software.check_job_variables(environment)),
+        Check("thread variables", lambda: software.check_pinned_variables(environment)),
+        Check("extras", software.check_extras),
+        Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
     ]
 
 
@@ -93,7 +96,6 @@ class _Look:
         self._thread.start()
 
     def findings(self) -> list[Finding]:
-        """Wait for the end of the check, as long as it may take."""
         self._thread.join(max(0.0, self._over - time.monotonic()))
         if self._thread.is_alive():
             text = f"nothing was found out within {self.check.patience:g} s"
@@ -102,65 +104,26 @@ class _Look:
 
     def _carry_out(self) -> None:
         try:
-            self.found = list(self.check.look())
+            found = self.check.look()
+            self.found = [found] if isinstance(found, Finding) else list(found)
         except QuorateError as error:  # which says what to do by itself
             self.found = [Finding(self.check.name, Level.PROBLEM, error.message)]
         except Exception as error:
             self.found = [Finding(self.check.name, Level.PROBLEM, f"cannot be checked: {describe(error)}", REPORT_IT)]
 
 
-def _software() -> Sequence[Finding]:
-    metadata = distribution(PACKAGE).metadata
-    python = software.read_requirements([f"python{metadata['Requires-Python']}"])[0]
-    return [
-        Finding(PACKAGE, Level.OK, version(PACKAGE)),
-        software.check_system(platform.system(), platform.release(), platform.machine()),
-        software.check_python(platform.python_version(), python),
-        software.check_packages(_needed(extra=""), _installed(_needed(extra=""))),
-    ]
-
-
-def _torch() -> Sequence[Finding]:
-    pinned = next((each for each in _needed(extra="") if each.package == TORCH), Requirement(TORCH))
-    facts = probe_torch(TORCH_PATIENCE)
-    return [software.check_torch(facts, pinned), software.check_devices(facts)]
-
-
-def _extras() -> Iterator[Finding]:
-    for extra in distribution(PACKAGE).metadata.get_all("Provides-Extra") or ():
-        yield software.check_extra(extra, _needed(extra), _installed(_needed(extra)))
-
-
-def _needed(extra: str) -> list[Requirement]:
-    return [each for each in software.read_requirements(distribution(PACKAGE).requires or ()) if each.extra == extra]
-
-
-def _installed(requirements: Sequence[Requirement]) -> dict[str, str]:
-    versions = {}
-    for requirement in requirements:
-        try:
-            versions[requirement.package] = version(requirement.package)
-        except PackageNotFoundError:
-            continue
-    return versions
-
-
 def _cores() -> Finding:
-    cores = machine.Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
-    return machine.check_cores(cores)
+    return machine.check_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
 
 
 def _memory() -> Finding:
-    lines = (line.split() for line in MEMORY.read_text().splitlines())
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
     limits = read_limits()
-    free = _least(kibibytes["MemAvailable"] * 1024, limits.free_memory)
-    total = _least(kibibytes["MemTotal"] * 1024, limits.memory)
+    free, total = kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
+    free = free if limits.free_memory is None else min(free, limits.free_memory)
+    total = total if limits.memory is None else min(total, limits.memory)
     return machine.check_memory(free, total, machine.automatic_workers(usable_cores()))
-
-
-def _least(amount: int, limit: int | None) -> int:
-    return amount if limit is None else min(amount, limit)
 
 
 def _open_files() -> Finding:
@@ -169,17 +132,9 @@ def _open_files() -> Finding:
     return machine.check_open_files(soft, hard)
 
 
-def _runs_folder(runs: Path) -> Finding:
-    return machine.check_runs_folder(runs, machine.try_to_write(machine.nearest_folder(runs)))
-
-
 def _clock(runs: Path) -> Finding:
     newest = max((run.created for run in RunFolder.all_in(runs)), default=None)
     return machine.check_clock(datetime.now(UTC), newest)
-
-
-def _ports() -> Finding:
-    return machine.check_loopback(lambda: machine.talk_to_a_child(PROCESS_PATIENCE))
 
 
 def _kernel() -> Finding:
@@ -201,13 +156,73 @@ def _temporary_files(environment: Mapping[str, str]) -> Finding:
     return machine.check_temporary_folder(environment, trial)
 
 
-def _coordinators(subject: Subject) -> Sequence[Finding]:
-    runs = [subject.run] if subject.run is not None else coordinators.running(subject.runs)
+def _coordinators(folder: Path, run: RunFolder | None) -> Sequence[Finding]:
+    runs = [run] if run is not None else running(folder)
     if not runs:
-        return [Finding("coordinators", Level.OK, f"no job is running in {subject.runs}")]
-    patience = 3 * coordinators.PATIENCE  # for a connection, a call, and the imports before them
-    return list(examine([Check(f"run {run.name}", partial(_coordinator, run), patience) for run in runs]))
+        return [Finding("coordinators", Level.OK, f"no job is running in {folder}")]
+    patience = 3 * PATIENCE  # for a connection, a call, and the imports before them
+
+    looks = {run.name: partial(check_coordinator, run, call_coordinator) for run in runs}
+    return list(examine([Check(f"run {name}", look, patience) for name, look in looks.items()]))
 
 
-def _coordinator(run: RunFolder) -> Sequence[Finding]:
-    return [coordinators.check_coordinator(run, coordinators.call_coordinator)]
+def running(runs: Path) -> Sequence[RunFolder]:
+    """The runs in a folder that say where their coordinator is."""
+    return [run for run in RunFolder.all_in(runs) if run.address_file.exists()]
+
+
+def check_coordinator(run: RunFolder, call: Call) -> Finding:
+    """Whether the coordinator of a run answers."""
+    name = f"run {run.name}"
+    log = run.logs / "coordinator.log"
+    remedy = f"Look into {log}; if the job does not go on, stop it, and then: quorate resume {run.name}"
+    try:
+        address, token = _read_address(run.address_file)
+    except FileNotFoundError:
+        if run.holder() is not None:
+            return Finding(name, Level.NOTE, "starts or ends just now: its coordinator does not listen")
+        result = run.whole_result()
+        ending = "without a result" if result is None else result.get("status", "over")
+        return Finding(name, Level.NOTE, f"is not running ({ending})")
+    except RunError as error:
+        return Finding(name, Level.WARNING, f"where its coordinator is cannot be read: {error.message}", remedy)
+    try:
+        doing = "its job has just ended" if call(address, token) else "its job is under way"
+        return Finding(name, Level.OK, f"its coordinator answers at {address}: {doing}")
+    except LinkError as error:
+        is_other = isinstance(error, FrameError)
+        text = f"another job's coordinator listens at {address}" if is_other else str(error)
+    holder = run.holder()
+    if holder is None:
+        left = f"{text}; nobody is at work on this run any more"
+        return Finding(name, Level.WARNING, left, f"quorate resume {run.name}")
+    return Finding(name, Level.PROBLEM, f"{text}, although {holder} is at work on this run", remedy)
+
+
+def _read_address(file: Path) -> tuple[str, str]:
+    """The coordinator's address and token; FileNotFoundError if there is none, as when no job runs."""
+    try:
+        fields: dict[str, Any] = json.loads(read_regular(file))
+        split_address(fields["address"])
+        return fields["address"], str(fields["token"])
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{file} is damaged") from None
+
+
+def call_coordinator(address: str, token: str) -> bool:
+    """Ask whether the job has ended. A port that nobody listens on is found at once, without gRPC's patience."""
+    from quorate.coordinator.client import SupervisorClient
+
+    try:
+        socket.create_connection(split_address(address), timeout=PATIENCE).close()
+    except OSError as error:
+        raise LinkError(f"nobody listens at {address} ({error.strerror or error})") from None
+    client = SupervisorClient(address, token, timeout=PATIENCE)
+    try:
+        return client.news(timeout=0).outcome is not None
+    finally:
+        client.close()

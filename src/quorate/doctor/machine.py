@@ -17,15 +17,12 @@ from quorate.observe.quantities import duration, size
 from quorate.spec.job import JobSpec
 from quorate.storage.lock import hold
 
-MEGABYTE = 10**6
 # Measured with a small model on two workers: processes that have imported torch share most of it.
-MEMORY_OF_A_JOB = 300 * MEGABYTE
-MEMORY_OF_A_WORKER = 120 * MEGABYTE
+MEMORY_OF_A_JOB, MEMORY_OF_A_WORKER = 300 * 10**6, 120 * 10**6
 FEW_FILES, TOO_FEW_FILES = 1024, 64
 ADMINISTRATOR = "Have the hard limit raised too; in a container: docker run --ulimit nofile=4096"
 LITTLE, TOO_LITTLE = 2 * 10**9, 10**8
 CLOCKS_AGREE = timedelta(seconds=5)
-TMPDIR = "TMPDIR"
 NEEDED = {
     "fork": "workers are forked from a process that has imported torch",
     "pidfd": "the end of a worker is noticed by it",
@@ -44,29 +41,19 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys
 """
 
 
-@dataclass(frozen=True)
-class Cores:
-    """Cores of the machine, those that this process may run on, and the time that its container is given."""
-
-    present: int
-    allowed: int
-    quota: float | None = None
-
-
 def automatic_workers(cores: int) -> int:
     """How many workers `workers: auto` starts for a job that sets neither `lanes` nor `threads`."""
     return JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(cores)
 
 
-def check_cores(cores: Cores) -> Finding:
-    """What `workers: auto` makes of the cores, and whether the container gives one of them at least."""
-    workers = automatic_workers(cores_within(cores.allowed, cores.quota))
+def check_cores(present: int, allowed: int, quota: float | None = None) -> Finding:
+    """What `workers: auto` makes of the cores of the machine that this process may run on, and whether its container
+    gives the time of one of them at least."""
+    workers = automatic_workers(cores_within(allowed, quota))
     lanes = JobSpec.model_fields["lanes"].default
-    text = f"{cores.allowed} of {cores.present} may be used"
-    if cores.quota is not None and cores.quota < cores.allowed:
-        text = f"{text}, for the time of {cores.quota:g}"
-    text = f"{text}; `workers: auto` starts {workers} for {lanes} lanes"
-    if cores.quota is None or cores.quota >= 1:
+    time = f", for the time of {quota:g}" if quota is not None and quota < allowed else ""
+    text = f"{allowed} of {present} may be used{time}; `workers: auto` starts {workers} for {lanes} lanes"
+    if quota is None or quota >= 1:
         return Finding("cores", Level.OK, text)
     text = f"{text}, and even a single one is made to pause"
     return Finding("cores", Level.WARNING, text, "Give the container more time: docker run --cpus=2")
@@ -76,12 +63,11 @@ def check_memory(free: int, total: int, workers: int) -> Finding:
     """Whether workers fit in, before their model and data."""
     needed = MEMORY_OF_A_JOB + workers * MEMORY_OF_A_WORKER
     text = f"{size(free)} free of {size(total)}"
-    remedy = "Train on fewer workers (--workers 1), or end what else runs here."
     if free >= 2 * needed:
         return Finding("memory", Level.OK, text)
     level, joint = (Level.PROBLEM, ";") if free < needed else (Level.WARNING, ", of which")
     text = f"{text}{joint} {workers} workers take about {size(needed)} before their model and data"
-    return Finding("memory", level, text, remedy)
+    return Finding("memory", level, text, "Train on fewer workers (--workers 1), or end what else runs here.")
 
 
 def check_open_files(limit: float, highest: float) -> Finding:
@@ -154,13 +140,13 @@ def check_clock(now: datetime, newest_run: datetime | None) -> Finding:
 
 def check_temporary_folder(environment: Mapping[str, str], trial: Trial) -> Finding:
     """Where libraries put what they need for a moment."""
-    said = environment.get(TMPDIR)
+    said = environment.get("TMPDIR")
     if trial.trouble:
         text = f"nothing can be written in {trial.folder}: {trial.trouble}"
-        return Finding("temporary files", Level.PROBLEM, text, f"export {TMPDIR}=FOLDER with one that is writable")
+        return Finding("temporary files", Level.PROBLEM, text, "export TMPDIR=FOLDER with one that is writable")
     if said and Path(said).absolute() != trial.folder.absolute():
-        text = f"{TMPDIR} is {said}, where nothing can be written; {trial.folder} is used"
-        return Finding("temporary files", Level.WARNING, text, f"unset {TMPDIR}, or make that folder writable")
+        text = f"TMPDIR is {said}, where nothing can be written; {trial.folder} is used"
+        return Finding("temporary files", Level.WARNING, text, "unset TMPDIR, or make that folder writable")
     return Finding("temporary files", Level.OK, f"{trial.folder}: {size(trial.free)} free")
 
 
@@ -188,22 +174,17 @@ def talk_to_a_child(patience: float) -> int:
     with socket.create_server((HOST, 0)) as server:
         server.settimeout(patience)
         port: int = server.getsockname()[1]
-        arguments = [HOST, str(port), str(patience), GREETING.decode()]
-        command = [sys.executable, "-I", "-c", _CALLER, *arguments]
+        command = [sys.executable, "-I", "-c", _CALLER, HOST, str(port), str(patience), GREETING.decode()]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as caller:
             try:
-                _await_greeting(server)
+                peer, _ = server.accept()
+                with peer:
+                    peer.settimeout(patience)
+                    heard = peer.recv(len(GREETING), socket.MSG_WAITALL)
+                if heard != GREETING:
+                    raise ConnectionError(f"{heard!r} was heard where {GREETING!r} was said")
                 if caller.wait(patience) != 0:
                     raise ConnectionError(f"the process that called has failed with exit code {caller.returncode}")
             finally:
                 caller.kill()
     return port
-
-
-def _await_greeting(server: socket.socket) -> None:
-    peer, _ = server.accept()
-    with peer:
-        peer.settimeout(server.gettimeout())
-        heard = peer.recv(len(GREETING), socket.MSG_WAITALL)
-    if heard != GREETING:
-        raise ConnectionError(f"{heard!r} was heard where {GREETING!r} was said")

@@ -62,16 +62,19 @@ def _run(probe: str, patience: float) -> subprocess.CompletedProcess[bytes]:
 
 
 def _try_kernel() -> dict[str, str]:
-    features = {"fork": _fork, "pidfd": _pidfd, "parent-death signal": _death_signal, "memfd": _memfd}
-    return {name: _error_of(attempt) for name, attempt in features.items()}
-
-
-def _error_of(attempt: Callable[[], None]) -> str:
-    try:
-        attempt()
-    except Exception as error:
-        return describe(error)
-    return ""
+    features: dict[str, Callable[[], None]] = {
+        "fork": _fork,
+        "pidfd": lambda: os.close(os.pidfd_open(os.getpid())),
+        "parent-death signal": _death_signal,
+        "memfd": _memfd,
+    }
+    troubles = dict.fromkeys(features, "")
+    for name, attempt in features.items():
+        try:
+            attempt()
+        except Exception as error:
+            troubles[name] = describe(error)
+    return troubles
 
 
 def _fork() -> None:
@@ -81,10 +84,6 @@ def _fork() -> None:
     _, status = os.waitpid(pid, 0)
     if status != 0:
         raise OSError(f"the child ended with status {status}")
-
-
-def _pidfd() -> None:
-    os.close(os.pidfd_open(os.getpid()))
 
 
 def _memfd() -> None:

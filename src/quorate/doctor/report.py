@@ -1,10 +1,11 @@
 """What the checks have found: a line for each and what to do about it, a document for programs, and an exit code."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -39,16 +40,17 @@ UNBROKEN = 10**6
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """1 if something keeps jobs from running as they should."""
-    return 1 if _count(findings, Level.PROBLEM) else 0
+    return 1 if any(finding.level is Level.PROBLEM for finding in findings) else 0
 
 
 def to_document(findings: Sequence[Finding]) -> dict[str, Any]:
     """All findings as one JSON document."""
+    levels = Counter(finding.level for finding in findings)
     return {
-        "status": "problem" if exit_code(findings) else "ok",
+        "status": "problem" if levels[Level.PROBLEM] else "ok",
         "exit_code": exit_code(findings),
-        "problems": _count(findings, Level.PROBLEM),
-        "warnings": _count(findings, Level.WARNING),
+        "problems": levels[Level.PROBLEM],
+        "warnings": levels[Level.WARNING],
         "findings": [
             {"name": each.name, "level": each.level.value, "text": each.text, "remedy": each.remedy or None}
             for each in findings
@@ -56,15 +58,14 @@ def to_document(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def print_findings(findings: Iterable[Finding], stream: TextIO, is_terminal: bool) -> list[Finding]:
+def print_findings(findings: Iterable[Finding], screen: Screen) -> list[Finding]:
     """Print findings as they come, and what they come to; returns them all.
 
     In a file no line is broken: what is to be typed is copied in one piece.
     """
-    screen = Screen(stream, is_terminal)
     shown = []
     for finding in findings:
-        for line in lines_of(finding, screen.width if is_terminal else UNBROKEN):
+        for line in lines_of(finding, screen.width if screen.is_terminal else UNBROKEN):
             screen.print(line, soft_wrap=True)
         shown.append(finding)
     screen.print()
@@ -89,17 +90,14 @@ def lines_of(finding: Finding, width: int) -> list[Text]:
 
 def verdict(findings: Sequence[Finding]) -> Text:
     """All findings in one sentence."""
-    problems, warnings = _count(findings, Level.PROBLEM), _count(findings, Level.WARNING)
+    levels = Counter(finding.level for finding in findings)
+    problems, warnings = levels[Level.PROBLEM], levels[Level.WARNING]
     counted = f"{warnings or 'no'} warning{'' if warnings == 1 else 's'}"
     if problems:
         return Text(f"{problems} problem{'' if problems == 1 else 's'} and {counted}.", COLOURS[Level.PROBLEM])
     if warnings:
         return Text(f"No problem, {counted}: jobs can run here.", COLOURS[Level.WARNING])
     return Text("All is well: jobs can run here.", COLOURS[Level.OK])
-
-
-def _count(findings: Sequence[Finding], level: Level) -> int:
-    return sum(finding.level is level for finding in findings)
 
 
 def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:

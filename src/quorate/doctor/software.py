@@ -1,20 +1,25 @@
 """Python, packages, torch, and variables of the environment."""
 
+import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
 from textwrap import shorten
 
 from quorate.core.errors import JobFileError, Problem
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.engines.local import ENVIRONMENT
+from quorate.observe.quantities import some_of
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import PREFIX
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
+PACKAGE = "quorate"
 SHOWN = 3
 # So big that nothing in the environment is too big for it.
 _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "lanes": 2**20, "steps": 1}
@@ -32,7 +37,6 @@ class Requirement:
     below: str = ""
 
     def accepts(self, version: str) -> bool:
-        """Whether an installed version will do."""
         given, asked = _release(version), _release(self.version)
         is_enough = {"": True, "==": given == asked, ">=": given >= asked}[self.relation]
         return is_enough and (not self.below or given < _release(self.below))
@@ -69,6 +73,42 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def check_installation() -> Sequence[Finding]:
+    """Quorate, the system, Python, and the packages that it cannot do without."""
+    (python,) = read_requirements([f"python{distribution(PACKAGE).metadata['Requires-Python']}"])
+    needed = _needed(extra="")
+    return [
+        Finding(PACKAGE, Level.OK, version(PACKAGE)),
+        check_system(platform.system(), platform.release(), platform.machine()),
+        check_python(platform.python_version(), python),
+        check_packages(needed, _installed(needed)),
+    ]
+
+
+def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
+    """Torch as it is installed, and what it could compute on."""
+    tested = next(each for each in _needed(extra="") if each.package == "torch")
+    return [check_torch(facts, tested), check_devices(facts)]
+
+
+def check_extras() -> Sequence[Finding]:
+    """Packages that only some need."""
+    extras = distribution(PACKAGE).metadata.get_all("Provides-Extra") or ()
+    return [check_extra(extra, _needed(extra), _installed(_needed(extra))) for extra in extras]
+
+
+def _needed(extra: str) -> list[Requirement]:
+    return [each for each in read_requirements(distribution(PACKAGE).requires or ()) if each.extra == extra]
+
+
+def _installed(requirements: Sequence[Requirement]) -> dict[str, str]:
+    versions = {}
+    for requirement in requirements:
+        with suppress(PackageNotFoundError):
+            versions[requirement.package] = version(requirement.package)
+    return versions
+
+
 def check_system(system: str, release: str, machine: str) -> Finding:
     """Workers are watched by pidfd and forked, which only Linux does as it is needed."""
     text = f"{system} {release}, {machine}"
@@ -77,65 +117,57 @@ def check_system(system: str, release: str, machine: str) -> Finding:
     return Finding("system", Level.PROBLEM, f"{text}; jobs run on Linux only", "Run it in a Linux container.")
 
 
-def check_python(version: str, needed: Requirement) -> Finding:
+def check_python(given: str, needed: Requirement) -> Finding:
     """Python itself."""
-    if needed.accepts(version):
-        return Finding("python", Level.OK, version)
-    text = f"{version} is too old: {needed.version} or later is needed"
+    if needed.accepts(given):
+        return Finding("python", Level.OK, given)
+    text = f"{given} is too old: {needed.version} or later is needed"
     return Finding("python", Level.PROBLEM, text, f"Make a new environment with Python {needed.version} or later.")
 
 
 def check_packages(needed: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
     """Everything that Quorate cannot do without."""
-    lacking = [requirement for requirement in needed if not _is_there(requirement, installed)]
+    lacking = _lacking(needed, installed)
     if not lacking:
         return Finding("packages", Level.OK, f"all {len(needed)} that are needed are installed")
-    text = ", ".join(_as_it_is(requirement, installed) for requirement in lacking)
     quoted = " ".join(f"'{requirement}'" for requirement in lacking)
-    return Finding("packages", Level.PROBLEM, text, f"pip install {quoted}")
+    return Finding("packages", Level.PROBLEM, ", ".join(lacking.values()), f"pip install {quoted}")
 
 
 def check_extra(extra: str, needed: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
-    """Packages that only some need."""
-    lacking = [requirement for requirement in needed if not _is_there(requirement, installed)]
-    name = f"extra {extra}"
+    """The packages of one extra."""
+    lacking = _lacking(needed, installed)
     if not lacking:
-        return Finding(name, Level.OK, _listed([f"{each.package} {installed[each.package]}" for each in needed]))
-    text = _listed([_as_it_is(requirement, installed) for requirement in lacking])
-    return Finding(name, Level.NOTE, text, f"If you want it: pip install 'quorate[{extra}]'")
+        there = [f"{each.package} {installed[each.package]}" for each in needed]
+        return Finding(f"extra {extra}", Level.OK, some_of(there, SHOWN))
+    text = some_of(list(lacking.values()), SHOWN)
+    return Finding(f"extra {extra}", Level.NOTE, text, f"If you want it: pip install 'quorate[{extra}]'")
 
 
-def _is_there(requirement: Requirement, installed: Mapping[str, str]) -> bool:
-    return requirement.package in installed and requirement.accepts(installed[requirement.package])
+def _lacking(needed: Sequence[Requirement], installed: Mapping[str, str]) -> dict[Requirement, str]:
+    """Those that are not as they should be, and how they are."""
+    lacking = {}
+    for each in needed:
+        if each.package not in installed:
+            lacking[each] = f"{each.package} is not installed"
+        elif not each.accepts(installed[each.package]):
+            lacking[each] = f"{each.package} is {installed[each.package]}, not {each.versions}"
+    return lacking
 
 
-def _as_it_is(requirement: Requirement, installed: Mapping[str, str]) -> str:
-    version = installed.get(requirement.package)
-    if version is None:
-        return f"{requirement.package} is not installed"
-    return f"{requirement.package} is {version}, not {requirement.versions}"
-
-
-def _listed(words: list[str]) -> str:
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return ", ".join(words[:SHOWN]) + more
-
-
-def check_torch(facts: TorchFacts, pinned: Requirement) -> Finding:
+def check_torch(facts: TorchFacts, tested: Requirement) -> Finding:
     """Whether it can be imported, is the version that was tested, and computes the same bits twice."""
-    install = f"pip install '{pinned}'"
+    install = f"pip install '{tested}'"
     if facts.error:
         return Finding("torch", Level.PROBLEM, f"cannot be used: {facts.error}", f"Install it anew: {install}")
     if not facts.repeats_bits:
         text = f"{facts.version} computes other bits the second time, with deterministic kernels and one thread"
         return Finding("torch", Level.PROBLEM, text, f"No job can keep its promise with it. {install}")
     same = "deterministic kernels give the same bits twice"
-    is_pinned = pinned.relation == "=="
-    if not pinned.accepts(facts.version):
-        tested = pinned.version if is_pinned else pinned.versions
-        text = f"{facts.version}, not the {tested} that Quorate is tested with; {same}"
+    if not tested.accepts(facts.version):
+        text = f"{facts.version}, not the {tested.versions} that Quorate is tested with; {same}"
         return Finding("torch", Level.WARNING, text, install)
-    return Finding("torch", Level.OK, f"{facts.version}, {'as pinned' if is_pinned else 'a tested version'}; {same}")
+    return Finding("torch", Level.OK, f"{facts.version}, a tested version; {same}")
 
 
 def check_devices(facts: TorchFacts) -> Finding:
@@ -161,8 +193,13 @@ def check_job_variable(name: str, value: str) -> Finding:
     """One of them: which key it sets, or why no job takes it."""
     origin = f"environment {name}"
     key = name.removeprefix(PREFIX).lower().replace("__", ".")
+    problems: Sequence[Problem] = ()
+    try:
+        resolve_mapping(_ANY_JOB, "the environment", {name: value}, [])
+    except JobFileError as error:
+        problems = error.problems
     # What another key of a job might clash with is that job's matter.
-    wrong = [each for each in _problems(name, value) if origin in f"{each.path} {each.text}" or _is_unknown(key, each)]
+    wrong = [each for each in problems if origin in f"{each.path} {each.text}" or _is_unknown(key, each)]
     # Among a task's own parameters there may be secrets, and what is found here gets into reports.
     is_private = key.split(".")[0] == "params"
     if not wrong:
@@ -176,14 +213,6 @@ def check_job_variable(name: str, value: str) -> Finding:
 def _is_unknown(key: str, problem: Problem) -> bool:
     """Whether it says that no job has the key's first part: what is written below that has no origin of its own."""
     return "." in key and problem.path == key.split(".")[0] and problem.text.startswith("there is no such key")
-
-
-def _problems(name: str, value: str) -> Sequence[Problem]:
-    try:
-        resolve_mapping(_ANY_JOB, "the environment", {name: value}, [])
-    except JobFileError as error:
-        return error.problems
-    return ()
 
 
 def check_pinned_variables(environment: Mapping[str, str]) -> Finding:

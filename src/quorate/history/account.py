@@ -8,7 +8,7 @@ from quorate.data.indices import Ranges, count_in, union
 from quorate.data.ledger import Tally
 from quorate.history.streaming import blocks_of
 from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted, TrainingBlocks
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail
 
 _COUNTED = frozenset({"bad", "dropped", "planned", "skipped"})
 _LARGEST = 2**63

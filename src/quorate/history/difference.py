@@ -9,9 +9,8 @@ from typing import Any
 from quorate.core.errors import DamagedFileError
 from quorate.core.task_source import TaskSource
 from quorate.history.timeline import Timeline
-from quorate.spec.change import Change, changes
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import Change, ResolvedJob, changes
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 

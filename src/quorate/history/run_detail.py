@@ -14,10 +14,10 @@ from quorate.history.run_record import RunRecord, Status
 from quorate.history.timeline import Timeline
 from quorate.observe.events import RunBegan
 from quorate.observe.notices import EARLY_STOP
-from quorate.observe.waiting import Knobs
+from quorate.observe.waiting import advice_on_waiting
 from quorate.spec.job import JobSpec, mark_of
+from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
-from quorate.spec.marks import Mark
 from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
@@ -85,7 +85,7 @@ class RunDetail:
             return None
         begun = self.timeline.of_kind(RunBegan)
         data = begun[-1].data if begun else None
-        return Knobs.of(self.job.spec, data, self.record.workers, usable_cores()).advice
+        return advice_on_waiting(self.job.spec, data, self.record.workers, usable_cores())
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,15 @@ from collections.abc import Callable
 from rich.live import Live
 from rich.text import Text
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CopyFailed,
-    EvaluationDone,
-    LogMessage,
-    RunBegan,
-    RunFinished,
-    RunStopped,
-    StepCompleted,
-    WorkerLost,
-)
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
 LINE_EVERY = 5.0
+LOUD = (events.RunStopped, events.WorkerLost, events.LogMessage, events.CopyFailed)
 
 
 class Console:
@@ -45,19 +37,14 @@ class Console:
             self._live.update(progress, refresh=True)
 
     def handle(self, event: Event) -> None:
-        """Show an event."""
         notice = notice_of(event, self._progress)
         self._progress.handle(event)
-        if isinstance(event, RunFinished):
-            self._end_progress()
+        if isinstance(event, events.RunFinished):
+            self.close()
         if notice is not None:
             _print(self._screen, notice)
-        if isinstance(event, StepCompleted | RunBegan):
-            self._show_progress(at_once=self._progress.is_at_the_end)
-
-    def close(self) -> None:
-        """Leave the last state of the bar on the screen and show nothing more."""
-        self._end_progress()
+        if isinstance(event, events.StepCompleted | events.RunBegan):
+            self._show_progress(at_once=self._progress.step == self._progress.total_steps)
 
     def _show_progress(self, at_once: bool) -> None:
         now = self._clock()
@@ -72,8 +59,8 @@ class Console:
             return
         self._shown, self._shown_at = self._progress.step, now
 
-    def _end_progress(self) -> None:
-        """The last step is shown always, also when the next line is not due yet."""
+    def close(self) -> None:
+        """The last step is shown always, also when the next line is not due yet, and stays on the screen."""
         live, self._progress.is_over = self._live, True
         if live is None or self._progress.has_begun:
             self._show_progress(at_once=True)
@@ -91,16 +78,14 @@ class QuietConsole:
         self._progress = progress
 
     def handle(self, event: Event) -> None:
-        """Show an event, if it is one of those."""
-        warns = isinstance(event, StepCompleted | EvaluationDone) and event.warnings
-        is_loud = warns or isinstance(event, RunStopped | WorkerLost | LogMessage | CopyFailed)
-        notice = notice_of(event, self._progress) if is_loud else None
+        warns = isinstance(event, events.StepCompleted | events.EvaluationDone) and event.warnings
+        notice = notice_of(event, self._progress) if warns or isinstance(event, LOUD) else None
         self._progress.handle(event)
         if notice is not None:
             _print(self._screen, notice)
 
     def close(self) -> None:
-        """Nothing is left to be shown."""
+        pass
 
 
 def _print(screen: Screen, notice: Notice) -> None:

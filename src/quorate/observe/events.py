@@ -87,7 +87,6 @@ class GenerationFormed(Event):
 
     @property
     def workers(self) -> frozenset[int]:
-        """Who belongs to it."""
         return frozenset(member.worker for member in self.members or ())
 
 
@@ -309,17 +308,14 @@ class RunFailed(Event):
 
     @classmethod
     def of(cls, failure: Failure) -> Self:
-        """At the step of the failure."""
         return cls(step=failure.step, failure=failure)
 
     def own_fields(self) -> dict[str, Any]:
-        """Flat, but for what every event has."""
         told = {name: value for name, value in self.failure.to_dict().items() if name not in ("kind", "step")}
         return {**told, "cause": self.failure.kind}
 
     @classmethod
     def own_record(cls, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Into a failure again."""
         place = {name: record[name] for name in ("time", "step") if name in record}
         return {**place, "failure": failure_in({**record, "kind": str(record.get("cause", ""))})}
 

@@ -3,8 +3,8 @@
 import html
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from quorate.observe.event import Event
 from quorate.observe.notices import Notice, notice_of
@@ -16,14 +16,8 @@ KEPT_NOTICES = 8
 
 Bundle = dict[str, str]
 """What a display shows, by media type: every front end takes the one that it knows."""
-
-
-class Display(Protocol):
-    """A place in a notebook. A call shows a bundle there, instead of the one before."""
-
-    def __call__(self, bundle: Bundle) -> None:
-        """Show a bundle."""
-        ...
+Display = Callable[[Bundle], None]
+"""A place in a notebook. A call shows a bundle there, instead of the one before."""
 
 
 def notebook_display() -> Display | None:
@@ -62,7 +56,6 @@ class NotebookConsole:
         self._draw()
 
     def handle(self, event: Event) -> None:
-        """Show an event."""
         notice = notice_of(event, self._progress)
         self._progress.handle(event)
         if notice is not None:
@@ -71,7 +64,6 @@ class NotebookConsole:
             self._draw()
 
     def close(self) -> None:
-        """Leave the last state."""
         self._progress.is_over = True
         self._draw()
 
@@ -88,26 +80,21 @@ class NotebookConsole:
 
     def _draw(self) -> None:
         self._drawn_at = self._clock()
-        self._display({"text/plain": "\n".join(self._lines()), "text/html": "".join(self._paragraphs())})
-
-    def _numbers(self) -> str:
-        if not self._progress.has_begun:
-            return f"starting {self._progress.run}: {self._progress.hosting} ..."
-        return GAP.join([self._progress.place, *self._progress.facts])
-
-    def _lines(self) -> Iterator[str]:
-        yield from (notice.text for notice in self._latest())
-        yield self._numbers()
-
-    def _paragraphs(self) -> Iterator[str]:
-        if self._progress.has_begun and self._progress.total_steps:
-            yield f'<progress value="{self._progress.step}" max="{self._progress.total_steps}"></progress> '
-        yield f"<b>{html.escape(self._numbers())}</b>"
-        yield from (f"<div>{html.escape(notice.text)}</div>" for notice in self._latest())
-
-    def _latest(self) -> list[Notice]:
-        # The first says which run it is.
-        return [*self._notices[:1], *self._notices[1:][-KEPT_NOTICES:]]
+        progress = self._progress
+        numbers, bar = f"starting {progress.run}: {progress.hosting} ...", ""
+        if progress.has_begun:
+            numbers = GAP.join([progress.place, *progress.facts])
+            if progress.total_steps:
+                bar = f'<progress value="{progress.step}" max="{progress.total_steps}"></progress> '
+        # The first notice says which run it is.
+        notices = [notice.text for notice in (*self._notices[:1], *self._notices[1:][-KEPT_NOTICES:])]
+        paragraphs = "".join(f"<div>{html.escape(text)}</div>" for text in notices)
+        self._display(
+            {
+                "text/plain": "\n".join([*notices, numbers]),
+                "text/html": f"{bar}<b>{html.escape(numbers)}</b>{paragraphs}",
+            }
+        )
 
 
 def html_table(rows: list[tuple[str, str]]) -> str:

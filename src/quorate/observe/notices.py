@@ -5,34 +5,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CheckpointCopied,
-    CheckpointFailed,
-    CheckpointSaved,
-    CheckpointSkipped,
-    CopyFailed,
-    CopyRecovered,
-    EvaluationDone,
-    GenerationFormed,
-    LogMessage,
-    Resized,
-    RolledBack,
-    RunBegan,
-    RunFailed,
-    RunFinished,
-    RunStopped,
-    StepCompleted,
-    WorkerLost,
-)
-from quorate.observe.progress import GAP, Progress
+from quorate.observe.progress import GAP, Progress, hosting
 from quorate.observe.quantities import duration, measure, plural, size
 from quorate.observe.recoveries import brief
 
 EARLY_STOP = "early stop"
 LONGEST_SILENT_WAIT = 0.05
 """Seconds for which training waits for a checkpoint without a word."""
-NO_REASON = "no reason was given"
 
 
 @dataclass(frozen=True)
@@ -49,7 +30,7 @@ def notice_of(event: Event, progress: Progress) -> Notice | None:
     return None if make is None else make(event, progress)
 
 
-def _run(event: RunBegan, progress: Progress) -> Notice | None:
+def _run(event: events.RunBegan, progress: Progress) -> Notice | None:
     if progress.has_begun:
         return None
     of_all = f" of {event.total_steps:,}" if event.total_steps else ""
@@ -58,35 +39,27 @@ def _run(event: RunBegan, progress: Progress) -> Notice | None:
     return Notice(f"{progress.run}{place}: {progress.hosting}{start}", "bold")
 
 
-def _generation(event: GenerationFormed, progress: Progress) -> Notice | None:
+def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    hosting = progress.hosting_by(event)
+    now = hosting(*progress.hosts_by(event))
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
     back = sorted(event.workers & progress.lost.keys())
     if not back:
-        return Notice(f"going on with {hosting}{again}", "yellow")
+        return Notice(f"going on with {now}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))
-    return Notice(f"{_workers(back)} back after {waited}, {hosting}{again}", "green")
+    *others, last = map(str, back)
+    who = f"workers {', '.join(others)} and {last} are" if others else f"worker {last} is"
+    return Notice(f"{who} back after {waited}, {now}{again}", "green")
 
 
-def _workers(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return f"worker {numbers[0]} is"
-    return f"workers {', '.join(map(str, numbers[:-1]))} and {numbers[-1]} are"
-
-
-def _step(event: StepCompleted, progress: Progress) -> Notice | None:
-    return Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
-
-
-def _warnings(event: StepCompleted | EvaluationDone, progress: Progress) -> list[str]:
+def _warnings(event: events.StepCompleted | events.EvaluationDone, progress: Progress) -> list[str]:
     """With the name of the run, which the worker that warns does not write."""
     return [warning.replace("quorate show RUN ", f"quorate show {progress.run} ") for warning in event.warnings]
 
 
-def _evaluation(event: EvaluationDone, progress: Progress) -> Notice:
+def _evaluation(event: events.EvaluationDone, progress: Progress) -> Notice:
     metrics = GAP.join(f"{name} {measure(value)}" for name, value in (event.metrics or {}).items())
     best = f"{GAP}best so far" if event.best else ""
     left_out = f"{GAP}{plural(event.bad_samples, 'bad sample')} left out" if event.bad_samples else ""
@@ -94,30 +67,26 @@ def _evaluation(event: EvaluationDone, progress: Progress) -> Notice:
     return Notice(f"evaluation{_at(event)}: {metrics}{best}{left_out}{warnings}", "yellow" if warnings else "cyan")
 
 
-def _checkpoint(event: CheckpointSaved, _: Progress) -> Notice:
+def _checkpoint(event: events.CheckpointSaved, _: Progress) -> Notice:
     added = event.added_s or 0.0
     waited = f", training waited {duration(added)}" if added >= LONGEST_SILENT_WAIT else ""
     return Notice(f"checkpoint {PurePath(event.path).name}: {_cost(event)}{waited}", "dim")
 
 
-def _not_saved(event: CheckpointFailed | CheckpointSkipped, _: Progress) -> Notice:
-    return Notice(f"not saved{_at(event)}: {event.reason or NO_REASON}", "yellow")
+def _not_saved(event: events.CheckpointFailed | events.CheckpointSkipped, _: Progress) -> Notice:
+    return Notice(f"not saved{_at(event)}: {event.reason or 'no reason was given'}", "yellow")
 
 
-def _copied_to(event: CheckpointCopied, _: Progress) -> Notice:
-    return Notice(f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim")
-
-
-def _cost(event: CheckpointSaved | CheckpointCopied) -> str:
+def _cost(event: events.CheckpointSaved | events.CheckpointCopied) -> str:
     return f"{size(event.bytes or 0)} in {duration(event.seconds or 0.0)}"
 
 
-def _copy_failed(event: CopyFailed, _: Progress) -> Notice:
+def _copy_failed(event: events.CopyFailed, _: Progress) -> Notice:
     which = "" if event.step is None else f" (checkpoint of step {event.step:,})"
     return Notice(f"not copied{which}, and training goes on: {event.reason}", "yellow")
 
 
-def _stop(event: RunStopped, progress: Progress) -> Notice:
+def _stop(event: events.RunStopped, progress: Progress) -> Notice:
     reason = event.reason or "asked to"
     if not progress.has_begun:
         return Notice(f"stopping before the first step: {reason}", "yellow")
@@ -126,7 +95,7 @@ def _stop(event: RunStopped, progress: Progress) -> Notice:
     return Notice(f"{ending}; Ctrl-C again stops at once" if is_typed else f"{reason}: {ending}", "yellow")
 
 
-def _finished(event: RunFinished, progress: Progress) -> Notice | None:
+def _finished(event: events.RunFinished, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
     result = event.result or {}
@@ -134,29 +103,15 @@ def _finished(event: RunFinished, progress: Progress) -> Notice | None:
     counted = plural(steps, "step")
     ending = result.get("ending", "complete")
     if ending == EARLY_STOP:
-        return Notice(f"stopped early after {counted}{_why_early(progress)}", "green")
+        why, rule = "", progress.early_stop
+        if rule is not None:
+            spell = "the last evaluation" if rule.patience == 1 else f"the last {rule.patience} evaluations"
+            why = f": {spell} brought no better {rule.metric}"
+        return Notice(f"stopped early after {counted}{why}", "green")
     if ending == "complete":
         return Notice(f"finished after {counted}", "green")
     done = f"{steps:,} of {plural(progress.total_steps, 'step')}" if progress.total_steps else counted
     return Notice(f"stopped after {done}", "yellow")
-
-
-def _why_early(progress: Progress) -> str:
-    rule = progress.early_stop
-    if rule is None:
-        return ""
-    spell = "the last evaluation" if rule.patience == 1 else f"the last {rule.patience} evaluations"
-    return f": {spell} brought no better {rule.metric}"
-
-
-def _log(event: LogMessage, _: Progress) -> Notice | None:
-    return None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
-
-
-def _rollback(event: RolledBack, progress: Progress) -> Notice:
-    return Notice(
-        f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
-    )
 
 
 def _at(event: Event) -> str:
@@ -164,23 +119,33 @@ def _at(event: Event) -> str:
 
 
 _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
-    RunBegan: _run,
-    GenerationFormed: _generation,
-    WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
-    StepCompleted: _step,
-    Resized: lambda event, _: Notice(f"asked to go on with {event.workers} workers instead of {event.before}", "bold"),
-    RolledBack: _rollback,
-    EvaluationDone: _evaluation,
-    CheckpointSaved: _checkpoint,
-    CheckpointFailed: _not_saved,
-    CheckpointSkipped: _not_saved,
-    CheckpointCopied: _copied_to,
-    CopyFailed: _copy_failed,
-    CopyRecovered: lambda event, _: Notice(
+    events.RunBegan: _run,
+    events.GenerationFormed: _generation,
+    events.WorkerLost: lambda event, _: Notice(brief(event.message or "a worker is lost"), "yellow"),
+    events.StepCompleted: lambda event, progress: (
+        Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
+    ),
+    events.Resized: lambda event, _: Notice(
+        f"asked to go on with {event.workers} workers instead of {event.before}", "bold"
+    ),
+    events.RolledBack: lambda event, progress: Notice(
+        f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
+    ),
+    events.EvaluationDone: _evaluation,
+    events.CheckpointSaved: _checkpoint,
+    events.CheckpointFailed: _not_saved,
+    events.CheckpointSkipped: _not_saved,
+    events.CheckpointCopied: lambda event, _: Notice(
+        f"checkpoint {event.checkpoint} copied to {event.place}: {_cost(event)}", "dim"
+    ),
+    events.CopyFailed: _copy_failed,
+    events.CopyRecovered: lambda event, _: Notice(
         f"copying to {event.place} works again, after {duration(event.seconds or 0.0)}", "green"
     ),
-    RunStopped: _stop,
-    RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
-    RunFinished: _finished,
-    LogMessage: _log,
+    events.RunStopped: _stop,
+    events.RunFailed: lambda event, _: Notice(f"failed{_at(event)}: {event.failure.message}", "bold red"),
+    events.RunFinished: _finished,
+    events.LogMessage: lambda event, _: (
+        None if event.message is None else Notice(event.message, "bold" if event.level == "info" else "yellow")
+    ),
 }

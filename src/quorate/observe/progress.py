@@ -33,7 +33,6 @@ class Pace:
         self._latest: tuple[int, float] | None = None
 
     def passed(self, step: int, time: float) -> None:
-        """A step has ended."""
         # After a restart steps are told again: what was measured before says nothing about now.
         if self._latest is not None and step <= self._latest[0]:
             self._marks.clear()
@@ -70,7 +69,6 @@ class Progress:
     lost: dict[int, float] = field(default_factory=dict)
 
     def handle(self, event: Event) -> None:
-        """Learn from an event."""
         match event:
             case StepCompleted(step=int(step)):
                 self.has_begun = True
@@ -84,57 +82,39 @@ class Progress:
             case WorkerLost():
                 self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
             case GenerationFormed():
-                self.workers, self.lanes = self._hosts_by(event)
+                self.workers, self.lanes = self.hosts_by(event)
                 for worker in event.workers:
                     self.lost.pop(worker, None)
             case RunFinished():
                 self.is_over = True
 
     @property
-    def is_at_the_end(self) -> bool:
-        """Whether no step is left."""
-        return self.step == self.total_steps
-
-    @property
     def place(self) -> str:
-        """How far it has come."""
         return f"step {self.step:,}" + (f"/{self.total_steps:,}" if self.total_steps else "")
 
     @property
     def facts(self) -> list[str]:
         """The numbers of the last steps, the important ones first."""
-        return [*self._losses(), *self._speed(), *self._time_left()]
+        facts, seconds = [], self.pace.seconds_per_step
+        if self.latest is not None:
+            facts += [f"{name} {measure(loss)}" for name, loss in self.latest.by_optimizer("loss").items()]
+            speed = self.latest.samples_per_second
+            if seconds and self.latest.samples is not None:
+                speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about
+            facts += [] if speed is None else [f"{count(speed)} samples/s"]
+        steps = (self.total_steps or 0) - self.step
+        if seconds is not None and steps > 0 and not self.is_over:
+            facts.append(f"{duration(max(1, round(steps * seconds)))} left")
+        return facts
 
     @property
     def hosting(self) -> str:
-        """How the job runs."""
-        return _hosting(self.workers, self.lanes)
+        return hosting(self.workers, self.lanes)
 
-    def hosting_by(self, generation: GenerationFormed) -> str:
-        """How the job runs from now on."""
-        return _hosting(*self._hosts_by(generation))
-
-    def _hosts_by(self, generation: GenerationFormed) -> tuple[int, int]:
+    def hosts_by(self, generation: GenerationFormed) -> tuple[int, int]:
+        """How many workers and lanes there are from this generation on."""
         lanes = self.lanes if generation.lanes is None else generation.lanes
         return len(generation.members or ()) or self.workers, lanes
-
-    def _losses(self) -> list[str]:
-        losses = {} if self.latest is None else self.latest.by_optimizer("loss")
-        return [f"{name} {measure(loss)}" for name, loss in losses.items()]
-
-    def _speed(self) -> list[str]:
-        if self.latest is None:
-            return []
-        speed, seconds = self.latest.samples_per_second, self.pace.seconds_per_step
-        if seconds and self.latest.samples is not None:
-            speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about
-        return [] if speed is None else [f"{count(speed)} samples/s"]
-
-    def _time_left(self) -> list[str]:
-        steps, seconds = (self.total_steps or 0) - self.step, self.pace.seconds_per_step
-        if seconds is None or steps <= 0 or self.is_over:
-            return []
-        return [f"{duration(max(1, round(steps * seconds)))} left"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A bar with the place at its right, and below it the facts."""
@@ -166,11 +146,11 @@ class Progress:
         return grid
 
 
-def lines_of(facts: Sequence[str], width: int) -> list[str]:
+def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:
     """The facts in order, in as few lines as the width allows."""
     lines: list[str] = []
     for fact in facts:
-        longer = f"{lines[-1]}{GAP}{fact}" if lines else fact
+        longer = f"{lines[-1]}{gap}{fact}" if lines else fact
         if lines and cell_len(longer) <= width:
             lines[-1] = longer
         else:
@@ -178,5 +158,6 @@ def lines_of(facts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _hosting(workers: int, lanes: int) -> str:
+def hosting(workers: int, lanes: int) -> str:
+    """How a job runs."""
     return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}"

@@ -1,5 +1,6 @@
-"""Numbers as a person reads them. Plain ASCII, but for curves: they also go into files and narrow terminals."""
+"""Numbers and lists as a person reads them; plain ASCII, but for curves: they go into files and narrow terminals."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -47,18 +48,28 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def some_of(words: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """Values from left to right, the least as the first of the blocks and the greatest as the last.
 
-    Where there are more values than room, each character stands for the mean of its share. A share without a finite
-    number is a gap.
+    Where there are more values than room, each character stands for the mean of its share, all of as equal a length as
+    possible. A share without a finite number is a gap.
     """
-    means = [_mean(share) for share in _shares(values, width)]
+    room = max(0, min(width, len(values)))
+    bounds = [index * len(values) // room for index in range(room + 1)] if room else []
+    means = [_mean(values[first:last]) for first, last in itertools.pairwise(bounds)]
     finite = [mean for mean in means if mean is not None]
     if not finite:
         return " " * len(means)
-    least, greatest = min(finite), max(finite)
-    return "".join(" " if mean is None else blocks[_level(mean, least, greatest, len(blocks))] for mean in means)
+    # Halved: from the least to the greatest number is further than numbers go.
+    least, span = min(finite) / 2, max(finite) / 2 - min(finite) / 2
+    heights = [None if mean is None else (mean / 2 - least) / span if span else 0.0 for mean in means]
+    top = len(blocks) - 1
+    return "".join(" " if height is None else blocks[min(top, int(height * len(blocks)))] for height in heights)
 
 
 def blocks_for(encoding: str) -> str:
@@ -70,21 +81,7 @@ def blocks_for(encoding: str) -> str:
     return BLOCKS
 
 
-def _shares(values: Sequence[float], width: int) -> list[Sequence[float]]:
-    """Contiguous shares of as equal a length as possible, none of them empty."""
-    count = max(0, min(width, len(values)))
-    return [values[index * len(values) // count : (index + 1) * len(values) // count] for index in range(count)]
-
-
 def _mean(share: Sequence[float]) -> float | None:
     finite = [value for value in share if math.isfinite(value)]
     # Divided first: the sum of large numbers can be infinite where their mean is not.
     return sum(value / len(finite) for value in finite) if finite else None
-
-
-def _level(value: float, least: float, greatest: float, levels: int) -> int:
-    if greatest == least:
-        return 0
-    # Halved for the same reason: from the least to the greatest number is further than numbers go.
-    height = (value / 2 - least / 2) / (greatest / 2 - least / 2)
-    return min(levels - 1, int(height * levels))

@@ -7,15 +7,8 @@ an event happened, not its place in the file.
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CoordinatorReplaced,
-    GenerationFormed,
-    RunBegan,
-    StateCopied,
-    StepCompleted,
-    WorkerLost,
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,6 @@ class Recovery:
     steps_lost: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return asdict(self)
 
 
@@ -97,28 +89,26 @@ class RecoveryLog:
 
     @property
     def recoveries(self) -> list[Recovery]:
-        """What has been recovered from so far, in order."""
         told = (loss.recovery() for loss in (*self._closed, *self._losses))
         return [recovery for recovery in told if recovery is not None]
 
     def handle(self, event: Event) -> None:
-        """Learn from an event."""
         match event:
-            case StepCompleted(step=int(step)):
+            case events.StepCompleted(step=int(step)):
                 self._take_step(step, event.time)
-            case RunBegan():
+            case events.RunBegan():
                 self._position = event.from_step or 0
-            case CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
+            case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
-            case WorkerLost(worker=int(worker)):
+            case events.WorkerLost(worker=int(worker)):
                 self._take_loss(event, worker)
-            case GenerationFormed():
+            case events.GenerationFormed():
                 self._take_generation(event)
-            case StateCopied():
+            case events.StateCopied():
                 for loss in self._mended.get(str(event.generation), ()):
                     loss.copied += event.seconds or 0.0
 
-    def _take_loss(self, event: WorkerLost, worker: int) -> None:
+    def _take_loss(self, event: events.WorkerLost, worker: int) -> None:
         loss = _Loss(
             worker=worker,
             time=event.time,
@@ -133,8 +123,14 @@ class RecoveryLog:
             loss.from_step = loss.last_step
         self._losses.append(loss)
 
-    def _take_generation(self, event: GenerationFormed) -> None:
-        self._begin_part(event.incarnation)
+    def _take_generation(self, event: events.GenerationFormed) -> None:
+        if self._incarnation not in (None, event.incarnation):
+            # Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
+            # lost before.
+            self._closed += self._losses
+            self._losses = []
+            self._mended = {}
+        self._incarnation = event.incarnation
         self._members = event.workers
         for loss in self._losses:
             is_mended = False
@@ -147,15 +143,6 @@ class RecoveryLog:
             if is_mended:
                 self._mended.setdefault(str(event.generation), []).append(loss)
 
-    def _begin_part(self, incarnation: str) -> None:
-        """Another launcher, with a coordinator of its own, begins another part of the run: it mends nothing that was
-        lost before."""
-        if self._incarnation not in (None, incarnation):
-            self._closed += self._losses
-            self._losses = []
-            self._mended = {}
-        self._incarnation = incarnation
-
     def _take_step(self, step: int, time: float) -> None:
         self._position = max(self._position, step)
         for loss in self._losses:
@@ -163,10 +150,7 @@ class RecoveryLog:
                 loss.last_step = max(loss.last_step, step)
             elif loss.first_step is None and step > loss.from_step:
                 loss.first_step = time
-        self._settle()
-
-    def _settle(self) -> None:
-        """A million steps should not each look through all losses."""
+        # A million steps should not each look through all losses.
         while self._losses and self._losses[0].first_step is not None and self._losses[0].refilled is not None:
             self._closed.append(self._losses.pop(0))
 

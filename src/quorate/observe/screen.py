@@ -2,7 +2,7 @@
 
 import io
 import os
-from typing import Literal, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -15,21 +15,19 @@ class Screen(Console):
     `NO_COLOR` takes colours away and `FORCE_COLOR` gives them to a file too; a file never gets a bar that moves.
     """
 
-    def __init__(self, stream: TextIO, is_terminal: bool, width: int | None = None) -> None:
+    def __init__(self, stream: TextIO, is_terminal: bool | None = None, width: int | None = None) -> None:
+        is_terminal = stream.isatty() if is_terminal is None else is_terminal
+        wants_colours = os.environ.get("FORCE_COLOR", "") not in ("", "0")
         super().__init__(
             file=cast(TextIO, _Forgiving(stream)),
             force_terminal=is_terminal,
             force_jupyter=False,
-            color_system="auto" if is_terminal else _colours_of_files(),
+            color_system="auto" if is_terminal else "standard" if wants_colours else None,
             width=width,
             highlight=False,
             markup=False,
             emoji=False,
         )
-
-
-def _colours_of_files() -> Literal["standard"] | None:
-    return "standard" if os.environ.get("FORCE_COLOR", "") not in ("", "0") else None
 
 
 class _Forgiving(io.TextIOBase):

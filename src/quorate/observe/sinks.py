@@ -1,15 +1,24 @@
-"""Who is given events: the sinks, and what keeps a slow or failing one away from whoever publishes."""
+"""Who is given events: the sinks, and the three ways of serving one.
 
+`Guarded` serves it at once, and a failing one ends no job. `Queued` puts a queue before a live view that may be slow.
+`Durable` reads the file for one that must be complete.
+"""
+
+import contextlib
 import logging
 import threading
 from collections import deque
+from pathlib import Path
 from typing import Protocol
 
 from quorate.observe.event import Event
+from quorate.observe.jsonl import EventTail
+from quorate.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 10_000
+_SAVED_EVERY = 1000
 
 
 class Sink(Protocol):
@@ -35,14 +44,12 @@ class Guarded:
         self._sink = sink
 
     def handle(self, event: Event) -> None:
-        """Give the sink an event."""
         try:
             self._sink.handle(event)
         except Exception:
             self._count()
 
     def close(self) -> None:
-        """Close the sink."""
         try:
             self._sink.close()
         except Exception:
@@ -59,7 +66,7 @@ class Queued:
     nothing.
 
     Where the queue is full the oldest events are dropped, since what is shown live is about now; `dropped` counts them.
-    A sink that needs all events is served from the file instead (`Follower`). Not for the process that forks workers.
+    A sink that needs all events is served from the file instead (`Durable`). Not for the process that forks workers.
     """
 
     def __init__(self, sink: Sink, most: int = MOST_QUEUED, patience: float = 5.0) -> None:
@@ -75,11 +82,9 @@ class Queued:
 
     @property
     def failed(self) -> int:
-        """How often the sink has raised."""
         return self._sink.failed
 
     def handle(self, event: Event) -> None:
-        """Queue an event."""
         with self._news:
             if len(self._events) >= self._most:
                 self._events.popleft()
@@ -98,11 +103,56 @@ class Queued:
             self._events.clear()
 
     def _serve(self) -> None:
-        while (event := self._next()) is not None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._events or self._closing)
+                if not self._events:
+                    break
+                event = self._events.popleft()
             self._sink.handle(event)
         self._sink.close()
 
-    def _next(self) -> Event | None:
-        with self._news:
-            self._news.wait_for(lambda: self._events or self._closing)
-            return self._events.popleft() if self._events else None
+
+class Durable:
+    """Gives a sink that must be complete every event of a run's file, in order and at least once.
+
+    It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled
+    after the last time that was written down is given again. An event for which the sink raises is given again by the
+    next `poll`, and nothing after it before.
+    """
+
+    def __init__(self, events_file: Path, sink: Sink, offset_file: Path) -> None:
+        self.failed = 0
+        self._tail = EventTail(events_file)
+        self._sink = sink
+        self._offset_file = offset_file
+        try:
+            self._tail.offset = max(0, int(offset_file.read_text()))
+        except (FileNotFoundError, ValueError):
+            self._tail.offset = 0
+        self._saved = self._tail.offset
+
+    def poll(self) -> None:
+        """Give the sink what is new. Called now and then, by whoever is not in the way of training."""
+        for handled, event in enumerate(self._tail):
+            try:
+                self._sink.handle(event)
+            except Exception:
+                if not self.failed:
+                    log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
+                self.failed += 1
+                break
+            if handled % _SAVED_EVERY == 0:
+                self._save()
+        self._save()
+
+    def close(self) -> None:
+        """Give the sink the rest."""
+        self.poll()
+        self._sink.close()
+
+    def _save(self) -> None:
+        if self._tail.offset != self._saved:
+            self._saved = self._tail.offset
+            with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
+                write_atomically(self._offset_file, str(self._saved))

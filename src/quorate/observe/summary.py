@@ -1,7 +1,7 @@
 """How a job ended, in a few lines for a person."""
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -16,12 +16,14 @@ LARGEST_SILENT_LOSS = 0.01
 """Of the samples that were read: where fewer are bad it is told without a warning."""
 
 
-def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = False, width: int | None = None) -> None:
+def print_summary(result: dict[str, Any], screen: Screen) -> None:
     """Print a result: how it ended, its metrics, its speed, its weights and where it is kept."""
-    screen = Screen(stream, is_terminal, width)
     rows = summary_rows(result)
     column = max(NARROWEST_LABEL, *(len(label) for label, _ in rows)) + 2 if rows else 0
-    screen.print(_title(result), soft_wrap=True)
+    status = str(result.get("status", "ended"))
+    early = " (stopped early)" if result.get("ending") == "early stop" else ""
+    run = (str(result.get("run", "run")), "bold")
+    screen.print(Text.assemble(run, "  ", (status, COLOURS.get(status, "yellow")), early), soft_wrap=True)
     for label, value in rows:
         # Never broken by us: a digest or path that is copied must be in one piece.
         style = "bold yellow" if value.startswith(WARNING) else ""
@@ -30,21 +32,7 @@ def print_summary(result: dict[str, Any], stream: TextIO, is_terminal: bool = Fa
 
 def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know of a result, as labels and values."""
-    return [*_metrics(result), *_work(result), *_copies(result), *_place(result)]
-
-
-def _title(result: dict[str, Any]) -> Text:
-    status = str(result.get("status", "ended"))
-    early = " (stopped early)" if result.get("ending") == "early stop" else ""
-    return Text.assemble((str(result.get("run", "run")), "bold"), "  ", (status, COLOURS.get(status, "yellow")), early)
-
-
-def _metrics(result: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(name, measure(value)) for name, value in (result.get("final_metrics") or {}).items()]
-
-
-def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
+    rows = [(name, measure(value)) for name, value in (result.get("final_metrics") or {}).items()]
     if result.get("steps") is not None:
         rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
     if result.get("samples_per_second"):
@@ -55,7 +43,12 @@ def _work(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("bad samples", _bad(bad, result.get("run", "RUN"))))
     if result.get("recoveries"):
         rows.append(("recovered", recovered(result["recoveries"])))
-    return rows
+    for each in result.get("copies") or ():
+        missing = len(each.get("missing") or ())
+        told = f"{plural(each.get('copied', 0), 'checkpoint')} copied" + (f", {missing:,} missing" if missing else "")
+        rows.append(("copies", f"{each.get('place')}: {told}"))
+    named = {"weights": result.get("weights_digest"), "folder": result.get("folder")}
+    return [*rows, *((label, str(value)) for label, value in named.items() if value)]
 
 
 def _bad(bad: dict[str, Any], run: str) -> str:
@@ -65,25 +58,12 @@ def _bad(bad: dict[str, Any], run: str) -> str:
     shares = {source: number / read for source, number in counts.items() if (read := bad.get(f"{source}_read"))}
     told = {source: f"{number:,}" for source, number in counts.items()}
     for source, share in shares.items():
-        told[source] += f" of {bad[f'{source}_read']:,} ({_percent(share)})"
+        percent = f"{share:.0%}" if share >= LARGEST_SILENT_LOSS else "under 1%"
+        told[source] += f" of {bad[f'{source}_read']:,} ({percent})"
     of_both = " and ".join(f"{each} of the {source} set" for source, each in told.items())
     left_out = told["training"] if list(told) == ["training"] else of_both
     warning = WARNING if max(shares.values(), default=0.0) > LARGEST_SILENT_LOSS else ""
     return f"{warning}{left_out} left out; quorate show {run} --ledger lists them"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= LARGEST_SILENT_LOSS else "under 1%"
-
-
-def _copies(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What has become of the copies at each further place."""
-    rows = []
-    for each in result.get("copies") or ():
-        missing = len(each.get("missing") or ())
-        told = f"{plural(each.get('copied', 0), 'checkpoint')} copied" + (f", {missing:,} missing" if missing else "")
-        rows.append(("copies", f"{each.get('place')}: {told}"))
-    return rows
 
 
 def recovered(recoveries: Sequence[dict[str, Any]]) -> str:
@@ -100,8 +80,3 @@ def _time_spent(result: dict[str, Any]) -> str:
         return ""
     before, spent = result.get("from_step", 0), f"in {duration(result['wall_seconds'])}"
     return f", the last {result['steps'] - before:,} {spent}" if before else f" {spent}"
-
-
-def _place(result: dict[str, Any]) -> list[tuple[str, str]]:
-    named = {"weights": result.get("weights_digest"), "folder": result.get("folder")}
-    return [(label, str(value)) for label, value in named.items() if value]

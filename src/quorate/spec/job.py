@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quorate.core.errors import JobFileError
-from quorate.spec.keys import keys_of
-from quorate.spec.marks import Allowed, Mark
+from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import OWN_PLACE, broken_rules
 

@@ -1,13 +1,13 @@
-"""The keys of a model as a table, by dotted path: what each takes, and which is nearest to a misspelt one."""
+"""The keys of a model as a table, by dotted path: what each takes, what is noted on it beside its type, and which is
+nearest to a misspelt one."""
 
 import difflib
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-
-from quorate.spec.marks import Allowed, Mark
 
 _PLAIN_TYPES = {
     bool: "true or false",
@@ -19,6 +19,21 @@ _PLAIN_TYPES = {
     dict: "a mapping",
     NoneType: "null",
 }
+
+
+class Mark(StrEnum):
+    """Whether a key changes what a job produces."""
+
+    MEANING = "meaning"  # it changes the bits
+    MANNER = "manner"  # it changes how the job runs, never what it produces
+    LABEL = "label"  # it only names things, and is never compared
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a key takes, worded to follow "is not": "a whole number of at least 1"."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -42,12 +57,14 @@ def keys_of(model: type[BaseModel], prefix: str = "", mark: Mark | None = None) 
     keys: dict[str, Key] = {}
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}" if prefix else name
+        parts = _parts(field.annotation)
         notes = [note.text for note in field.metadata if isinstance(note, Allowed)]
-        allowed = notes[0] if notes else _in_words(field.annotation)
+        allowed = notes[0] if notes else one_of([words for part in parts for words in _in_words(part)])
         own = next((note for note in field.metadata if isinstance(note, Mark)), mark)
-        choices = tuple(_choices(field.annotation))
-        keys[path] = Key(path, allowed, bool(notes), _alternatives(field.annotation), choices, own)
-        for section in _sections(field.annotation):
+        words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        choices = tuple(word for word in words if isinstance(word, str))
+        keys[path] = Key(path, allowed, bool(notes), sum(part is not NoneType for part in parts), choices, own)
+        for section in filter(_is_section, parts):
             for inner, key in keys_of(section, path, own).items():
                 keys[inner] = _either(keys[inner], key) if inner in keys else key
     return keys
@@ -102,27 +119,14 @@ def _parts(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _in_words(annotation: Any) -> str:
-    return one_of([words for part in _parts(annotation) for words in _part_in_words(part)])
+def _is_section(part: Any) -> bool:
+    return isinstance(part, type) and issubclass(part, BaseModel)
 
 
-def _part_in_words(part: Any) -> list[str]:
+def _in_words(part: Any) -> list[str]:
     if get_origin(part) is Literal:
         return [str(choice) for choice in get_args(part)]
-    if isinstance(part, type) and issubclass(part, BaseModel):
+    if _is_section(part):
         return [f"a mapping of {', '.join(part.model_fields)}"]
     kind = get_origin(part) or part
     return [_PLAIN_TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")]
-
-
-def _alternatives(annotation: Any) -> int:
-    return len([part for part in _parts(annotation) if part is not NoneType])
-
-
-def _choices(annotation: Any) -> list[str]:
-    literals = [part for part in _parts(annotation) if get_origin(part) is Literal]
-    return [choice for literal in literals for choice in get_args(literal) if isinstance(choice, str)]
-
-
-def _sections(annotation: Any) -> list[type[BaseModel]]:
-    return [part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,16 @@ from quorate.spec.rules import broken_rules
 from quorate.spec.yaml_document import Document, read_yaml
 
 SHOWN = 10
-_NEEDED = "A job needs at least task, batch_size, and epochs or steps."
-
 RECORDED = "recorded"
-
-
-@dataclass(frozen=True)
-class TaskFolder:
-    """Where a task's file (and a key's) is looked for, and whether the task's has to be there already."""
-
-    path: Path
-    must_exist: bool
 
 
 def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
     """The job of a file, with the environment over it and the overrides over that."""
     document = read_job_file(path)
     origins = {key: f"{path.name} line {place.line}" for key, place in document.places.items()}
-    layers = Layers({"name": _name_from(path), **document.value}, origins)
-    folder = TaskFolder(path.parent, must_exist=True)
-    return _resolve(layers, str(path), environment, overrides, folder=folder, problems=document.problems)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or "job"
+    layers = Layers({"name": name, **document.value}, origins)
+    return _resolve(layers, str(path), environment, overrides, document.problems, job_folder=path.parent)
 
 
 def resolve_mapping(
@@ -46,7 +36,7 @@ def resolve_mapping(
 ) -> ResolvedJob:
     """The job that a mapping describes, as if it stood in a file; a task's file is relative to the working folder."""
     layers = Layers(plain_copy(mapping), {str(key): source for key in mapping})
-    return _resolve(layers, source, environment, overrides, folder=TaskFolder(Path.cwd(), must_exist=False))
+    return _resolve(layers, source, environment, overrides)
 
 
 def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
@@ -55,9 +45,7 @@ def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequenc
         raise job_gone(path)
     document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
-    layers = Layers(document.value, origins)
-    folder = TaskFolder(Path.cwd(), must_exist=False)
-    return _resolve(layers, str(path), environment, overrides, folder=folder, problems=document.problems)
+    return _resolve(Layers(document.value, origins), str(path), environment, overrides, document.problems)
 
 
 def _resolve(
@@ -65,24 +53,22 @@ def _resolve(
     source: str,
     environment: Mapping[str, str],
     overrides: Sequence[Override],
-    *,
-    folder: TaskFolder,
     problems: Sequence[Problem] = (),
+    job_folder: Path | None = None,
 ) -> ResolvedJob:
+    """The files of the task and of a key are relative to the folder of the job file, and the task's has to be there;
+    without a job file, to the working folder."""
     from_environment, unreadable = environment_overrides(environment)
-    layers, task_problems = _with_task_placed(layers.under(from_environment).under(overrides), folder)
-    layers = _with_key_placed(layers, folder)
+    layers = layers.under(from_environment).under(overrides)
+    layers, task_problems = _with_task_placed(layers, job_folder)
+    layers = _with_key_placed(layers, job_folder or Path.cwd())
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
-        raise JobFileError(_blamed(source, found, [*from_environment, *overrides]), found)
+        # Whoever mistyped a flag must not look for it in the file.
+        said = {_layer_of(problem, [*from_environment, *overrides]) or source for problem in found}
+        raise JobFileError(said.pop() if len(said) == 1 else "the job", found)
     return ResolvedJob(spec, layers.origins_of(spec.model_dump()), source)
-
-
-def _blamed(source: str, problems: Sequence[Problem], overrides: Sequence[Override]) -> str:
-    """Who said what is wrong: a person who mistyped a flag must not look for it in the file."""
-    said = {_layer_of(problem, overrides) or source for problem in problems}
-    return said.pop() if len(said) == 1 else "the job"
 
 
 def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
@@ -111,9 +97,8 @@ def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
 
 def _broken_rules(layers: Layers, problems: Sequence[Problem]) -> list[Problem]:
     """A rule is judged although other keys are wrong, if its own are right: one reading tells everything."""
-    keys = keys_of(JobSpec)
     paths = [problem.path for problem in problems]
-    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys))}
+    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(JobSpec)))}
     defaults = {name: field.default for name, field in JobSpec.model_fields.items()}
 
     def told(key: str) -> str:
@@ -123,47 +108,41 @@ def _broken_rules(layers: Layers, problems: Sequence[Problem]) -> list[Problem]:
     return broken_rules({**defaults, **layers.values}, doubtful, told)
 
 
-def _with_task_placed(layers: Layers, folder: TaskFolder) -> tuple[Layers, list[Problem]]:
+def _with_task_placed(layers: Layers, job_folder: Path | None) -> tuple[Layers, list[Problem]]:
     """The task's file made absolute, and what is wrong with it."""
     try:
-        reference = TaskReference.parse(layers.values["task"]).within(folder.path)
+        reference = TaskReference.parse(layers.values["task"]).within(job_folder or Path.cwd())
     except (KeyError, AttributeError, TypeError, ValueError):
         return layers, []  # a missing or malformed task is told with the other keys
     placed = replace(layers, values={**layers.values, "task": str(reference)})
     file = reference.file
-    if not folder.must_exist or file is None or file.is_file():
+    if job_folder is None or file is None or file.is_file():
         return placed, []
     meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
     hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
     return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
 
 
-def _with_key_placed(layers: Layers, folder: TaskFolder) -> Layers:
+def _with_key_placed(layers: Layers, folder: Path) -> Layers:
     """The file of the checkpoints' key made absolute: a run that is resumed elsewhere must find it too."""
     try:
         section = layers.values["checkpoint"]
         file = Path(section["encrypt"]["key_file"]).expanduser()
     except (KeyError, TypeError, RuntimeError):
         return layers  # without it, or malformed, which is told with the other keys
-    encrypt = {**section["encrypt"], "key_file": str(folder.path.absolute() / file)}
+    encrypt = {**section["encrypt"], "key_file": str(folder.absolute() / file)}
     return replace(layers, values={**layers.values, "checkpoint": {**section, "encrypt": encrypt}})
-
-
-def _name_from(path: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or "job"
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:
     """The mapping in a file. Mistakes that leave a mapping to look at are kept in it; all others are raised."""
     document = read_yaml(_text_of(path, recorded))
-    if document.value is None and not document.problems:
-        document.problems.append(Problem("file", "it is empty", _NEEDED))
-    elif not isinstance(document.value, dict) and not document.problems:
-        kind = "a list" if isinstance(document.value, list) else f"the single value {document.value!r}"
-        document.problems.append(Problem("file", f"it holds {kind} instead of a mapping of keys to values", _NEEDED))
-    if not isinstance(document.value, dict):
-        raise JobFileError(str(path), document.problems)
-    return document
+    if isinstance(document.value, dict):
+        return document
+    kind = "a list" if isinstance(document.value, list) else f"the single value {document.value!r}"
+    text = "it is empty" if document.value is None else f"it holds {kind} instead of a mapping of keys to values"
+    needed = "A job needs at least task, batch_size, and epochs or steps."
+    raise JobFileError(str(path), document.problems or [Problem("file", text, needed)])
 
 
 def _text_of(path: Path, recorded: bool) -> str:
@@ -171,25 +150,19 @@ def _text_of(path: Path, recorded: bool) -> str:
         # What a person names may be a pipe. What a run has recorded is a file: anything else is somebody's trap.
         return (read_regular(path) if recorded else path.read_bytes()).decode("utf-8-sig")
     except FileNotFoundError:
-        raise RequestError(f"there is no job file {path}.{_meant(path)}") from None
+        near = nearest_file(path.name, _yaml_files(path.parent))
+        hint = f" Did you mean {path.with_name(near[0])}?" if near else _job_files_in(path.parent)
+        raise RequestError(f"there is no job file {path}.{hint}") from None
     except NotADirectoryError:
         raise RequestError(f"there is no job file {path}: a part of that path is a file, not a folder.") from None
     except IsADirectoryError:
         raise RequestError(f"{path} is a folder, not a job file.{_job_files_in(path)}") from None
     except UnicodeDecodeError as error:
-        problem = Problem(
-            "file",
-            f"it is not UTF-8 text: the byte at offset {error.start} is {error.object[error.start]:#04x}",
-            "Is it a job file? If so, save it as UTF-8.",
-        )
+        text = f"it is not UTF-8 text: the byte at offset {error.start} is {error.object[error.start]:#04x}"
+        problem = Problem("file", text, "Is it a job file? If so, save it as UTF-8.")
         raise JobFileError(str(path), [problem]) from None
     except OSError as error:
         raise RequestError(f"the job file {path} cannot be read: {error.strerror}.") from None
-
-
-def _meant(path: Path) -> str:
-    near = nearest_file(path.name, _yaml_files(path.parent))
-    return f" Did you mean {path.with_name(near[0])}?" if near else _job_files_in(path.parent)
 
 
 def _job_files_in(folder: Path) -> str:

@@ -95,7 +95,14 @@ class Layers:
                 values.pop(length, None)
                 origins.pop(length, None)
         for override in overrides:
-            _put(values, override.key.split("."), plain_copy(override.value))
+            *parents, last = override.key.split(".")
+            section = values
+            for parent in parents:
+                # What is no mapping has no inner keys, so setting one replaces it: a scalar strategy, a null section.
+                if not isinstance(section.get(parent), dict):
+                    section[parent] = {}
+                section = section[parent]
+            section[last] = plain_copy(override.value)
             inner = f"{override.key}."
             origins = {key: origin for key, origin in origins.items() if not key.startswith(inner)}
             origins[override.key] = override.origin
@@ -120,16 +127,6 @@ class Layers:
                 yield from self._origins(value, {} if inner is Absent.NOT_GIVEN else inner, f"{path}.")
             else:
                 yield path, DEFAULT if inner is Absent.NOT_GIVEN else self.origin(path)
-
-
-def _put(values: dict[str, Any], parts: list[str], value: Any) -> None:
-    *parents, last = parts
-    for parent in parents:
-        # What is no mapping has no inner keys, so setting one replaces it: a scalar strategy, a null section.
-        if not isinstance(values.get(parent), dict):
-            values[parent] = {}
-        values = values[parent]
-    values[last] = value
 
 
 def plain_copy(value: Any) -> Any:

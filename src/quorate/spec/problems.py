@@ -19,13 +19,8 @@ Origin = Callable[[str], str]
 _SCALARS = (NoneType, bool, int, float, str)
 
 
-def nowhere(path: str) -> str:  # noqa: ARG001 (an Origin)
-    """The origin of values that came from no file, variable or flag."""
-    return ""
-
-
 def describe_errors(
-    error: ValidationError, model: type[BaseModel], prefix: str = "", origin: Origin = nowhere
+    error: ValidationError, model: type[BaseModel], prefix: str = "", origin: Origin = lambda _: ""
 ) -> list[Problem]:
     """One problem for each key that pydantic complains about; `origin` tells where a key's value was written."""
     keys = keys_of(model, prefix)
@@ -40,7 +35,8 @@ def describe_errors(
         elif details["type"] not in ("missing", "union_tag_not_found"):
             problems.append(_wrong_value(path, keys, details, origin(path)))
         elif path not in meant:
-            problems.append(_missing_key(path, keys))
+            what = f": give {keys[path].allowed}" if path in keys else ""
+            problems.append(Problem(path, f"it is missing, and it has no default{what}"))
     return problems
 
 
@@ -74,31 +70,21 @@ def _path(details: ErrorDetails, keys: dict[str, Key], prefix: str) -> str:
     path = prefix
     for index, part in enumerate(details["loc"]):
         inner = f"{path}.{part}" if path else str(part)
-        if inner not in keys and path in keys and part in _kinds(path, keys):
+        key, kind = keys.get(path), keys.get(f"{path}.kind")
+        # Where a section is of one of several kinds, its kind is named between it and its keys.
+        if inner not in keys and key and key.alternatives > 1 and kind and part in kind.choices:
             continue
         if inner not in keys and details["type"] != "extra_forbidden":
-            return _path_inside(path, keys.get(path), details["loc"][index:])
+            if key is None:
+                return str(part)
+            rest = "" if key.complete or key.alternatives > 1 else _subscripts(details["loc"][index:])
+            return f"{path}{rest}"
         path = inner
     return f"{path}.kind" if details["type"].startswith("union_tag") else path
 
 
-def _kinds(path: str, keys: dict[str, Key]) -> tuple[str, ...]:
-    """Where a section is of one of several kinds: these. Pydantic names the kind between the section and its keys."""
-    kind = keys.get(f"{path}.kind")
-    return () if kind is None or keys[path].alternatives < 2 else kind.choices
-
-
-def _path_inside(path: str, key: Key | None, rest: tuple[int | str, ...]) -> str:
-    if key is None:
-        return str(rest[0])
-    if key.complete or key.alternatives > 1:
-        return path
-    return path + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
-
-
-def _missing_key(path: str, keys: dict[str, Key]) -> Problem:
-    what = f": give {keys[path].allowed}" if path in keys else ""
-    return Problem(path, f"it is missing, and it has no default{what}")
+def _subscripts(parts: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _wrong_value(path: str, keys: dict[str, Key], details: ErrorDetails, origin: str) -> Problem:
@@ -131,13 +117,8 @@ def _text_hint(value: str, kind: str, choices: tuple[str, ...]) -> str:
         return f"Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
     if meant := nearest(value, list(choices)):
         return f"Did you mean {meant[0]}?"
-    if kind in {"int_type", "float_type"} and _is_number(value):
-        return f"Write {value.strip()} without quotes."
-    return ""
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().lstrip("+-").replace(".", "", 1).isdecimal()
+    is_number = value.strip().lstrip("+-").replace(".", "", 1).isdecimal()
+    return f"Write {value.strip()} without quotes." if is_number and kind in {"int_type", "float_type"} else ""
 
 
 def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:

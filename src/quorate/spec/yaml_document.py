@@ -36,7 +36,6 @@ class JobLoader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 (yaml reads it from the class)
 
     def fetch_alias(self) -> None:
-        """Refuse an alias where it stands."""
         raise yaml.scanner.ScannerError(None, None, "aliases (*name) are not read in a job file", self.get_mark())
 
 
@@ -105,29 +104,31 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: str) -> Any:
         if node.tag not in PLAIN_TAGS:
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            tag = node.tag.replace(_TAG, "!!")
             self._complain(path, node, f"the tag {tag} is not read in a job file", "Write a plain value.")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
-        return self._scalar(node, path)
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, LookupError, yaml.YAMLError) as error:
+            self._complain(path, node, f"{str(node.value)[:40]!r} cannot be read: {error}", "")
+            return None
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             key = self._key(key_node, path)
             if key is None:
                 continue
             inner = f"{path}.{key}" if path else key
-            line = _line(key_node)
+            line = int(key_node.start_mark.line) + 1
             if key in values:
-                text = f"it is given twice, on line {first_lines[key]} and on line {line}"
+                text = f"it is given twice, on line {self.document.places[inner].line} and on line {line}"
                 self.document.problems.append(Problem(inner, text, "Keep one of them."))
                 continue
-            first_lines[key] = line
             self.document.places[inner] = Place(line, self._comment_behind(value_node))
             values[key] = self.build(value_node, inner)
         return values
@@ -139,15 +140,8 @@ class _Builder:
         self._complain(path, node, f"a key must be text, not {shown or 'empty'}", "Write it in quotes if it is text.")
         return None
 
-    def _scalar(self, node: yaml.Node, path: str) -> Any:
-        try:
-            return self.loader.construct_object(node)
-        except (ValueError, LookupError, yaml.YAMLError) as error:
-            self._complain(path, node, f"{str(node.value)[:40]!r} cannot be read: {error}", "")
-            return None
-
     def _complain(self, path: str, node: yaml.Node, text: str, hint: str) -> None:
-        self.document.problems.append(Problem(path or "file", f"{text} (line {_line(node)})", hint))
+        self.document.problems.append(Problem(path or "file", f"{text} (line {node.start_mark.line + 1})", hint))
 
     def _comment_behind(self, node: yaml.Node) -> str:
         end = node.end_mark
@@ -155,28 +149,18 @@ class _Builder:
         return rest[1:].strip() if rest.startswith("#") else ""
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
+    mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
     parts = [getattr(error, "problem", None) or str(error).splitlines()[0], getattr(error, "context", None)]
     text = " ".join(part for part in parts if part)
-    opened = getattr(error, "context_mark", None)
-    return Problem(place, text, _syntax_hint(text, "" if opened is None else f" on line {opened.line + 1}"))
-
-
-def _syntax_hint(text: str, opened: str) -> str:
-    if "'\\t'" in text:
-        return "YAML is indented with spaces, not with tabs."
-    if "mapping values are not allowed" in text:
-        return "A key is misplaced here, or a value holds a colon with a space behind it: then write it in quotes."
-    if "parsing a flow" in text:
-        return f"A bracket is opened{opened} and not closed, or a comma is missing between its values."
-    if "quoted scalar" in text:
-        return f"A quote is opened{opened} and not closed."
-    if "aliases" in text:
-        return "Write the value out, or quote text that begins with a star."
-    return ""
+    where = "" if opened is None else f" on line {opened.line + 1}"
+    hints = {
+        "'\\t'": "YAML is indented with spaces, not with tabs.",
+        "mapping values are not allowed": "A key is misplaced here, or a value holds a colon with a space behind it: "
+        "then write it in quotes.",
+        "parsing a flow": f"A bracket is opened{where} and not closed, or a comma is missing between its values.",
+        "quoted scalar": f"A quote is opened{where} and not closed.",
+        "aliases": "Write the value out, or quote text that begins with a star.",
+    }
+    return Problem(place, text, next((hint for part, hint in hints.items() if part in text), ""))

@@ -22,8 +22,7 @@ from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
-from quorate.observe.jsonl import JsonlSink
-from quorate.observe.tail import EventTail
+from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
