@@ -5,17 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.copied_run import infos, make_source
-from quorate.checkpoint.copier import (
-    LEFT_BEHIND,
-    LONGEST_PAUSE,
-    ORIGIN,
-    copy_checkpoints,
-    pause_after,
-    plan_copies,
-)
+from quorate.checkpoint.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints
 from quorate.core.cursor import Cursor
 from quorate.storage.objects import StoreError
 

@@ -15,12 +15,12 @@ from typing import Any
 from quorate.api.copies import refuse_own_folder
 from quorate.api.result import model_of
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copier import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import Copied, Source, copy_checkpoints
 from quorate.core.addresses import is_url
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError, UntrustedError

@@ -400,7 +400,7 @@ def _result_fields(
 def _state_so_far(plan: Plan) -> dict[str, Any]:
     """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
     spec = plan.resolved.spec
-    search = search_own(CheckpointFolder(plan.run.checkpoints), lambda info: why_foreign(info, spec))
+    search = search_own(CheckpointFolder(plan.run.checkpoints).search, lambda info: why_foreign(info, spec))
     info = search.newest or plan.checkpoint
     return {
         "steps": 0 if info is None else info.cursor.step,
