@@ -28,7 +28,7 @@ from quorate.training.device import digests, same_bits
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.save import Save, SaveContext
+from quorate.training.save import OngoingSave, SaveContext
 from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.task import Task, configure
@@ -120,7 +120,7 @@ class Hand:
         self.replica.optimizers.step()
 
     @property
-    def saving(self) -> Save:
+    def saving(self) -> OngoingSave:
         latest = self.saver._latest
         assert latest is not None
         return latest

@@ -1,6 +1,7 @@
 """How a job's state is spread over its members: who writes which part of it, what is compared, how it is taken up again
 and who copies it from whom."""
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,7 +61,6 @@ class Replicated:
     replica: Replica
 
     def state(self, progress: Progress) -> HeldState:
-        """The replica, and how far the job has come."""
         encoded = encode({"replica": self.replica.state(), "progress": progress.to_dict()})
         weights = frozenset(name for name, _ in self.replica.tensors())
         return HeldState(encoded, self.replica.state_tensors(), weights, self.replica.device)
@@ -69,16 +69,15 @@ class Replicated:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in held.encoded.tensors.items()}
         parts: list[list[str]] = [[] for _ in range(max(1, min(writers, len(sizes))))]
-        loads = [0] * len(parts)
-        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-            # By how many as well: tensors without elements must not leave a part empty.
-            least = min(range(len(parts)), key=lambda part: (loads[part], len(parts[part]), part))
-            parts[least].append(name)
-            loads[least] += sizes[name]
+        # By how many as well: tensors without elements must not leave a part empty.
+        least = [(0, 0, index) for index in range(len(parts))]
+        for size, name in sorted((-size, name) for name, size in sizes.items()):
+            load, count, index = least[0]
+            parts[index].append(name)
+            heapq.heapreplace(least, (load - size, count + 1, index))
         return tuple(tuple(part) for part in parts)
 
     def load(self, encoded: Encoded) -> Progress:
-        """Into the replica that is there."""
         state = decode(encoded.skeleton, encoded.tensors)
         self.replica.load(state["replica"])
         return Progress.from_dict(state["progress"])
