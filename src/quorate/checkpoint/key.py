@@ -202,7 +202,8 @@ def _rewritten(info: CheckpointInfo, manifest: Manifest, old: Cipher | None, new
         for part in parts:
             discard(info.path / part.file)
         raise
-    return replace(manifest.opened(old), parts=tuple(parts)).sealed(new)
+    plain = replace(manifest.opened(old), parts=tuple(parts))
+    return plain if new is None else plain.sealed(new)
 
 
 def _placed(manifest: Manifest, place: KeyPlace) -> Manifest:

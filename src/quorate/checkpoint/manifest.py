@@ -111,10 +111,8 @@ class Manifest:
         except (TypeError, KeyError, ValueError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
 
-    def sealed(self, cipher: Cipher | None) -> "Manifest":
-        """The same with its skeleton encrypted, if there is a cipher; called last, since it is bound to the parts."""
-        if cipher is None:
-            return self
+    def sealed(self, cipher: Cipher) -> "Manifest":
+        """The same with its skeleton encrypted; called last, since it is bound to the parts."""
         sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
         return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label).tagged(cipher)
 

@@ -290,7 +290,8 @@ class CheckpointFolder:
             for voucher in source.path.glob(f"{VOUCHER}*"):
                 voucher.unlink(missing_ok=True)
             try:
-                write_new_file(source.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
+                written = whole if self.cipher is None else whole.sealed(self.cipher)
+                write_new_file(source.path / MANIFEST, [written.to_json().encode()])
                 sync_folder(source.path)
                 check()
                 newest = newest_generation(self.folder)

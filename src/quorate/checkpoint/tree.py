@@ -8,7 +8,7 @@ key: ``dict`` (all keys are strings), ``pairs`` (a dictionary with other keys), 
 import math
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,10 +68,10 @@ def decode(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return build(skeleton)
 
 
+@dataclass
 class _Encoder:
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._references: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    references: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > DEEPEST:
@@ -112,8 +112,8 @@ class _Encoder:
             raise _refused(value, path)
         tensor = value.detach()
         identity = _identity(tensor, value)
-        if identity in self._references:
-            return self._references[identity]
+        if identity in self.references:
+            return self.references[identity]
         # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
         plain = (".".join(path) or "state").encode(errors="backslashreplace").decode()
         name, count = plain, 1
@@ -127,7 +127,7 @@ class _Encoder:
             reference |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
             tensor = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         self.tensors[name] = tensor
-        self._references[identity] = reference
+        self.references[identity] = reference
         return reference
 
 
