@@ -38,7 +38,7 @@ def build(folder: Path, digest: str, cipher: Cipher | None) -> Path:
     )
     assert len(parts) == 2
     manifest = Manifest(3, 0, "2026-01-01T00:00:00+00:00", parts, encoded.skeleton, "ef", {}, {}, {})
-    (path / MANIFEST).write_text(manifest.sealed(cipher).to_json())
+    (path / MANIFEST).write_text((manifest.sealed(cipher) if cipher else manifest).to_json())
     return path
 
 

@@ -135,7 +135,7 @@ class Manifest:
             raise CheckpointError(f"the skeleton of step {self.step} is encrypted, and no key is given")
         try:
             sealed = base64.b64decode(self.skeleton, validate=True)
-            skeleton = json.loads(cipher.open(sealed, self._bound()))
+            skeleton = json.loads(bytes(cipher.open(sealed, self._bound())))
         except CheckpointError as error:
             raise CheckpointError(f"the skeleton of step {self.step} cannot be decrypted: {error}") from None
         except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import xxhash
 
-from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Part
 from quorate.core.errors import CheckpointError
 from quorate.core.memory import fresh_memory
@@ -63,13 +63,20 @@ def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str
 
 def read_part(folder: Path, part: Part, cipher: Cipher | None = None) -> memoryview:
     """The content of a part in memory of its own, verified, and decrypted where there is a cipher. It is read once."""
-    if cipher is not None:
-        return _read_sealed(folder, part, cipher)
-    with reading(folder, part) as fill:
-        memory = fresh_memory(part.bytes)
-        for start in range(0, part.bytes, PIECE):
-            fill(memory[start : start + PIECE])
-    return memory
+    try:
+        with reading(folder, part) as fill:
+            if cipher is not None:
+                return cipher.open_from(fill, part.bytes)
+            memory = fresh_memory(part.bytes)
+            for start in range(0, part.bytes, PIECE):
+                fill(memory[start : start + PIECE])
+        return memory
+    except CheckpointError as error:
+        if cipher is None:
+            raise
+        # Damage is found by the cipher before the digest is known; but which file is damaged is what helps.
+        verify_part(folder, part)
+        raise CheckpointError(f"checkpoint {folder}: part {part.file} cannot be decrypted: {error}") from None
 
 
 def parts_in(folder: Path) -> dict[int, Part]:
@@ -175,21 +182,3 @@ def _read_back(descriptor: int, size: int) -> str:
         digester.update(scratch[:count])
         at += count
     return digester.hexdigest()
-
-
-def _read_sealed(folder: Path, part: Part, cipher: Cipher) -> memoryview:
-    try:
-        with reading(folder, part) as fill:
-            header = memoryview(bytearray(min(HEADER, part.bytes)))
-            fill(header)
-            opening = cipher.opening(header, part.bytes)
-            memory = fresh_memory(opening.size)
-            scratch = memoryview(bytearray(min(CHUNK + TAG, part.bytes)))
-            for size, place in opening.chunks(memory):
-                fill(scratch[:size])
-                opening.open(scratch[:size], place)
-    except CheckpointError as error:
-        # Damage is found by the cipher before the digest is known; but which file is damaged is what helps.
-        verify_part(folder, part)
-        raise CheckpointError(f"checkpoint {folder}: part {part.file} cannot be decrypted: {error}") from None
-    return memory

@@ -200,11 +200,11 @@ class FolderPlace:
         with self.explaining():
             for entry in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
                 if entry.name.startswith((COPYING, REMOVING)):
-                    unfinished[entry.name] = _last_change(entry)
+                    unfinished[entry.name] = last_change(entry)
                 elif cursor_of(entry.name) is not None:
                     files[entry.name] = {file.name: file.stat().st_size for file in entry.iterdir()}
                     if MANIFEST not in files[entry.name]:
-                        unfinished[entry.name] = _last_change(entry)
+                        unfinished[entry.name] = last_change(entry)
         return Contents(_whole(files), unfinished)
 
     def receive(self, name: str, manifest: Manifest, content: bytes, source: Place) -> int:
@@ -296,9 +296,9 @@ def _is_there(part: Part, there: Files) -> bool:
     return there.get(part.file) == part.bytes and bool(digest) and digest[:32] in part.file
 
 
-def _last_change(folder: Path) -> float | None:
+def last_change(folder: Path) -> float | None:
+    """Of anything in it; None where that cannot be known, as while it is being removed."""
     try:
-        entries = [entry.stat() for entry in os.scandir(folder)] if folder.is_dir() else []
-        return max((each.st_mtime for each in [folder.stat(), *entries]), default=None)
+        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
     except OSError:
         return None

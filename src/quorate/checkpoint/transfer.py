@@ -12,13 +12,21 @@ from pathlib import Path
 
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import cipher_of
-from quorate.checkpoint.listing import CheckpointInfo, ForeignError, Search, Skipped, Unusable, cursor_of, read_manifest
+from quorate.checkpoint.listing import (
+    CheckpointInfo,
+    ForeignError,
+    Search,
+    Skipped,
+    Unusable,
+    cursor_of,
+    read_manifest,
+    survey,
+)
 from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.part_file import SEALED, verify_part
-from quorate.checkpoint.place import FolderPlace, Place, files_of
+from quorate.checkpoint.place import FolderPlace, Place, files_of, last_change
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.selection import Foreign
-from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError
 from quorate.core.regular_file import read_regular
@@ -81,20 +89,40 @@ class Copied:
     seconds: float
 
 
-def copy_checkpoints(source: Source, place: Place, which: Sequence[CheckpointInfo] | None = None) -> tuple[Copied, ...]:
+@dataclass(frozen=True)
+class CopiedRun:
+    """Where copies of a run lie now, which of them are new, and what was left out because it is damaged."""
+
+    place: str
+    copied: tuple[Copied, ...]
+    damaged: tuple[Skipped, ...]
+
+
+def copy_checkpoints(
+    source: Source, place: Place, which: Sequence[CheckpointInfo | Skipped] | None = None
+) -> CopiedRun:
     """Copy these checkpoints of a run, or all of them, to a place, with what a resume needs beside them.
 
-    Those that are there already are left as they are, and not returned; nothing is removed. Raises `StoreError` (with a
-    remedy) for trouble with the place and `CheckpointError` for a checkpoint that is damaged. For `checkpoints copy`::
+    Those that are there already are left as they are; nothing is removed, and no copy is made of damage. Raises
+    `StoreError` (with a remedy) for trouble with the place. For `checkpoints copy`::
 
         place = place_for("s3://bucket/prefix", run.name)
         copied = copy_checkpoints(Source.of(run, spec), place)
     """
     claim(source, place)
-    infos = CheckpointFolder(source.run.checkpoints).list() if which is None else which
+    found = survey(source.run.checkpoints) if which is None else which
     there = place.contents().whole
-    missing = [info for info in infos if there.get(info.path.name) != files_of(info.manifest)]
-    return tuple(copy_one(info, place) for info in sorted(missing, key=lambda info: info.cursor, reverse=True))
+    copied: list[Copied] = []
+    damaged = [each for each in found if isinstance(each, Skipped)]
+    for info in reversed([each for each in found if isinstance(each, CheckpointInfo)]):
+        if there.get(info.path.name) == files_of(info.manifest):
+            continue
+        try:
+            copied.append(copy_one(info, place))
+        except CheckpointError as error:
+            # A job that runs removes old ones at any moment: what is gone by now was not damaged.
+            damaged += [Skipped.of(info.path, error)] if info.path.exists() else []
+    return CopiedRun(str(place), tuple(copied), tuple(damaged))
 
 
 def claim(source: Source, place: Place) -> None:
@@ -242,16 +270,9 @@ def here_at(folder: Path) -> FolderPlace:
 def sweep_fetching(folder: Path) -> None:
     """Remove what a fetch that died has left in a folder, when it has not changed for a day."""
     for entry in folder.glob(f"{FETCHING}*"):
-        if time.time() - _last_change(entry) > LEFT_BEHIND:
+        changed = last_change(entry)
+        if changed is not None and time.time() - changed > LEFT_BEHIND:
             discard(entry)
-
-
-def _last_change(folder: Path) -> float:
-    """Of anything in it; what is just being removed counts as of now."""
-    try:
-        return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
-    except OSError:
-        return time.time()
 
 
 def _created(origin: bytes) -> str:
