@@ -79,7 +79,6 @@ class Checkpointer:
         self._identity = secrets.token_hex(8)
         self._latest: OngoingSave | None = None
         self._owes = False
-        self._lacks_space = False
         self._known_whole = restored
         self._last_begun = self._clock()
 
@@ -218,12 +217,15 @@ class Checkpointer:
             self._pause(pause)
 
     def _ask_everyone(self, progress: Progress, held: HeldState, strategy: Strategy) -> list[Answer]:
+        latest = self._latest
+        if latest is not None and latest.info is not None:
+            self._known_whole = max(self._known_whole or latest.info.cursor, latest.info.cursor)
         answer = Answer(self._identity, is_busy=self._running() is not None)
         if 0 in strategy.hosted:
             answer = self._answer_as_committer(progress, held, answer)
         known = self._known_whole
         whole = None if known is None else (known.step, int(known.phase))
-        answer = replace(answer, lacked_space=self._lacks_space, whole=whole)
+        answer = replace(answer, lacked_space=latest is not None and latest.lacked_space, whole=whole)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
         answers = [Answer(**json.loads(payload)) for payload in told]
         # Who has committed it knows it first, and another may commit the next.
@@ -263,18 +265,11 @@ class Checkpointer:
             # First of all: a writer that fails before would have the attempt given up, and nothing would go.
             self._free_space(progress)
         plan = SavePlan(progress, manifest, held, file, attempt, writers, len(parts), position, worker)
-        self._owes = self._lacks_space = False
+        self._owes = False
         self._last_begun = self._clock()
-        self._latest = OngoingSave(plan, self._context, self._ended)
+        self._latest = OngoingSave(plan, self._context)
         self._context.start(self._latest.run)
         return self._latest
-
-    def _ended(self, save: OngoingSave, error: Exception | None) -> None:
-        """Called by the save's thread."""
-        if save.info is not None:
-            cursor = save.plan.progress.cursor
-            self._known_whole = max(self._known_whole or cursor, cursor)
-        self._lacks_space = isinstance(error, NoSpace)
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()

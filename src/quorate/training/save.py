@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, remove_surplus
+from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.checkpoint.tree import decode
 from quorate.core.digests import weights_digest
@@ -103,12 +103,7 @@ class OngoingSave:
     Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
     """
 
-    def __init__(
-        self,
-        plan: SavePlan,
-        context: SaveContext,
-        ended: Callable[["OngoingSave", Exception | None], None],
-    ) -> None:
+    def __init__(self, plan: SavePlan, context: SaveContext) -> None:
         self.plan = plan
         self.commits = plan.position == 0
         self.copied = threading.Event()
@@ -116,13 +111,13 @@ class OngoingSave:
         self.is_complete = False
         self.divergence: ReplicasDiffer | None = None
         self.failure: str | None = None
+        self.lacked_space = False
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
         self.pieces = 0
         self.waits_for = "a copy of the state"
         self._context = context
-        self._ended = ended
         self._is_shared = len(plan.writers) > 1
         self._given_up: str | None = None
         self._content: Iterator[Buffer] | None = None
@@ -148,7 +143,6 @@ class OngoingSave:
 
     def advance(self) -> Action:
         """Do what comes next, and say what it was; after the last, `done` is set."""
-        error: Exception | None = None
         try:
             decision = decide(self._progress())
             self.waits_for = decision.reason or self.waits_for
@@ -167,13 +161,11 @@ class OngoingSave:
             log.info("the checkpoint of step %d is void: %s", self.plan.progress.cursor.step, reason)
             self.failure = f"{VOID}{reason}"
             self.plan.attempt.give_up()
-        except Exception as unexpected:
-            error = unexpected
+        except Exception as error:
             self._fail(error)
         # An optimizer may have let go of them meanwhile.
         for tensors in (self.plan.held.compared, self.plan.held.encoded.tensors, self.plan.file.tensors):
             tensors.clear()
-        self._ended(self, error)
         self.copied.set()
         self.done.set()
         return Action.FINISH
@@ -310,5 +302,6 @@ class OngoingSave:
         if not isinstance(error, QuorateError):
             log.exception("the checkpoint of step %d failed unexpectedly", step)
         self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
+        self.lacked_space = isinstance(error, NoSpace)
         self.plan.attempt.give_up()
         self._context.publish(CheckpointFailed(step=step, reason=self.failure))
