@@ -121,6 +121,7 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
             raise RunError(f"there is no whole checkpoint at {place}{why}")
         write_creation(run.path, origin.created)
+        _warn(run, search)
         move_into_place(run.path, final)
     finally:
         discard(temporary)
@@ -134,12 +135,11 @@ def _update(run: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
             "Choose another folder with --runs."
         )
     with run.lock():
-        _bring(run, place, *jobs(run))
+        _warn(run, _bring(run, place, *jobs(run)))
 
 
 def _bring(run: RunFolder, place: Place, recorded: ResolvedJob, resolved: ResolvedJob) -> Search:
-    """Fetch the newest whole checkpoint of the run itself, if it is newer than what is here; warn of each newer copy
-    that cannot be used, on the console and in the run's events."""
+    """Fetch the newest whole checkpoint of the run itself, if it is newer than what is here."""
     folder = _folder(run, place, resolved)
     foreign = partial(why_foreign, spec=recorded.spec)
     own = search_own(folder.search, foreign).newest
@@ -149,14 +149,17 @@ def _bring(run: RunFolder, place: Place, recorded: ResolvedJob, resolved: Resolv
         return fetch_newest(place, run.checkpoints, newest, cipher=folder.cipher, foreign=foreign)
 
     # Where what is here is of the run, what is not stays there.
-    search = search_own(bring, foreign) if own is None or foreign(own) else bring(foreign)
+    return search_own(bring, foreign) if own is None or foreign(own) else bring(foreign)
+
+
+def _warn(run: RunFolder, search: Search) -> None:
+    """Of each newer copy that cannot be used, on the console and in the run's events."""
     for left in search.skipped:
         message = f"{left.reason}, so an earlier one is used"
         log.warning("%s", message)
         sink = JsonlSink(run.events_file)
         sink.handle(LogMessage(level="warning", message=message))
         sink.close()
-    return search
 
 
 def _folder(run: RunFolder, place: Place, job: ResolvedJob) -> CheckpointFolder:

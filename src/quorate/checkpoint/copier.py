@@ -107,12 +107,10 @@ class Copier:
         self._thread.start()
 
     def poke(self) -> None:
-        """There may be a new checkpoint."""
         self._poked.set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has not ended yet."""
         return self._thread.is_alive()
 
     def request_close(self) -> None:

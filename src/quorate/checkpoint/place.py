@@ -55,7 +55,6 @@ class Place(Protocol):
 
     def contents(self) -> Contents:
         """What is there."""
-        ...
 
     def receive(self, name: str, manifest: Manifest, content: bytes, source: "FolderPlace") -> int:
         """Take over a checkpoint: its parts, each verified, and then the content of its manifest; how many bytes that
@@ -63,24 +62,19 @@ class Place(Protocol):
 
         Raises `CheckpointError` where a part is not what the manifest says: no copy is made of damage.
         """
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, what is left of one that was not committed, or a small file."""
-        ...
 
     def read(self, file: str) -> bytes | None:
         """The content of a small file; None where there is none."""
-        ...
 
     def write(self, file: str, content: bytes) -> None:
         """Replace a small file."""
-        ...
 
     def fetch(self, file: str, target: Path, size: int) -> None:
         """Write a file of about this size to a new one on a disk, and through to it; trouble with that is an `OSError`.
         Raises `ObjectMissing` where there is none."""
-        ...
 
 
 def place_for(to: str, run: str) -> Place:

@@ -41,10 +41,8 @@ from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder
 
 log = logging.getLogger(__name__)
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
 VOUCHER = "voucher-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
@@ -80,31 +78,24 @@ class Attempt(Protocol):
     @property
     def name(self) -> str:
         """What others take part by."""
-        ...
 
     def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
         """Add a part of so many. When this returns it is there to stay, and has been read through."""
-        ...
 
     def written(self) -> Mapping[int, Part]:
         """The parts that are there, whole, by index."""
-        ...
 
     def vouch(self, position: int, voucher: bytes) -> None:
         """Say what state a writer has, besides the part that it writes: all must have the same."""
-        ...
 
     def vouchers(self) -> Mapping[int, bytes]:
         """What the writers have said by now, by position. It is no part of the checkpoint."""
-        ...
 
     def sweep(self) -> None:
         """Remove what other attempts have left, of writers that died: for the one that commits, when no other runs."""
-        ...
 
     def give_up(self) -> None:
         """Give its space back; the other writers notice. Nothing happens to one that was committed."""
-        ...
 
 
 class CheckpointStore(Protocol):
@@ -115,29 +106,24 @@ class CheckpointStore(Protocol):
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """All checkpoints, newest last."""
-        ...
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
         """Begin a checkpoint; or, with its name, take part in one that another worker has begun.
 
         `needed` are the bytes that this worker will write, for whoever has to make room for them.
         """
-        ...
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         """Make an attempt that has all its parts a checkpoint, in one move.
 
         `check` raises if the writer may not commit any more: it is asked last, when all is written.
         """
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a checkpoint, whole or damaged, by the path that its listing tells."""
-        ...
 
     def load(self, info: CheckpointInfo) -> Loaded:
         """Verify a checkpoint and read its state."""
-        ...
 
 
 def remove_surplus(

@@ -58,7 +58,6 @@ class Source:
 
     @classmethod
     def of(cls, run: RunFolder, spec: JobSpec) -> "Source":
-        """As a job says it."""
         rules = spec.checkpoint
         return cls(
             run,

@@ -39,19 +39,15 @@ class StateLayout(Protocol):
 
     def state(self, progress: Progress) -> HeldState:
         """What this member holds."""
-        ...
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Which tensors each of so many writers writes: every tensor of the state once, by one that holds it."""
-        ...
 
     def load(self, encoded: Encoded) -> Progress:
         """Take up what this member holds of a state: of a whole one, by a checkpoint, or of that of its donor."""
-        ...
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """From whom each member that is behind copies its state, both by ring position."""
-        ...
 
 
 @dataclass(frozen=True)
