@@ -186,7 +186,7 @@ def _work(
     parts = SessionParts(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
     fingerprint_in_child(parts.samples)
     progress = Progress()
-    newest = checkpoints.newest_whole()
+    newest = checkpoints.search().newest
     if newest is not None:
         loaded = checkpoints.load(newest)
         replica.load(loaded.state["replica"])

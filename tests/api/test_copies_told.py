@@ -7,7 +7,7 @@ import pytest
 from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from quorate.api.copies import Copies
-from quorate.checkpoint.copier import Source
+from quorate.checkpoint.transfer import Source
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage
 from quorate.spec.job import CheckpointSpec, JobSpec

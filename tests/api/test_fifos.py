@@ -11,7 +11,7 @@ from quorate.api.checkpoints import verify_run
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.result import open_run
 from quorate.api.tasks import find_task
-from quorate.checkpoint.copier import Source
+from quorate.checkpoint.transfer import Source
 from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.history.checkpoint_list import CheckpointList

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from checkpoint.whole_save import save_whole
-from quorate.checkpoint.copier import Source, copy_checkpoints
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import Source, copy_checkpoints
 from quorate.core.generation import Phase
 from quorate.storage.run_folder import RunFolder
 
@@ -37,6 +37,7 @@ def save(
     numbers: int = 64,
     folder: CheckpointFolder | None = None,
     environment: dict[str, Any] | None = None,
+    job: dict[str, Any] | None = None,
 ) -> CheckpointInfo:
     """Add a checkpoint; with a loss, it was evaluated."""
     folder = folder or CheckpointFolder(source.run.checkpoints)
@@ -47,7 +48,7 @@ def save(
         step=step,
         phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),
         weights_digest=f"weights of {step}",
-        job={"seed": 7},
+        job=job or {"seed": 7},
         environment=environment or {"torch": "2"},
         metrics={} if loss is None else {"loss": loss},
     )

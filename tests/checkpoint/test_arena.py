@@ -67,9 +67,9 @@ def test_memory_that_others_need_is_not_taken(monkeypatch: pytest.MonkeyPatch) -
     file = TensorFile({"a": torch.ones(1000)})
     monkeypatch.setattr(arena_module, "free_memory", lambda: file.size + SPARE - 1)
     assert arena.stage(file) is None
-    assert not arena.reserve(file.size)
+    assert arena.reserve(file.size) is None
     monkeypatch.setattr(arena_module, "free_memory", lambda: file.size + SPARE)
-    assert arena.reserve(file.size)
+    assert arena.reserve(file.size) is not None
     assert arena.stage(file) is not None
 
 
@@ -77,24 +77,21 @@ def test_more_memory_that_is_taken_in_the_background_does_not_disturb_a_copy(mon
     """It is taken when fewer workers are left, so that parts are larger, and a save may be under way."""
     arena = Arena()
     file = TensorFile({"a": torch.arange(1000.0)})
-    header, taken = TensorFile.header, threading.Event()
-    assert arena.reserve(file.size)
+    reserve, taken = arena.reserve, threading.Event()
+    assert reserve(file.size) is not None
 
-    def take_more(of: TensorFile) -> bytes:
-        if not taken.is_set():
-            taken.set()
-            # There is none: what it had is let go of all the same.
-            monkeypatch.setattr(arena_module, "free_memory", lambda: 0)
-            thread = threading.Thread(target=arena.reserve, args=(10 * file.size,))
-            thread.start()
-            thread.join(20)
-        return header(of)
+    def take_more(size: int) -> torch.Tensor | None:
+        memory = reserve(size)
+        # There is none: what it had is let go of all the same.
+        monkeypatch.setattr(arena_module, "free_memory", lambda: 0)
+        thread = threading.Thread(target=reserve, args=(10 * size,))
+        thread.start()
+        thread.join(20)
+        taken.set()
+        return memory
 
-    expected = content_of(file)
-    size = file.size
-    monkeypatch.setattr(TensorFile, "size", size)
-    monkeypatch.setattr(TensorFile, "header", take_more)
+    monkeypatch.setattr(arena, "reserve", take_more)
     staged = arena.stage(file)
     assert taken.is_set()
     assert staged is not None
-    assert bytes(staged[0]) == expected
+    assert bytes(staged[0]) == content_of(file)

@@ -10,12 +10,12 @@ import pytest
 from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from command import await_condition
-from quorate.checkpoint.copier import LEFT_BEHIND, Copier, Source
-from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.copier import Copier
+from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.part_file import verify_part
-from quorate.checkpoint.place import Contents, FolderPlace
+from quorate.checkpoint.place import Contents, FolderPlace, Place
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import LEFT_BEHIND, Source
 from quorate.storage.objects import StoreError
 
 
@@ -38,12 +38,12 @@ class MoodyPlace(FolderPlace):
         self._check()
         return super().contents()
 
-    def put(self, info: CheckpointInfo) -> int:
+    def receive(self, name: str, manifest: Manifest, content: bytes, source: Place) -> int:
         self._check()
         if not self.gate.is_set():
             self.is_waiting.set()
             self.gate.wait()
-        return super().put(info)
+        return super().receive(name, manifest, content, source)
 
     def _check(self) -> None:
         if self.trouble is not None:

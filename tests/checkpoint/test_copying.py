@@ -5,17 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.copied_run import infos, make_source
-from quorate.checkpoint.copier import (
-    LEFT_BEHIND,
-    LONGEST_PAUSE,
-    ORIGIN,
-    copy_checkpoints,
-    pause_after,
-    plan_copies,
-)
+from quorate.checkpoint.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
+from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints
 from quorate.core.generation import Cursor
 from quorate.storage.objects import StoreError
 
@@ -94,9 +88,9 @@ def test_copies_all_or_those_that_are_meant(tmp_path: Path) -> None:
     source = make_source(tmp_path / "runs", 2, 4, 6)
     place = FolderPlace(tmp_path / "backup")
     chosen = infos(source)["step-00000004"]
-    assert [copied.name for copied in copy_checkpoints(source, place, [chosen])] == ["step-00000004"]
-    assert [copied.name for copied in copy_checkpoints(source, place)] == ["step-00000006", "step-00000002"]
-    assert copy_checkpoints(source, place) == ()
+    assert [copied.name for copied in copy_checkpoints(source, place, [chosen]).copied] == ["step-00000004"]
+    assert [copied.name for copied in copy_checkpoints(source, place).copied] == ["step-00000006", "step-00000002"]
+    assert copy_checkpoints(source, place).copied == ()
     assert place.contents().whole == {name: files_of(info.manifest) for name, info in infos(source).items()}
     assert (tmp_path / "backup" / "job.yaml").read_text() == source.run.job_file.read_text()
     assert (tmp_path / "backup" / "environment.json").exists()

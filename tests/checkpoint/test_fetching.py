@@ -14,16 +14,16 @@ from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.tasks import find_task
-from quorate.checkpoint.copier import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints
-from quorate.checkpoint.fetching import fetch_checkpoint, fetch_newest
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.place import FolderPlace, place_for
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints, fetch_checkpoint, fetch_newest
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.generation import Cursor
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
+from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.objects import ObjectStore
@@ -89,7 +89,7 @@ def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
     (newest / MANIFEST).write_text(crafted.to_json())
     with pytest.raises(CheckpointError, match=r"is not whole: .*\.\./x.*the checkpoint"):
         fetch_checkpoint(FolderPlace(copy), newest.name, tmp_path / "back")
-    assert not list((tmp_path / "back").iterdir())
+    assert not (tmp_path / "back").exists()
     run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [2]
     assert not list((tmp_path / "elsewhere").rglob("x"))
@@ -115,9 +115,9 @@ def test_a_damaged_checkpoint_here_is_replaced_by_its_good_copy(
 ) -> None:
     folder = CheckpointFolder(source.run.checkpoints)
     damage(part_of(source.run.checkpoints / "step-00000004"))
-    assert folder.newest_whole() == infos(source)["step-00000002"]
+    assert folder.search().newest == infos(source)["step-00000002"]
     fetch_run(source.run.path.parent, str(copy))
-    assert folder.newest_whole() == infos(source)["step-00000004"]
+    assert folder.search().newest == infos(source)["step-00000004"]
     assert sorted(entry.name for entry in source.run.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
@@ -155,6 +155,32 @@ def test_brings_what_is_newer_to_a_run_that_is_here(source: Source, copy: Path, 
     copy_checkpoints(source, FolderPlace(copy))
     fetch_run(tmp_path / "elsewhere", str(copy))
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4, 6]
+
+
+def test_a_checkpoint_of_another_job_is_passed_over_here_and_there(source: Source, copy: Path, tmp_path: Path) -> None:
+    job = load_recorded(source.run.job_file, {}, []).spec.model_dump(mode="json")
+    save(source, 6, job=job)
+    foreign = save(source, 8, job=job | {"seed": 99}).path
+    copy_checkpoints(source, FolderPlace(copy))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(copy)).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [6]
+    assert "step-00000008 at" in run.events_file.read_text() and "is not of this run" in run.events_file.read_text()
+
+    shutil.copytree(foreign, run.checkpoints / foreign.name)
+    shutil.rmtree(foreign)
+    save(source, 7, job=job)
+    copy_checkpoints(source, FolderPlace(copy))
+    fetch_run(tmp_path / "elsewhere", str(copy))
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [6, 7, 8]
+
+
+def test_where_all_are_of_another_job_it_is_the_job_that_was_changed(source: Source, tmp_path: Path) -> None:
+    job = load_recorded(source.run.job_file, {}, []).spec.model_dump(mode="json")
+    shutil.rmtree(source.run.checkpoints)
+    save(source, 8, job=job | {"seed": 99})
+    copy_checkpoints(source, FolderPlace(tmp_path / "copy"))
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(tmp_path / "copy")).path)
+    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [8]
 
 
 def test_another_run_of_that_name_is_left_alone(copy: Path, tmp_path: Path) -> None:

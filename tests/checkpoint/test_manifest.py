@@ -53,11 +53,6 @@ def test_a_sound_document_of_another_kind_is_refused() -> None:
         Manifest.from_json(longer.to_json())
 
 
-def test_an_unknown_phase_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="phase is 7"):
-        dataclasses.replace(MANIFEST, phase=7)
-
-
 def foreign(**changed: Any) -> str:
     """A manifest with a fitting digest that none of ours has written."""
     content = json.loads(MANIFEST.to_json())
@@ -87,6 +82,7 @@ PART = {"file": "a", "bytes": 1, "digest": "xxh3-128:ab"}
         ({"step": "200"}, 'step is the text "200"'),
         ({"step": -1}, "step is -1"),
         ({"phase": True}, "phase is the bool True"),
+        ({"phase": 7}, "phase is 7"),
         ({"created": 5}, "created is the int 5"),
         ({"weights_digest": None}, "weights_digest is nothing"),
         ({"job": []}, "job is a list"),
@@ -114,7 +110,6 @@ class TestEncrypted:
         assert again.opened(self.CIPHER) == MANIFEST
 
     def test_in_plain_it_is_left_as_it_is(self) -> None:
-        assert MANIFEST.sealed(None) is MANIFEST
         assert MANIFEST.opened(None) is MANIFEST
         assert MANIFEST.opened(self.CIPHER) is MANIFEST
 

@@ -152,11 +152,6 @@ class TestTheDiskFails:
             write(tmp_path)
         assert not list(tmp_path.iterdir())
 
-    def test_an_unknown_digest_writes_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="'md5' is unknown"):
-            write_part(tmp_path, "1-of-1", CHUNKS, digest="md5")
-        assert not list(tmp_path.iterdir())
-
 
 class TestReadingFails:
     def test_with_another_key_the_part_is_named(self, tmp_path: Path) -> None:
@@ -192,8 +187,8 @@ class TestReadingFails:
 class TestPartsIn:
     def test_by_their_names(self, tmp_path: Path) -> None:
         written = {
-            number: write(tmp_path, way, f"{number}-of-12")
-            for number, way in ((2, "sha"), (10, "plain"), (1, "encrypted"))
+            index: write(tmp_path, way, f"{index + 1}-of-12")
+            for index, way in ((1, "sha"), (9, "plain"), (0, "encrypted"))
         }
         for other in (
             f".3-of-12.{'0' * 8}.partial",
@@ -207,7 +202,7 @@ class TestPartsIn:
         (tmp_path / f"4-of-12.{'0' * 32}.safetensors").mkdir()
         found = parts_in(tmp_path)
         assert found == written
-        assert list(found) == [1, 2, 10]
+        assert list(found) == [0, 1, 9]
 
     def test_one_that_was_written_twice_is_there_once(self, tmp_path: Path) -> None:
         twice = {write(tmp_path, "encrypted") for _ in range(2)}

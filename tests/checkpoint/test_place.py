@@ -15,11 +15,10 @@ from checkpoint.copied_run import infos, make_source, save
 from checkpoint.disk import killed
 from checkpoint.only_part import part_of
 from object_store import BUCKET
-from quorate.checkpoint.copier import Source, copy_checkpoints
-from quorate.checkpoint.fetching import fetch_checkpoint
 from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.part_file import verify_part
 from quorate.checkpoint.place import Contents, FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
+from quorate.checkpoint.transfer import Source, copy_checkpoints, copy_one, fetch_checkpoint
 from quorate.core.errors import CheckpointError, RequestError
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 
@@ -56,9 +55,9 @@ def test_every_place_keeps_the_contract(place: Place, source: Source, tmp_path: 
     place.write("job.yaml", b"another")
     assert place.read("job.yaml") == b"another"
 
-    assert place.put(first) > first.bytes
-    place.put(second)
-    place.put(second)
+    assert copy_one(first, place).bytes > first.bytes
+    copy_one(second, place)
+    copy_one(second, place)
     assert place.contents().whole == {each.path.name: files_of(each.manifest) for each in (first, second)}
     assert not place.contents().unfinished
 
@@ -91,17 +90,17 @@ def test_no_copy_is_made_of_damage(place: Place, source: Source) -> None:
     content[-1] ^= 1
     part.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged"):
-        place.put(info)
+        copy_one(info, place)
     assert not place.contents().whole
 
 
 def test_what_was_saved_anew_replaces_its_copy(place: Place, source: Source) -> None:
     """As when checkpoints are encrypted with another key: the old parts must go."""
-    place.put(infos(source)["step-00000004"])
+    copy_one(infos(source)["step-00000004"], place)
     before = place.contents().whole
     shutil.rmtree(infos(source)["step-00000004"].path)
     save(source, 4, numbers=65)
-    place.put(infos(source)["step-00000004"])
+    copy_one(infos(source)["step-00000004"], place)
     assert place.contents().whole == {"step-00000004": files_of(infos(source)["step-00000004"].manifest)}
     assert place.contents().whole != before
 
@@ -161,12 +160,12 @@ def test_copier_that_is_killed_at_any_call_to_the_disk_leaves_no_lie(tmp_path: P
     call = 0
     while True:
         place = FolderPlace(tmp_path / f"backup-{call}")
-        was_killed = killed(lambda target=place: target.put(info), call, half_written=True)  # type: ignore[misc]
+        was_killed = killed(lambda target=place: copy_one(info, target), call, half_written=True)  # type: ignore[misc]
         for name in place.contents().whole:
             fetch_checkpoint(place, name, tmp_path / f"back-{call}")
         if not was_killed:
             break
-        place.put(info)
+        copy_one(info, place)
         assert set(place.contents().whole) == {info.path.name}
         call += 1
     assert call > 8
@@ -175,7 +174,7 @@ def test_copier_that_is_killed_at_any_call_to_the_disk_leaves_no_lie(tmp_path: P
 def test_copier_that_is_killed_while_it_replaces_a_copy_has_not_removed_it(tmp_path: Path) -> None:
     source, place = make_source(tmp_path / "runs", 2), FolderPlace(tmp_path / "backup")
     (before,) = infos(source).values()
-    place.put(before)
+    copy_one(before, place)
     shutil.rmtree(before.path)
     (info,) = infos(make_source(tmp_path / "anew", 2, numbers=65)).values()
     shutil.copytree(tmp_path / "backup", tmp_path / "kept")
@@ -183,7 +182,7 @@ def test_copier_that_is_killed_while_it_replaces_a_copy_has_not_removed_it(tmp_p
     while True:
         shutil.rmtree(tmp_path / "backup")
         shutil.copytree(tmp_path / "kept", tmp_path / "backup")
-        was_killed = killed(lambda: place.put(info), call, half_written=True)
+        was_killed = killed(lambda: copy_one(info, place), call, half_written=True)
         named = list(place.contents().whole)
         if not named:
             moments_between += 1
@@ -203,7 +202,7 @@ def test_a_copy_that_cannot_get_its_name_leaves_the_one_before(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, real, spoilt = FolderPlace(tmp_path / "backup"), os.rename, list[Path]()
-    place.put(infos(source)["step-00000004"])
+    copy_one(infos(source)["step-00000004"], place)
     before = place.contents()
     (info,) = infos(make_source(tmp_path / "anew", 4, numbers=65)).values()
 
@@ -215,7 +214,7 @@ def test_a_copy_that_cannot_get_its_name_leaves_the_one_before(
 
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(StoreError, match="Input/output error"):
-        place.put(info)
+        copy_one(info, place)
     assert spoilt and place.contents() == before
 
 
@@ -243,7 +242,7 @@ def test_a_copy_that_cannot_be_read_back_is_trouble_of_the_place(
 
     monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
     with pytest.raises(StoreError, match=reason) as caught:
-        place.put(info)
+        copy_one(info, place)
     assert harmed
     assert caught.value.message.startswith(f"{tmp_path}/backup: the copy of step-00000004")
     assert "although the checkpoint is whole" in caught.value.message
@@ -257,10 +256,10 @@ def test_a_mount_point_is_not_made(source: Source, tmp_path: Path) -> None:
         copy_checkpoints(source, place)
     assert caught.value.lasts
     with pytest.raises(StoreError, match="there is no such folder"):
-        place.put(infos(source)["step-00000004"])
+        copy_one(infos(source)["step-00000004"], place)
     assert not (tmp_path / "nas").exists()
     (tmp_path / "nas").mkdir()
-    assert len(copy_checkpoints(source, place)) == 2
+    assert len(copy_checkpoints(source, place).copied) == 2
 
 
 def test_what_was_put_before_a_death_is_not_put_again(memory: ObjectStore, source: Source) -> None:
@@ -269,7 +268,7 @@ def test_what_was_put_before_a_death_is_not_put_again(memory: ObjectStore, sourc
     part = part_of(info.path)
     memory.put_file(f"{info.path.name}/{part.name}", part)
     assert set(place.contents().unfinished) == {info.path.name}
-    assert place.put(info) == (info.path / MANIFEST).stat().st_size
+    assert copy_one(info, place).bytes == (info.path / MANIFEST).stat().st_size
     assert set(place.contents().whole) == {info.path.name}
 
 
@@ -286,7 +285,7 @@ def test_a_part_that_another_takes_away_is_noticed_before_the_commit(
 
     monkeypatch.setattr(memory, "put_file", swept)
     with pytest.raises(StoreError, match="just after it was copied"):
-        place.put(info)
+        copy_one(info, place)
     assert not place.contents().whole
 
 
@@ -294,7 +293,7 @@ def test_folder_that_cannot_be_written_is_explained(source: Source, tmp_path: Pa
     (tmp_path / "file").write_text("in the way")
     place = place_at(str(tmp_path / "file" / "tiny-0001"))
     with pytest.raises(StoreError, match="Not a directory"):
-        place.put(infos(source)["step-00000004"])
+        copy_one(infos(source)["step-00000004"], place)
 
 
 def test_addresses() -> None:

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 class TestSave:
     def test_comes_back_with_all_that_was_told(self, folder: CheckpointFolder) -> None:
         saved = save(folder, 200)
-        info = folder.newest_whole()
+        info = folder.search().newest
         assert info is not None
         assert saved.path == info.path == folder.folder / "step-00000200"
         assert saved.bytes == info.bytes > 64 * 4
@@ -178,7 +178,7 @@ class TestTheWriterDies:
             remove_surplus(folder, Retention(1), None, Cursor(2))
 
         moments = self._each_moment(tmp_path, save_and_prune, half_written, lambda folder: None)
-        newest = [folder.newest_whole() for folder in moments]
+        newest = [folder.search().newest for folder in moments]
         steps = [info.cursor.step for info in newest if info is not None]
         assert len(steps) == len(newest)
         assert steps == sorted(steps)
@@ -189,7 +189,7 @@ class TestTheWriterDies:
             part_of(save(folder, 2).path).write_bytes(b"damaged")
 
         moments = self._each_moment(tmp_path, lambda folder: save(folder, 2), False, damage)
-        newest = [folder.newest_whole() for folder in moments]
+        newest = [folder.search().newest for folder in moments]
         assert {info.cursor.step for info in newest if info is not None} == {1, 2}
         assert None not in newest
 
@@ -377,7 +377,7 @@ class TestVerify:
     def test_finds_and_names(self, folder: CheckpointFolder, damage: str) -> None:
         save(folder, 1)
         path = save(folder, 2).path
-        newest = folder.newest_whole()
+        newest = folder.search().newest
         assert newest is not None
         folder.verify(newest)
         spoil, words = DAMAGES[damage]
@@ -409,14 +409,14 @@ class TestVerify:
 
     def test_nothing_there(self, folder: CheckpointFolder) -> None:
         assert folder.list() == ()
-        assert folder.newest_whole() is None
+        assert folder.search().newest is None
         assert remove_surplus(folder, Retention(1), None, None) == ()
 
     def test_needs_no_torch(self, folder: CheckpointFolder) -> None:
         save(folder, 1)
         script = (
             "import sys; from pathlib import Path; from quorate.checkpoint.store import CheckpointFolder;"
-            "print(CheckpointFolder(Path(sys.argv[1])).newest_whole().cursor.step, 'torch' in sys.modules)"
+            "print(CheckpointFolder(Path(sys.argv[1])).search().newest.cursor.step, 'torch' in sys.modules)"
         )
         command = [sys.executable, "-c", script, str(folder.folder)]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1 False\n"

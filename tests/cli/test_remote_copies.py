@@ -18,10 +18,9 @@ import pytest
 from checkpoint.copied_run import infos, make_source
 from command import Done, Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
-from quorate.checkpoint.copier import copy_checkpoints
-from quorate.checkpoint.fetching import fetch_checkpoint
 from quorate.checkpoint.place import Place, place_for
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import copy_checkpoints, fetch_checkpoint
 from schemas import validate
 
 
@@ -219,7 +218,7 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
 COPY = """
 import sys
 from pathlib import Path
-from quorate.checkpoint.copier import Source, copy_checkpoints
+from quorate.checkpoint.transfer import Source, copy_checkpoints
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.retention import Watched

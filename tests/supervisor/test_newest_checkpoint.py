@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.whole_save import save_whole
+from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
@@ -58,9 +59,13 @@ def test_where_the_beginning_is_gone_the_job_ends(tmp_path: Path) -> None:
 
 def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_room(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "of another run"
-    newest, gone = save(own, 8), own / "step-00000004"
-    assert newest_instead(gone, CheckpointFolder(own), own).path == newest
+    newest, foreign, gone = save(own, 8), save(own, 12), own / "step-00000004"
+
+    def why_foreign(info: CheckpointInfo) -> str:
+        return "another" if info.path == foreign else ""
+
+    assert newest_instead(gone, CheckpointFolder(own), own, why_foreign).path == newest
     save(other, 8)
     for folder in (other, tmp_path / "empty"):
         with pytest.raises(LinkError, match="is not there any more"):
-            newest_instead(folder / "step-00000004", CheckpointFolder(folder), own)
+            newest_instead(folder / "step-00000004", CheckpointFolder(folder), own, why_foreign)

@@ -28,7 +28,7 @@ from quorate.training.device import digests, same_bits
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.save import Save, SaveContext
+from quorate.training.save import OngoingSave, SaveContext
 from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.task import Task, configure
@@ -83,7 +83,7 @@ class Seat:
 
 
 class Hand:
-    """One worker: its replica, its saver, and what it has told."""
+    """One worker: its replica, its checkpointer, and what it has told."""
 
     def __init__(self, number: int, folder: Path, task: type[Task], **rules: Any) -> None:
         spec = gang.job(task)
@@ -106,7 +106,7 @@ class Hand:
             clock=lambda: self.clock(),
         )
         layout = Replicated(self.replica)
-        self.saver = Checkpointer(
+        self.checkpointer = Checkpointer(
             self.context, layout, checked, JOB, {"torch": "2"}, check_lease=lambda: self.check_lease()
         )
         self.seat = Seat(Table(1), 0, number)
@@ -120,14 +120,14 @@ class Hand:
         self.replica.optimizers.step()
 
     @property
-    def saving(self) -> Save:
-        latest = self.saver._latest
+    def saving(self) -> OngoingSave:
+        latest = self.checkpointer._latest
         assert latest is not None
         return latest
 
     def keep(self, last: int) -> None:
         """From now on only so many checkpoints stay."""
-        self.saver._context = replace(self.context, retention=Retention(last))
+        self.checkpointer._context = replace(self.context, retention=Retention(last))
 
     def told(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
@@ -181,19 +181,19 @@ class Crew:
         self.do(leave_if_it_fails)
 
     def enter(self, step: int) -> None:
-        self.do(lambda hand: hand.saver.enter(hand.seat, step))
+        self.do(lambda hand: hand.checkpointer.enter(hand.seat, step))
 
     def leave(self) -> None:
-        self.do(lambda hand: hand.saver.leave())
+        self.do(lambda hand: hand.checkpointer.leave())
 
     def begin(self, progress: Progress) -> None:
-        self.do(lambda hand: hand.saver.begin(progress, hand.seat))
+        self.do(lambda hand: hand.checkpointer.begin(progress, hand.seat))
 
     def settle(self, step: int) -> None:
-        self.do(lambda hand: hand.saver.settle())
+        self.do(lambda hand: hand.checkpointer.settle())
 
     def save(self, progress: Progress) -> None:
-        self.do(lambda hand: hand.saver.save(progress, hand.seat))
+        self.do(lambda hand: hand.checkpointer.save(progress, hand.seat))
 
     def train(self, step: int) -> None:
         self.do(lambda hand: hand.train(step))
@@ -201,8 +201,8 @@ class Crew:
     def await_done(self) -> None:
         """Until nobody saves any more."""
         for hand in self.present:
-            if hand.saver._latest is not None:
-                assert hand.saver._latest.done.wait(PATIENCE), "a save does not come to an end"
+            if hand.checkpointer._latest is not None:
+                assert hand.checkpointer._latest.done.wait(PATIENCE), "a save does not come to an end"
 
     def save_in_background(self, progress: Progress) -> None:
         """Begin, go on, and wait for the end."""
@@ -213,7 +213,7 @@ class Crew:
     @property
     def wants(self) -> list[bool]:
         """Who asks for a save, though no step does and no time has come."""
-        return [hand.saver.is_wanted(by_time=False) for hand in self.present]
+        return [hand.checkpointer.is_wanted(by_time=False) for hand in self.present]
 
     def names(self) -> list[str]:
         """All that lies in the folder."""

@@ -214,7 +214,7 @@ def test_what_the_step_changes_inside_the_model_is_not_lost(
     assert ended.digest
     replica = Replica(task(), spec)
     folder = CheckpointFolder(tmp_path / "checkpoints")
-    newest = folder.newest_whole()
+    newest = folder.search().newest
     assert newest is not None
     replica.load(folder.load(newest).state["replica"])
     assert replica.buffers.get(buffer).item() == pytest.approx(value)

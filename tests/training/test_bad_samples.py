@@ -187,7 +187,7 @@ def tear_batch(monkeypatch: pytest.MonkeyPatch, task: type[Regression], **keys: 
 
 def saved_state(ran: Run) -> str:
     folder = CheckpointFolder(ran.folder / "checkpoints")
-    newest = folder.newest_whole()
+    newest = folder.search().newest
     assert newest is not None
     return repr(folder.load(newest).state["replica"])
 

@@ -88,7 +88,7 @@ class TestASave:
         assert (event.step, event.parts, event.bytes) == (1, workers, info.bytes)
         assert event.path == str(info.path)
         assert [len(hand.events) for hand in crew.present] == [1] + [0] * (workers - 1)
-        assert [hand.saver.has_written(at(1)) for hand in crew.present] == [True] + [False] * (workers - 1)
+        assert [hand.checkpointer.has_written(at(1)) for hand in crew.present] == [True] + [False] * (workers - 1)
         assert not any(crew.wants)
 
     def test_of_fewer_tensors_than_workers(self, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class TestASave:
         monkeypatch.setattr(Arena, "stage", hold)
         settled = threading.Event()
         crew.begin(at(1))
-        assert not crew.present[1].saver.is_settled
+        assert not crew.present[1].checkpointer.is_settled
         with opened_in_the_end(gate):
             assert gate.reached.wait(20)
             await_true("the others' copies", crew.present[0].saving.copied.is_set)
@@ -164,14 +164,14 @@ class TestASave:
             DivergedError, match=rf"after step 1: worker 1 and workers 0, 2 .* '{name}'; worker 1 is wrong"
         ):
             crew.settle(2)
-        assert not crew.first.saver.is_settled
+        assert not crew.first.checkpointer.is_settled
         assert crew.names() == []
 
     def test_of_optimizers_that_differ_is_refused(self, crew: Crew) -> None:
         optimizer = next(iter(crew.present[2].replica.optimizers.by_name.values()))
         next(iter(optimizer.state.values()))["exp_avg"][0, 0] += 1
         with pytest.raises(DivergedError, match=r"worker 2 and workers 0, 1 .*'optimizer .* exp_avg'"):
-            crew.first_to_fail(lambda hand: hand.saver.save(at(1), hand.seat))
+            crew.first_to_fail(lambda hand: hand.checkpointer.save(at(1), hand.seat))
         crew.await_done()
         assert crew.names() == []
 
@@ -230,7 +230,7 @@ class TestTheDiskIsFull:
 
     def test_that_an_attempt_cannot_be_made_is_not_told_again_at_every_step(self, crew: Crew) -> None:
         for hand in crew.present:
-            hand.saver._owes = True
+            hand.checkpointer._owes = True
         with pytest.MonkeyPatch.context() as spoilt:
             spoilt.setattr(Path, "mkdir", full_disk)
             crew.begin(at(1))
@@ -434,7 +434,7 @@ class TestTheGenerationEnds:
         crew.begin(at(1))
         crew.settle(1)
         crew.leave()
-        assert all(hand.saver.is_settled for hand in crew.present)
+        assert all(hand.checkpointer.is_settled for hand in crew.present)
         crew.train(2)
         crew.await_done()
         assert_loads(crew.folder, crew.whole(1), expected)
@@ -603,7 +603,7 @@ class TestByTime:
             hand.clock = lambda: now
 
     def _wants(self, crew: Crew) -> list[bool]:
-        return [hand.saver.is_wanted(by_time=True) for hand in crew.present]
+        return [hand.checkpointer.is_wanted(by_time=True) for hand in crew.present]
 
 
 class TestThereIsNoSpaceUntilOldOnesAreGone:
@@ -638,18 +638,19 @@ class TestThereIsNoSpaceUntilOldOnesAreGone:
 
     def test_a_lease_that_is_lost_meanwhile_fails_no_save(self, crew: Crew) -> None:
         crew.first.check_commit = _gone
-        crew.first.saver._free_space(at(4))
+        crew.first.checkpointer._known_whole = Cursor(3)
+        crew.first.checkpointer._free_space(at(4))
         assert crew.steps() == [1, 2, 3]
 
     def test_whoever_commits_next_knows_what_is_whole(self, crew: Crew) -> None:
         crew.begin(replace(at(3), best=best_at(2).best))
-        assert [hand.saver._known_whole for hand in crew.present] == [Cursor(3)] * 2
+        assert [hand.checkpointer._known_whole for hand in crew.present] == [Cursor(3)] * 2
 
     def test_nothing_goes_where_none_is_known_to_be_whole(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkpointer_module, "PAUSES", (0.01,))
         self._spoil(monkeypatch, crew, 0)
         for hand in crew.present:
-            hand.saver._known_whole = None
+            hand.checkpointer._known_whole = hand.checkpointer._latest = None
         crew.train(4)
         with pytest.raises(CheckpointError, match="No space left"):
             crew.save(at(4))
@@ -681,7 +682,7 @@ class TestASaveThatMustNotFail:
 
         def save(hand: Hand) -> str:
             with pytest.raises(CheckpointError) as told:
-                hand.saver.save(at(1), hand.seat)
+                hand.checkpointer.save(at(1), hand.seat)
             return str(told.value)
 
         (reason,) = set(crew.do(save))
@@ -713,7 +714,7 @@ class TestASaveThatMustNotFail:
         """Or all would count as hung where `step_timeout` is shorter than the wait."""
         monkeypatch.setattr(checkpointer_module, "PAUSES", (60.0,))
         spoil_writes(monkeypatch, 1, no_space)
-        activity, seen = crew.first.saver._activity, set[int]()
+        activity, seen = crew.first.checkpointer._activity, set[int]()
 
         def look() -> None:
             if activity.waits_for == "the next try":
@@ -815,7 +816,7 @@ class TestTheLease:
             assert_loads(crew.folder, crew.whole(1), expected)
             assert [event.kind for event in crew.first.events] == ["checkpoint"]
         else:
-            crew.first.saver.close(0.01)
+            crew.first.checkpointer.close(0.01)
             crew.await_done()
             assert crew.names() == []
 
@@ -845,7 +846,7 @@ class TestTheWorkerLeaves:
         crew.settle(2)
         opener = threading.Timer(0.2, gate.open)
         opener.start()
-        crew.present[1].saver.close(20)
+        crew.present[1].checkpointer.close(20)
         assert crew.present[1].saving.done.is_set()
         crew.await_done()
         opener.join()
@@ -857,7 +858,7 @@ class TestTheWorkerLeaves:
         with opened_in_the_end(gate):
             crew.begin(at(1))
             crew.settle(2)
-            crew.present[1].saver.close(0.01)
+            crew.present[1].checkpointer.close(0.01)
         crew.await_done()
         assert crew.names() == []
 
@@ -867,7 +868,7 @@ def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
 ) -> None:
     gate = Gate()
     spoil_writes(monkeypatch, 1, gate.pass_through)  # by a disk that stands still
-    committer, writer = (hand.saver._activity for hand in crew.present[:2])
+    committer, writer = (hand.checkpointer._activity for hand in crew.present[:2])
     saving = threading.Thread(target=crew.save, args=(at(1),))
     with opened_in_the_end(gate):
         saving.start()

@@ -65,21 +65,21 @@ def live(hand: Hand, seat: Pair) -> None:
     hand.check_lease = hand.check_commit = seat.check_there
     step = 1
     try:
-        hand.saver.enter(hand.seat, step)
-        hand.saver.begin(at(1), hand.seat)
-        hand.saver.settle()
+        hand.checkpointer.enter(hand.seat, step)
+        hand.checkpointer.begin(at(1), hand.seat)
+        hand.checkpointer.settle()
         hand.train(2)
         step = 2
-        hand.saver.save(at(2), hand.seat)
+        hand.checkpointer.save(at(2), hand.seat)
     except LinkError:
-        hand.saver.leave()
+        hand.checkpointer.leave()
         hand.check_lease = hand.check_commit = lambda: None
         hand.seat = Seat(Table(1), 0, hand.number)
-        hand.saver.enter(hand.seat, step)
+        hand.checkpointer.enter(hand.seat, step)
         if step == 1:
             hand.train(2)
-        hand.saver.save(at(2), hand.seat)
-    hand.saver.close(PATIENCE)
+        hand.checkpointer.save(at(2), hand.seat)
+    hand.checkpointer.close(PATIENCE)
 
 
 def run_both(crew: Crew, victim: int, call: int, half_written: bool) -> list[int]:

@@ -100,7 +100,7 @@ def by_hand(task: Task, spec: JobSpec) -> tuple[dict[str, torch.Tensor], list[di
 
 def weights(ran: Run) -> dict[str, torch.Tensor]:
     folder = CheckpointFolder(ran.folder / "checkpoints")
-    newest = folder.newest_whole()
+    newest = folder.search().newest
     assert newest is not None
     tensors: dict[str, torch.Tensor] = folder.load(newest).state["replica"]["tensors"]
     return tensors

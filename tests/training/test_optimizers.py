@@ -103,7 +103,7 @@ def test_a_schedule_goes_on_where_its_checkpoint_stopped(kind: str, tmp_path: Pa
 def through_a_checkpoint(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder)
     save_whole(checkpoints, state, step=1)
-    newest = checkpoints.newest_whole()
+    newest = checkpoints.search().newest
     assert newest is not None
     return checkpoints.load(newest).state
 

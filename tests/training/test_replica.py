@@ -72,7 +72,7 @@ def trained() -> Replica:
 def round_trip(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     checkpoints = CheckpointFolder(folder)
     save_whole(checkpoints, state, step=1)
-    newest = checkpoints.newest_whole()
+    newest = checkpoints.search().newest
     assert newest is not None
     return checkpoints.load(newest).state
 

@@ -56,7 +56,7 @@ def batches(lanes: int = 4, **keys: Any) -> list[set[int]]:
 def saved_state(ran: Run) -> str:
     """Everything in the last checkpoint but how far it is: weights, buffers, optimizer and schedule."""
     folder = CheckpointFolder(ran.folder / "checkpoints")
-    newest = folder.newest_whole()
+    newest = folder.search().newest
     assert newest is not None
     return repr(folder.load(newest).state["replica"])
 

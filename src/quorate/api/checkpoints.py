@@ -15,17 +15,18 @@ from typing import Any
 from quorate.api.copies import refuse_own_folder
 from quorate.api.result import model_of
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.copier import Copied, Source, copy_checkpoints
 from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.transfer import CopiedRun, Source, copy_checkpoints
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.user_code import given
 from quorate.history.run_record import RunRecord
+from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
@@ -64,28 +65,91 @@ class Verified:
 
 def verify_run(run: RunFolder, which: str | None = None) -> Verified:
     """Read checkpoints through, all or those that `which` means (last, best, or a step)."""
-    folder, why = _folder_with_key(run)
-    found = _meant(run, which) if which is not None else survey(run.checkpoints)
-    examined = (replace(_examined(folder, each), foreign=_why_foreign(run, each)) for each in found)
+    there = _Present.of(run)
+    found = there.meant(which) if which is not None else there.found
+    examined = (replace(there.examined(each), foreign=there.foreign(each)) for each in found)
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-    return Verified(tuple(each for each in examined if not each.problem or each.path.exists()), why)
+    whole = tuple(each for each in examined if not each.problem or each.path.exists())
+    return Verified(whole, there.not_authenticated)
 
 
 def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tuple[Examined, ...]:
     """Remove checkpoints; not the only whole one, unless forced."""
-    folder, _ = _folder_with_key(run)
-    doomed = {each.path: each for word in which for each in _meant(run, word)}
-    rest = [each for each in _own(run, survey(run.checkpoints)) if each.path not in doomed]
-    if not force and not _has_whole(folder, rest) and _has_whole(folder, list(doomed.values())):
+    there = _Present.of(run)
+    doomed = {each.path: each for word in which for each in there.meant(word)}
+    rest = [each for each in there.own() if each.path not in doomed]
+    if not force and not there.has_whole(rest) and there.has_whole(list(doomed.values())):
         raise RunError(
             f"without {', '.join(path.name for path in doomed)}, run {run.name} has no whole checkpoint any more, and "
             "nothing to resume from. Remove it all the same with --force"
         )
     removed = []
     for path, each in doomed.items():
-        folder.remove(path)
+        there.folder.remove(path)
         removed.append(Examined(path, each.bytes if isinstance(each, CheckpointInfo) else 0, ""))
     return tuple(removed)
+
+
+@dataclass(frozen=True)
+class _Present:
+    """What is in the folder of a run, oldest first; with the key that its job names where that is at hand, and
+    otherwise why it is without. The job is None where it cannot be read."""
+
+    run: RunFolder
+    folder: CheckpointFolder
+    found: tuple[CheckpointInfo | Skipped, ...]
+    not_authenticated: str
+    job: JobSpec | None = None
+
+    @classmethod
+    def of(cls, run: RunFolder) -> "_Present":
+        job, folder, why = None, CheckpointFolder(run.checkpoints), NO_KEY
+        try:
+            job = load_recorded(run.job_file, {}, []).spec
+            folder = CheckpointFolder.of_job(run.checkpoints, job.checkpoint)
+        except QuorateError as error:
+            why = error.message
+        return cls(run, folder, survey(run.checkpoints), "" if folder.cipher is not None else why, job)
+
+    def foreign(self, found: CheckpointInfo | Skipped) -> str:
+        """Why a checkpoint is not one of the run whose folder it lies in; nothing where that cannot be known."""
+        return "" if self.job is None or isinstance(found, Skipped) else why_foreign(found, self.job)
+
+    def own(self) -> list[CheckpointInfo | Skipped]:
+        """Without those of other jobs; what is damaged may be of the run."""
+        own = own_among([each for each in self.found if isinstance(each, CheckpointInfo)], self.foreign)
+        return [each for each in self.found if isinstance(each, Skipped) or each in own]
+
+    def meant(self, which: str) -> list[CheckpointInfo | Skipped]:
+        """What a person means by a word, damaged or not: the last, the best, all of a step, or a checkpoint's name."""
+        if which == LAST:
+            meant = self.own()[-1:]
+        elif which == BEST:
+            infos = [each for each in self.own() if isinstance(each, CheckpointInfo)]
+            meant = [best_among(infos, self.run.name, RunRecord.read(self.run).best)]
+        else:
+            meant = [each for each in self.found if which in (each.path.name, str(_step(each.path)))]
+        if not meant:
+            steps = sorted({_step(each.path) for each in self.found})
+            there = f"There are those of steps {', '.join(map(str, steps))}" if steps else "It has no checkpoint at all"
+            raise RunError(f"run {self.run.name} has no checkpoint '{which}': give a step, {LAST} or {BEST}. {there}")
+        return meant
+
+    def examined(self, found: CheckpointInfo | Skipped) -> Examined:
+        if isinstance(found, Skipped):
+            return Examined(found.path, 0, found.reason)
+        try:
+            self.folder.verify(found)
+        except CheckpointError as error:
+            return Examined(found.path, found.bytes, Skipped.of(found.path, error).reason)
+        return Examined(found.path, found.bytes, "")
+
+    def has_whole(self, found: Sequence[CheckpointInfo | Skipped]) -> bool:
+        return any(not self.examined(each).problem for each in reversed(found))
+
+
+def _step(path: Path) -> int:
+    return (cursor_of(path.name) or Cursor()).step
 
 
 def rekey_run(
@@ -167,99 +231,19 @@ def _why_no_new_key(run: RunFolder, untrusted: Sequence[Skipped]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CopiedRun:
-    """Where copies of a run lie now, which of them are new, and what was left out because it is damaged."""
-
-    place: str
-    copied: tuple[Copied, ...]
-    damaged: tuple[Skipped, ...]
-
-
 def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     """Copy the checkpoints of a run, or one (last, best, or that of a step), to a folder or URL, below its name.
 
     From there `quorate resume` goes on. What is there already is left as it is; no copy is made of damage.
     """
     spec = load_recorded(run.job_file, {}, []).spec
-    folder = CheckpointFolder(run.checkpoints)
     place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
     refuse_own_folder(run, place)
-    source = Source.of(run, spec)
-    if which is None:
-        infos = list(folder.list())
-    else:
-        infos = [select(run.name, folder, which, lambda: RunRecord.read(run).best, partial(why_foreign, spec=spec))]
-    copied: list[Copied] = []
-    damaged = [found for found in survey(run.checkpoints) if isinstance(found, Skipped)] if which is None else []
-    for info in sorted(infos, key=lambda info: info.cursor, reverse=True):
-        try:
-            copied += copy_checkpoints(source, place, [info])
-        except CheckpointError as error:
-            # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-            damaged += [Skipped.of(info.path, error)] if info.path.exists() else []
-    return CopiedRun(str(place), tuple(copied), tuple(damaged))
-
-
-def _meant(run: RunFolder, which: str) -> list[CheckpointInfo | Skipped]:
-    """What a person means by a word, damaged or not: the last, the best, all of a step, or a checkpoint's name."""
-    found = survey(run.checkpoints)
-    if which == LAST:
-        meant = _own(run, found)[-1:]
-    elif which == BEST:
-        meant = [best_among(_infos(_own(run, found)), run.name, RunRecord.read(run).best)]
-    else:
-        meant = [each for each in found if which in (each.path.name, str(_step(each.path)))]
-    if not meant:
-        steps = sorted({_step(each.path) for each in found})
-        there = f"There are those of steps {', '.join(map(str, steps))}" if steps else "It has no checkpoint at all"
-        raise RunError(f"run {run.name} has no checkpoint '{which}': give a step, {LAST} or {BEST}. {there}")
-    return meant
-
-
-def _own(run: RunFolder, found: Sequence[CheckpointInfo | Skipped]) -> list[CheckpointInfo | Skipped]:
-    """Without those of other jobs; what is damaged may be of the run."""
-    own = own_among(_infos(found), partial(_why_foreign, run))
-    return [each for each in found if isinstance(each, Skipped) or each in own]
-
-
-def _infos(found: Sequence[CheckpointInfo | Skipped]) -> list[CheckpointInfo]:
-    return [each for each in found if isinstance(each, CheckpointInfo)]
-
-
-def _step(path: Path) -> int:
-    return (cursor_of(path.name) or Cursor()).step
-
-
-def _examined(folder: CheckpointFolder, found: CheckpointInfo | Skipped) -> Examined:
-    if isinstance(found, Skipped):
-        return Examined(found.path, 0, found.reason)
-    try:
-        folder.verify(found)
-    except CheckpointError as error:
-        return Examined(found.path, found.bytes, Skipped.of(found.path, error).reason)
-    return Examined(found.path, found.bytes, "")
-
-
-def _why_foreign(run: RunFolder, found: CheckpointInfo | Skipped) -> str:
-    """Why a checkpoint is not one of the run whose folder it lies in; nothing where that cannot be known."""
-    try:
-        return why_foreign(found, load_recorded(run.job_file, {}, []).spec) if isinstance(found, CheckpointInfo) else ""
-    except QuorateError:
-        return ""
-
-
-def _folder_with_key(run: RunFolder) -> tuple[CheckpointFolder, str]:
-    """With the key that the run's job names, where it is at hand; and otherwise why it is without."""
-    try:
-        folder = CheckpointFolder.of_job(run.checkpoints, load_recorded(run.job_file, {}, []).spec.checkpoint)
-        return folder, "" if folder.cipher is not None else NO_KEY
-    except QuorateError as error:
-        return CheckpointFolder(run.checkpoints), error.message
-
-
-def _has_whole(folder: CheckpointFolder, found: Sequence[CheckpointInfo | Skipped]) -> bool:
-    return any(not _examined(folder, each).problem for each in reversed(found))
+    chosen = None
+    if which is not None:
+        folder, foreign = CheckpointFolder(run.checkpoints), partial(why_foreign, spec=spec)
+        chosen = [select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)]
+    return copy_checkpoints(Source.of(run, spec), place, chosen)
 
 
 class Format(StrEnum):

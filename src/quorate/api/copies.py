@@ -5,12 +5,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from quorate.api.recorded_run import run_argument
-from quorate.checkpoint.copier import Copier, CopyStatus, Source
+from quorate.checkpoint.copier import Copier, CopyStatus
 from quorate.checkpoint.place import FolderPlace, Place, place_for
+from quorate.checkpoint.transfer import Source
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.observe.event import KINDS, Event
@@ -70,21 +70,19 @@ class Copies:
         for copier in self._copiers:
             copier.request_close()
         self._say_if_it_takes_long(signals)
-        standings = []
 
         def is_interrupted() -> bool:
             self._show_unseen()
             return len(signals.received) > self._seen_signals
 
-        for copier in self._copiers:
-            standings.append(copier.close(max(0.0, over - time.monotonic()), is_interrupted))
+        ended = [copier.close(max(0.0, over - time.monotonic()), is_interrupted) for copier in self._copiers]
         self._show_unseen()
-        for to, standing in zip(self._places, standings, strict=True):
-            if standing.missing:
-                self._publish("log", None, {"level": "warning", "message": self._incomplete(to, standing)})
+        for to, status in zip(self._places, ended, strict=True):
+            if status.missing:
+                self._publish("log", None, {"level": "warning", "message": self._incomplete(to, status)})
         self._show_unseen()
         self._sink.close()
-        return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in standings]
+        return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in ended]
 
     def abandon(self) -> list[dict[str, Any]]:
         """Nothing was trained: copy no more, and tell nothing."""
@@ -134,7 +132,7 @@ class Copies:
 
 def refuse_own_folder(run: RunFolder, place: Place, said: str = "") -> None:
     """A run's folder with copies in it would be neither a run nor a copy. `said`: where the place is named."""
-    if isinstance(place, FolderPlace) and Path(str(place)).resolve().is_relative_to(run.path.resolve()):
+    if isinstance(place, FolderPlace) and place.folder.resolve().is_relative_to(run.path.resolve()):
         raise RequestError(
             f"{said}copies would go to {place}, which is the run's own folder. Name a folder outside of "
             f"{run.path.parent}, best on another disk or machine."

@@ -4,24 +4,27 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from quorate.api.recorded_run import recorded_and_asked
-from quorate.checkpoint.copier import ORIGIN, SOURCE_PAGE
-from quorate.checkpoint.fetching import (
+from quorate.checkpoint.listing import Search
+from quorate.checkpoint.place import Place, place_at
+from quorate.checkpoint.selection import Foreign, search_own, why_foreign
+from quorate.checkpoint.store import CheckpointFolder, why_not_plain
+from quorate.checkpoint.transfer import (
     FETCHING,
+    ORIGIN,
+    PAGES,
+    SOURCE_PAGE,
     Origin,
     encrypted_at,
     fetch_newest,
-    fetch_pages,
+    here_at,
     read_origin,
-    read_source_page,
     sweep_fetching,
 )
-from quorate.checkpoint.listing import Search
-from quorate.checkpoint.place import Place, place_at
-from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import CheckpointError, QuorateError, RunError
 from quorate.engines.engine import SOURCE
@@ -35,6 +38,9 @@ from quorate.storage.kept_source import SourcePage
 from quorate.storage.run_folder import RunFolder, write_creation
 
 log = logging.getLogger(__name__)
+
+Jobs = Callable[[RunFolder], tuple[ResolvedJob, ResolvedJob]]
+"""The job of a run as it is recorded, and with what is asked for now over it."""
 
 
 def is_copy(reference: str) -> bool:
@@ -76,17 +82,16 @@ def fetch_run(
             "such as s3://bucket/prefix/digits-0001."
         )
     sweep_fetching(runs)
-    final = runs.absolute() / origin.run
+    run = RunFolder(runs.absolute() / origin.run)
+    jobs = partial(recorded_and_asked, environment=environment, overrides=overrides)
+    if run.path.exists():
+        _update(run, place, origin, jobs)
+    else:
+        _make(run, place, origin, jobs)
+    return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
-    def job(run: RunFolder) -> ResolvedJob:
-        return recorded_and_asked(run, environment, overrides)[1]
 
-    bring = _update if final.exists() else _make
-    folder = bring(RunFolder(final), place, origin, job)
-    return FetchedRun(final, _take_source(RunFolder(final), place, folder, trust_source))
-
-
-def _make(target: RunFolder, place: Place, origin: Origin, job: Callable[[RunFolder], ResolvedJob]) -> CheckpointFolder:
+def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
     final = target.path
     # Two levels, so that nobody takes the inner one for a run before it is whole.
     temporary = final.parent / f"{FETCHING}{secrets.token_hex(4)}"
@@ -99,11 +104,18 @@ def _make(target: RunFolder, place: Place, origin: Origin, job: Callable[[RunFol
             raise RunError(
                 f"cannot make a run folder in {final.parent}: {error.strerror}. Choose another with --runs."
             ) from error
-        fetch_pages(place, run.path)
+        # Not the task's source, which is code.
+        for name in PAGES:
+            if (content := place.read(name)) is not None:
+                here_at(run.path).write(name, content)
         if not run.job_file.is_file():
             raise RunError(f"the copy at {place} has no job.yaml, so it cannot go on: it ended before that was copied.")
-        folder = _folder(run, place, _copied_job(run, place, job))
-        search = fetch_newest(place, run.checkpoints, cipher=folder.cipher)
+        try:
+            recorded, resolved = jobs(run)
+        except QuorateError as error:
+            # By its name there: what is fetched is thrown away when this is read.
+            raise RunError(error.message.replace(str(run.job_file), f"{place}/{run.job_file.name}")) from None
+        search = _bring(run, place, recorded, resolved)
         if search.newest is None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
             raise RunError(f"there is no whole checkpoint at {place}{why}")
@@ -113,29 +125,40 @@ def _make(target: RunFolder, place: Place, origin: Origin, job: Callable[[RunFol
     finally:
         discard(temporary)
     log.info("fetched %s with checkpoint %s from %s", final.name, search.newest.path.name, place)
-    return CheckpointFolder(final / folder.folder.name, cipher=folder.cipher)
 
 
-def _update(run: RunFolder, place: Place, origin: Origin, job: Callable[[RunFolder], ResolvedJob]) -> CheckpointFolder:
+def _update(run: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
     if run.created != origin.created:
         raise RunError(
             f"{run.path} is another run than the one at {place}, which was created {origin.created.isoformat()}. "
             "Choose another folder with --runs."
         )
     with run.lock():
-        folder = _folder(run, place, job(run))
-        newest = folder.newest_whole()
-        cursor = None if newest is None else newest.cursor
-        _warn(run, fetch_newest(place, run.checkpoints, cursor, cipher=folder.cipher))
-    return folder
+        _warn(run, _bring(run, place, *jobs(run)))
 
 
-def _copied_job(run: RunFolder, place: Place, job: Callable[[RunFolder], ResolvedJob]) -> ResolvedJob:
-    try:
-        return job(run)
-    except QuorateError as error:
-        # By its name there: what is fetched is thrown away when this is read.
-        raise RunError(error.message.replace(str(run.job_file), f"{place}/{run.job_file.name}")) from None
+def _bring(run: RunFolder, place: Place, recorded: ResolvedJob, resolved: ResolvedJob) -> Search:
+    """Fetch the newest whole checkpoint of the run itself, if it is newer than what is here."""
+    folder = _folder(run, place, resolved)
+    foreign = partial(why_foreign, spec=recorded.spec)
+    own = search_own(folder.search, foreign).newest
+
+    def bring(foreign: Foreign) -> Search:
+        newest = None if own is None else own.cursor
+        return fetch_newest(place, run.checkpoints, newest, cipher=folder.cipher, foreign=foreign)
+
+    # Where what is here is of the run, what is not stays there.
+    return search_own(bring, foreign) if own is None or foreign(own) else bring(foreign)
+
+
+def _warn(run: RunFolder, search: Search) -> None:
+    """Of each newer copy that cannot be used, on the console and in the run's events."""
+    for left in search.skipped:
+        message = f"{left.reason}, so an earlier one is used"
+        log.warning("%s", message)
+        sink = JsonlSink(run.events_file)
+        sink.handle(LogMessage(level="warning", message=message))
+        sink.close()
 
 
 def _folder(run: RunFolder, place: Place, job: ResolvedJob) -> CheckpointFolder:
@@ -150,22 +173,27 @@ def _folder(run: RunFolder, place: Place, job: ResolvedJob) -> CheckpointFolder:
         raise RunError(f"checkpoint.encrypt: {error.message}") from None
 
 
-def _take_source(run: RunFolder, place: Place, folder: CheckpointFolder, trusted: bool) -> str:
-    """Keep the task's source that lies at a place, unless the run has one; or say why it is not kept."""
-    page = None if (run.path / SOURCE_FOLDER).exists() else read_source_page(place)
+def _take_source(run: RunFolder, place: Place, jobs: Jobs, trusted: bool) -> str:
+    """Keep the task's source that lies at a place, unless the run has one; or say why it is not kept.
+
+    What is kept is imported.
+    """
+    content = None if (run.path / SOURCE_FOLDER).exists() else place.read(SOURCE_PAGE)
+    page = None if content is None else SourcePage.read(content)
     if page is None:
         return ""
-    digest = page.source.digest
+    recorded, resolved = jobs(run)
+    folder = CheckpointFolder.of_job(run.checkpoints, resolved.spec.checkpoint)
     if folder.cipher is None:
         if not trusted:
             return f"{_would_run(page, place)}: code of whoever can write there. If that is you, add --trust-source"
     else:
-        newest = folder.newest_whole()
-        recorded = None if newest is None else newest.manifest.environment.get(SOURCE)
-        if recorded != digest:
+        newest = search_own(folder.search, partial(why_foreign, spec=recorded.spec)).newest
+        told = None if newest is None else newest.manifest.environment.get(SOURCE)
+        if told != page.source.digest:
             log.warning(
                 "the task's source at %s is left out: its digest is %s, and the checkpoint under the key says %s",
-                *(place, digest, recorded),
+                *(place, page.source.digest, told),
             )
             return f"{_would_run(page, place)}, which is not the code that the checkpoint under the key tells of"
     with run.lock():
@@ -177,13 +205,3 @@ def _would_run(page: SourcePage, place: Place) -> str:
     files = sorted(page.source.files, key=lambda name: name != page.source.main)
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     return f"going on would run the source that lies at {place} ({SOURCE_PAGE}: {named})"
-
-
-def _warn(run: RunFolder, search: Search) -> None:
-    """Of each newer copy that cannot be used, on the console and in the run's events."""
-    for damaged in search.skipped:
-        message = f"{damaged.reason}, so an earlier one is used"
-        log.warning("%s", message)
-        sink = JsonlSink(run.events_file)
-        sink.handle(LogMessage(level="warning", message=message))
-        sink.close()

@@ -227,7 +227,7 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
         folder = CheckpointFolder.of_job(run.checkpoints, rules)
     except CheckpointError as error:
         raise RunError(error.message) from None
-    search = search_own(folder, lambda info: why_foreign(info, recorded))
+    search = search_own(folder.search, lambda info: why_foreign(info, recorded))
     newest = search.newest
     for left in search.skipped:
         if left.kind is Unusable.NEWER:

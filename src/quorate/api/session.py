@@ -357,7 +357,7 @@ class _Part:
 
     def _state_so_far(self) -> dict[str, Any]:
         """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
-        search = search_own(CheckpointFolder(self.run.checkpoints), lambda info: why_foreign(info, self._spec))
+        search = search_own(CheckpointFolder(self.run.checkpoints).search, lambda info: why_foreign(info, self._spec))
         info = search.newest or self.checkpoint
         return {
             "steps": 0 if info is None else info.cursor.step,

@@ -9,11 +9,12 @@ in another order or mixed with another does not open.
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import CheckpointError
+from quorate.core.machine import fresh_memory
 
 ALGORITHM = "aes-256-gcm"
 KEY_SIZE = 32
@@ -74,70 +75,53 @@ class Cipher:
                 filled, rest = filled + taken, rest[taken:]
         yield lock.seal(memoryview(waiting)[:filled], number, last=True)
 
-    def open(self, content: Buffer, context: bytes = b"") -> bytearray:
+    def open(self, content: Buffer, context: bytes = b"") -> memoryview:
         """What was sealed; raises `CheckpointError` for anything but exactly that."""
         rest = memoryview(content).cast("B")
-        opening = self.opening(rest[:HEADER], len(rest), context)
-        rest = rest[HEADER:]
-        opened = bytearray(opening.size)
-        with memoryview(opened) as target:
-            for sealed, place in opening.chunks(target):
-                opening.open(rest[:sealed], place)
-                rest = rest[sealed:]
+
+        def fill(buffer: memoryview) -> None:
+            nonlocal rest
+            buffer[:], rest = rest[: len(buffer)], rest[len(buffer) :]
+
+        return self.open_from(fill, len(rest), context)
+
+    def open_from(self, fill: Callable[[memoryview], None], size: int, context: bytes = b"") -> memoryview:
+        """The same of so many bytes as they stream: `fill` fills a buffer with the next of them."""
+        header = memoryview(bytearray(min(HEADER, size)))
+        fill(header)
+        lock, sealed = self._lock_of(bytes(header), size, context), size - HEADER
+        count = -(-sealed // (CHUNK + TAG))
+        last = sealed - (count - 1) * (CHUNK + TAG)
+        if last < TAG:
+            raise CheckpointError(f"the encrypted content is cut short: {last} bytes are less than a chunk")
+        opened = fresh_memory(sealed - count * TAG)
+        scratch = memoryview(bytearray(min(CHUNK + TAG, sealed)))
+        for number in range(count):
+            is_last = number == count - 1
+            chunk = scratch[:last] if is_last else scratch
+            fill(chunk)
+            place = opened[number * CHUNK :][: len(chunk) - TAG]
+            if lock.opens(chunk, place, number, last=is_last):
+                continue
+            if is_last and lock.opens(chunk, place, number, last=False):
+                raise CheckpointError(f"the encrypted content is cut short: chunk {number + 1} is not its last")
+            raise CheckpointError(
+                f"chunk {number + 1} of {count} of the encrypted content is not authentic: "
+                "it was changed, moved or taken from another file"
+            )
         return opened
 
-    def opening(self, header: Buffer, size: int, context: bytes = b"") -> "Opening":
-        """Begin to open a content of that many bytes, header included."""
-        head = bytes(header)
-        if size < HEADER + TAG or len(head) != HEADER:
+    def _lock_of(self, header: bytes, size: int, context: bytes) -> "_Lock":
+        if size < HEADER + TAG:
             raise CheckpointError(f"the encrypted content is cut short: it has {size:,} bytes")
-        if not head.startswith(_MARK):
+        if not header.startswith(_MARK):
             raise CheckpointError("the content is not encrypted as Quorate does it, or its first bytes are damaged")
-        sealed_with = head[len(_MARK) :][:_ID].hex()
+        sealed_with = header[len(_MARK) :][:_ID].hex()
         if sealed_with != self.key_id:
             raise CheckpointError(
                 f"the content was encrypted with key {sealed_with} and the key given is {self.key_id}"
             )
-        return Opening(_Lock(self._key, head, context), size - HEADER)
-
-
-class Opening:
-    """A sealed content on its way out, chunk after chunk."""
-
-    def __init__(self, lock: "_Lock", sealed: int) -> None:
-        self._lock = lock
-        self._count = -(-sealed // (CHUNK + TAG))
-        self._sealed = sealed
-        self._number = 0
-        last = sealed - (self._count - 1) * (CHUNK + TAG)
-        if last < TAG:
-            raise CheckpointError(f"the encrypted content is cut short: {last} bytes are less than a chunk")
-
-    @property
-    def size(self) -> int:
-        """How many bytes will come out."""
-        return self._sealed - self._count * TAG
-
-    def chunks(self, target: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """How many sealed bytes each chunk has, and where in a target of `size` bytes it goes."""
-        for number in range(self._count):
-            sealed = min(CHUNK + TAG, self._sealed - number * (CHUNK + TAG))
-            start = number * CHUNK
-            yield sealed, target[start : start + sealed - TAG]
-
-    def open(self, sealed: Buffer, into: memoryview) -> None:
-        """Open the next chunk into its place."""
-        number = self._number
-        last = number == self._count - 1
-        self._number += 1
-        if self._lock.opens(sealed, into, number, last=last):
-            return
-        if last and self._lock.opens(sealed, into, number, last=False):
-            raise CheckpointError(f"the encrypted content is cut short: chunk {number + 1} is not its last")
-        raise CheckpointError(
-            f"chunk {number + 1} of {self._count} of the encrypted content is not authentic: "
-            "it was changed, moved or taken from another file"
-        )
+        return _Lock(self._key, header, context)
 
 
 class _Lock:
@@ -151,22 +135,22 @@ class _Lock:
         self._context = context
 
     def seal(self, content: Buffer, number: int, *, last: bool) -> bytes:
-        sealed: bytes = self._gcm.encrypt(self._nonce(number, last), content, self._bound(number, last))
+        nonce = _nonce(number, last)
+        sealed: bytes = self._gcm.encrypt(nonce, content, self._header + nonce + self._context)
         return sealed
 
     def opens(self, sealed: Buffer, into: memoryview, number: int, *, last: bool) -> bool:
         """Whether a chunk is authentic; if so, its content is in `into`."""
         try:
-            self._gcm.decrypt_into(self._nonce(number, last), sealed, self._bound(number, last), into)
+            nonce = _nonce(number, last)
+            self._gcm.decrypt_into(nonce, sealed, self._header + nonce + self._context, into)
         except self._invalid:
             return False
         return True
 
-    def _nonce(self, number: int, last: bool) -> bytes:
-        return number.to_bytes(11, "big") + bytes([last])
 
-    def _bound(self, number: int, last: bool) -> bytes:
-        return self._header + self._nonce(number, last) + self._context
+def _nonce(number: int, last: bool) -> bytes:
+    return number.to_bytes(11, "big") + bytes([last])
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:

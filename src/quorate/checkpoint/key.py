@@ -52,26 +52,30 @@ def cipher_of(manifest: Manifest, given: Cipher | None = None, *, trusting: bool
             f"and this version of Quorate knows {ALGORITHM}"
         )
     key_id = encryption.get("key")
-    if given is not None and given.key_id == key_id:
-        return _checked(manifest, given)
-    try:
-        own = _own_cipher(manifest)
-    except CheckpointError:
-        if given is None:
-            raise
-        own = None
-    if own is None and given is None:
+    cipher = given
+    if given is None or given.key_id != key_id:
+        section = manifest.job.get("checkpoint")
+        source = section.get("encrypt") if isinstance(section, Mapping) else None
+        try:
+            cipher = read_key(source) if isinstance(source, Mapping) else None
+        except CheckpointError:
+            if given is None:
+                raise
+            cipher = None
+    if cipher is None and given is None:
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and its job does not say where "
             "that is. Name it by `checkpoint.encrypt.key_file` or `checkpoint.encrypt.key_env`."
         )
-    if own is None or own.key_id != key_id:
-        other = given or own
+    if cipher is None or cipher.key_id != key_id:
+        other = given or cipher
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is encrypted with key {key_id} and the key given is "
             f"{other and other.key_id}. Give the key that it was written with."
         )
-    return _checked(manifest, own)
+    if manifest.tag:
+        manifest.check_tag(cipher)
+    return cipher
 
 
 def rekey(info: CheckpointInfo, new: Cipher | None, place: KeyPlace, old: Cipher | None = None) -> bool:
@@ -86,7 +90,8 @@ def rekey(info: CheckpointInfo, new: Cipher | None, place: KeyPlace, old: Cipher
     path = info.path
     try:
         manifest = read_manifest(path)
-        wanted = _placed(manifest, place)
+        section = {**(manifest.job.get("checkpoint") or {}), "encrypt": None if place is None else dict(place)}
+        wanted = replace(manifest, job={**manifest.job, "checkpoint": section})
         if manifest.encryption != (None if new is None else new.label):
             wanted = _rewritten(info, wanted, cipher_of(manifest, old, trusting=True), new)
         elif new is not None:
@@ -130,18 +135,6 @@ def _refuse_untrusted(manifest: Manifest, given: Cipher) -> None:
     )
 
 
-def _checked(manifest: Manifest, cipher: Cipher) -> Cipher:
-    if manifest.tag:
-        manifest.check_tag(cipher)
-    return cipher
-
-
-def _own_cipher(manifest: Manifest) -> Cipher | None:
-    section = manifest.job.get("checkpoint")
-    source = section.get("encrypt") if isinstance(section, Mapping) else None
-    return read_key(source) if isinstance(source, Mapping) else None
-
-
 def _from_file(path: Path) -> Cipher:
     try:
         content = path.read_bytes()
@@ -162,19 +155,18 @@ def _from_variable(name: str) -> Cipher:
 def _decoded(content: bytes, where: str) -> bytes:
     """The key in a text. What is refused is described by its length only."""
     text = content.strip()
+    # Base64 in either alphabet, with or without the padding.
+    plain = text.translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
     try:
-        key = bytes.fromhex(text.decode()) if re.fullmatch(rb"[0-9A-Fa-f]{64}", text) else _from_base64(text)
+        if re.fullmatch(rb"[0-9A-Fa-f]{64}", text):
+            key = bytes.fromhex(text.decode())
+        else:
+            key = base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
     except ValueError:
         key = b""
     if len(key) != KEY_SIZE:
         raise CheckpointError(f"{where} holds {len(content)} bytes that are no key. {_REMEDY}")
     return key
-
-
-def _from_base64(text: bytes) -> bytes:
-    """In either alphabet, with or without the padding."""
-    plain = text.translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
-    return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
 
 
 def _remove(entries: list[Path]) -> None:
@@ -202,9 +194,5 @@ def _rewritten(info: CheckpointInfo, manifest: Manifest, old: Cipher | None, new
         for part in parts:
             discard(info.path / part.file)
         raise
-    return replace(manifest.opened(old), parts=tuple(parts)).sealed(new)
-
-
-def _placed(manifest: Manifest, place: KeyPlace) -> Manifest:
-    section = {**(manifest.job.get("checkpoint") or {}), "encrypt": None if place is None else dict(place)}
-    return replace(manifest, job={**manifest.job, "checkpoint": section})
+    plain = replace(manifest.opened(old), parts=tuple(parts))
+    return plain if new is None else plain.sealed(new)

@@ -6,14 +6,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
-from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
+from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.regular_file import read_regular
 
 WRITING = ".writing-"
 """How the name of a save on its way begins; that of a checkpoint says where in the job it was saved."""
 REMOVING = ".removing-"
-_NAME = re.compile(r"step-(\d{8,18})(-evaluated)?")
+# With one zero too many it would be a second checkpoint of the same cursor.
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})(-evaluated)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,6 @@ class CheckpointInfo:
 
     @property
     def cursor(self) -> Cursor:
-        """The point of the job at which it was saved."""
         return self.manifest.cursor
 
     @property
@@ -35,7 +35,6 @@ class CheckpointInfo:
 
     @property
     def bytes(self) -> int:
-        """What its parts take on the disk."""
         return sum(part.bytes for part in self.manifest.parts)
 
 
@@ -48,8 +47,13 @@ class Unusable(StrEnum):
     UNTRUSTED = "cannot be trusted"
 
 
-_KINDS: dict[type[CheckpointError], Unusable] = {
+class ForeignError(CheckpointError):
+    """A checkpoint is none of the run that it is looked for."""
+
+
+_KINDS: dict[type[JobError], Unusable] = {
     NewerFormatError: Unusable.NEWER,
+    ForeignError: Unusable.FOREIGN,
     UntrustedError: Unusable.UNTRUSTED,
 }
 
@@ -63,8 +67,7 @@ class Skipped:
     kind: Unusable = Unusable.DAMAGED
 
     @classmethod
-    def of(cls, path: Path, error: CheckpointError) -> "Skipped":
-        """The checkpoint at a path, skipped for this error."""
+    def of(cls, path: Path, error: JobError) -> "Skipped":
         return cls(path, str(error).removeprefix(f"checkpoint {path}: "), _KINDS.get(type(error), Unusable.DAMAGED))
 
 
@@ -115,10 +118,11 @@ def look_at(path: Path) -> CheckpointInfo | Skipped:
         return Skipped.of(path, error)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint in a folder; raises `CheckpointError` where it is not sound."""
+def read_manifest(path: Path, content: bytes | None = None) -> Manifest:
+    """The manifest of the checkpoint in a folder, or of one that will be there, from its content; raises
+    `CheckpointError` where it is not sound."""
     try:
-        manifest = Manifest.from_json(read_regular(path / MANIFEST).decode())
+        manifest = Manifest.from_json((read_regular(path / MANIFEST) if content is None else content).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise CheckpointError(f"checkpoint {path}: cannot read {MANIFEST}: {reason}") from None
@@ -138,11 +142,7 @@ def checkpoint_name(cursor: Cursor) -> str:
 def cursor_of(name: str) -> Cursor | None:
     """The cursor in a checkpoint's folder name; none for a folder that is not one, such as a leftover."""
     match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    cursor = Cursor(int(match[1]), Phase.EVALUATED if match[2] else Phase.TRAINED)
-    # With one zero too many it would be a second checkpoint of the same cursor.
-    return cursor if checkpoint_name(cursor) == name else None
+    return None if match is None else Cursor(int(match[1]), Phase.EVALUATED if match[2] else Phase.TRAINED)
 
 
 def _named(folder: Path) -> list[Path]:

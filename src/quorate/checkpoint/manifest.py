@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from quorate.checkpoint.cipher import Cipher
 from quorate.core.digests import content_digest
@@ -21,13 +21,15 @@ Content = dict[str, Any]
 _HEAD = '{{"digest": "{digest}",\n'
 # No folder and no odd character: a manifest must not reach outside its checkpoint.
 _FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
-_TEXTS = ("created", "weights_digest", "tag")
-_MAPPINGS = ("job", "environment", "metrics")
+_KINDS = {
+    **dict.fromkeys(("step", "phase"), int),
+    **dict.fromkeys(("created", "weights_digest", "tag"), str),
+    **dict.fromkeys(("job", "environment", "metrics"), dict),
+}
 _MOST = 2**53
 MOST_INCARNATIONS = 2**31
 """Coordinators that a run can have had: one a second, for decades. Far below what a manifest may say (`_MOST`), so that
 numbering on from the highest credible one stays readable for ever."""
-_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ class Manifest:
 
     @property
     def cursor(self) -> Cursor:
-        """The point of the job at which it was saved."""
         return Cursor(self.step, Phase(self.phase))
 
     def to_json(self) -> str:
@@ -80,32 +81,38 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """From what `to_json` wrote; anything else is refused with what is wrong."""
-        content = _parsed(text)
+        """From what `to_json` wrote, now or by an earlier version; anything else is refused with what is wrong."""
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"the manifest is not JSON: it was cut short or damaged ({error})") from None
+        if not isinstance(content, dict):
+            raise CheckpointError(f"the manifest is a {type(content).__name__} where an object is expected")
         digest = content.pop("digest", None)
         head = _HEAD.format(digest=digest)
         is_sound = text.startswith(head) and content_digest(text[len(head) :].encode()) == digest
-        try:
-            _refuse_unknown(content)
-        except NewerFormatError:
-            # A flipped bit may make any number of a format; only what is sound was written by a newer version.
-            if is_sound:
-                raise
+        version = content.get("format")
+        # The exact type: to Python, true equals 1.
+        if type(version) is not int or not (version in _STEPS or version >= FORMAT):
+            known = f"{', '.join(map(str, _STEPS))} and {FORMAT}"
+            raise CheckpointError(
+                f"the manifest has format {version!r} and this version of Quorate reads formats {known}"
+            )
         if not is_sound:
             raise CheckpointError("the manifest differs from its own digest: it was edited or damaged")
+        # A flipped bit may make any number of a format; only what is sound was written by a newer version.
+        if version > FORMAT:
+            raise NewerFormatError(f"was written by a newer Quorate (format {version}; this one reads up to {FORMAT})")
         try:
-            present = _migrated(content)
-            parts = [_part(fields) for fields in _as("parts", present["parts"], list)]
-            _check(present)
-            generation = _generation(present["generation"])
-            return cls(**{**present, "parts": tuple(parts), "generation": generation})
+            present = content
+            while present["format"] != FORMAT:
+                present = _STEPS[present["format"]](present)
+            return cls(**_checked(present))
         except (TypeError, KeyError, ValueError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
 
-    def sealed(self, cipher: Cipher | None) -> "Manifest":
-        """The same with its skeleton encrypted, if there is a cipher; called last, since it is bound to the parts."""
-        if cipher is None:
-            return self
+    def sealed(self, cipher: Cipher) -> "Manifest":
+        """The same with its skeleton encrypted; called last, since it is bound to the parts."""
         sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
         return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label).tagged(cipher)
 
@@ -128,7 +135,7 @@ class Manifest:
             raise CheckpointError(f"the skeleton of step {self.step} is encrypted, and no key is given")
         try:
             sealed = base64.b64decode(self.skeleton, validate=True)
-            skeleton = json.loads(cipher.open(sealed, self._bound()))
+            skeleton = json.loads(bytes(cipher.open(sealed, self._bound())))
         except CheckpointError as error:
             raise CheckpointError(f"the skeleton of step {self.step} cannot be decrypted: {error}") from None
         except (TypeError, ValueError):
@@ -148,87 +155,46 @@ class Manifest:
             raise CheckpointError(f"phase is {self.phase!r} and must be one of {[int(phase) for phase in Phase]}")
 
 
-def _part(fields: Any) -> Part:
-    part = Part(**_as("a part", fields, dict))
-    if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
-        raise CheckpointError(f"the manifest has a part {part.file!r}, which is no name of a file in the checkpoint")
-    _as_count(f"the size of part {part.file}", part.bytes)
-    _as(f"the digest of part {part.file}", part.digest, str)
-    return part
-
-
-def _check(content: dict[str, Any]) -> None:
+def _checked(content: Content) -> Content:
     """Its digest tells that nothing was changed since it was written, not that what was written is a manifest."""
-    _as_count("step", content["step"])
-    _as_count("phase", content["phase"])
-    for key in _TEXTS:
-        _as(key, content[key], str)
-    for key in _MAPPINGS:
-        _as(key, content[key], dict)
+    parts: list[Part] = []
+    for fields in _as("parts", content["parts"], list):
+        part = Part(**_as("a part", fields, dict))
+        if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
+            raise CheckpointError(
+                f"the manifest has a part {part.file!r}, which is no name of a file in the checkpoint"
+            )
+        _as(f"the size of part {part.file}", part.bytes, int)
+        _as(f"the digest of part {part.file}", part.digest, str)
+        parts.append(part)
+    for key, kind in _KINDS.items():
+        _as(key, content[key], kind)
     for name, value in content["metrics"].items():
-        if type(value) not in (int, float):
-            raise CheckpointError(f"the manifest is of another kind: metric {name!r} is {given(value)}")
+        _as(f"metric {name!r}", value, int, float)
     if content["best"] is not None:
-        _as_count("the step of the best", _as("best", content["best"], dict)["step"])
-    encryption = content["encryption"]
-    if encryption is not None:
-        for key, value in _as("encryption", encryption, dict).items():
+        _as("the step of the best", _as("best", content["best"], dict)["step"], int)
+    if content["encryption"] is not None:
+        for key, value in _as("encryption", content["encryption"], dict).items():
             _as(f"encryption.{key}", value, str)
+    generation = content["generation"]
+    if generation is not None:
+        incarnation, number = _as("generation", generation, list)
+        if max(_as("generation", incarnation, int), _as("generation", number, int)) > _MOST:
+            raise CheckpointError(f"the manifest is of another kind: generation is {given(generation)}")
+        generation = incarnation, number
+    return {**content, "parts": tuple(parts), "generation": generation}
 
 
-def _generation(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    incarnation, number = _as("generation", value, list)
-    for each in (incarnation, number):
-        _as_count("generation", each)
-        if each > _MOST:
-            raise CheckpointError(f"the manifest is of another kind: generation is {given(value)}")
-    return incarnation, number
-
-
-def _as(what: str, value: Any, kind: type[_Kind]) -> _Kind:
+def _as(what: str, value: Any, *kinds: type) -> Any:
     # The exact type: to Python, true is a number.
-    if type(value) is not kind:
+    if type(value) not in kinds:
         raise CheckpointError(f"the manifest is of another kind: {what} is {given(value)}")
+    if kinds == (int,) and value < 0:
+        raise CheckpointError(f"the manifest is of another kind: {what} is {value}, less than none")
     return value
 
 
-def _as_count(what: str, value: Any) -> None:
-    if _as(what, value, int) < 0:
-        raise CheckpointError(f"the manifest is of another kind: {what} is {value}, less than none")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the manifest is not JSON: it was cut short or damaged ({error})") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"the manifest is a {type(content).__name__} where an object is expected")
-    return content
-
-
 # --- manifests of earlier formats, brought to the present one as they are read; the files stay as they are
-
-
-def _migrated(content: Content) -> Content:
-    """The content of a manifest of any format that was ever released, in the present one."""
-    _refuse_unknown(content)
-    while content["format"] != FORMAT:
-        content = _STEPS[content["format"]](content)
-    return content
-
-
-def _refuse_unknown(content: Content) -> None:
-    """Raise `CheckpointError` for a format that is not known, and `NewerFormatError` for that of a later version."""
-    given = content.get("format")
-    # The exact type: to Python, true equals 1.
-    if type(given) is int and given > FORMAT:
-        raise NewerFormatError(f"was written by a newer Quorate (format {given}; this one reads up to {FORMAT})")
-    if type(given) is not int or given not in (*_STEPS, FORMAT):
-        known = f"{', '.join(map(str, _STEPS))} and {FORMAT}"
-        raise CheckpointError(f"the manifest has format {given!r} and this version of Quorate reads formats {known}")
 
 
 def _from_1(content: Content) -> Content:

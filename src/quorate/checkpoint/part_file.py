@@ -13,7 +13,7 @@ from typing import Protocol
 
 import xxhash
 
-from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Part
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
@@ -33,11 +33,9 @@ _PART_NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors
 class Digester(Protocol):
     """A digest that grows with what is read or written. Both kinds let other threads run during a large update."""
 
-    def update(self, data: Buffer, /) -> None:
-        """Take further bytes in."""
+    def update(self, data: Buffer, /) -> None: ...
 
-    def hexdigest(self) -> str:
-        """The digest of all bytes so far."""
+    def hexdigest(self) -> str: ...
 
 
 # xxh3-128 finds damage, sha-256 also finds what somebody made up.
@@ -48,19 +46,10 @@ DIGESTS = tuple(_MAKERS)
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
 
 
-def _new_digester(name: str) -> Digester:
-    """A digester that has seen nothing yet."""
-    try:
-        return _MAKERS[name]()
-    except KeyError:
-        known = " and ".join(DIGESTS)
-        raise CheckpointError(f"the digest {name!r} is unknown: this version of Quorate knows {known}") from None
-
-
 def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str, cipher: Cipher | None = None) -> Part:
     """Write a part, through to the disk and read back; only then does it get its name. On failure nothing is left."""
     # What is read back is compared by the quick digest, whichever is asked for.
-    digesters = {name: _new_digester(name) for name in (digest, XXH3)}
+    digesters = {name: _MAKERS[name]() for name in (digest, XXH3)}
     partial = folder / f".{stem}.{secrets.token_hex(4)}.partial"
     try:
         size = _write(partial, chunks if cipher is None else cipher.seal(chunks), digesters)
@@ -74,27 +63,33 @@ def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str
 
 def read_part(folder: Path, part: Part, cipher: Cipher | None = None) -> memoryview:
     """The content of a part in memory of its own, verified, and decrypted where there is a cipher. It is read once."""
-    if cipher is not None:
-        return _read_sealed(folder, part, cipher)
-    with reading(folder, part) as fill:
-        memory = fresh_memory(part.bytes)
-        for start in range(0, part.bytes, PIECE):
-            fill(memory[start : start + PIECE])
-    return memory
+    try:
+        with reading(folder, part) as fill:
+            if cipher is not None:
+                return cipher.open_from(fill, part.bytes)
+            memory = fresh_memory(part.bytes)
+            for start in range(0, part.bytes, PIECE):
+                fill(memory[start : start + PIECE])
+        return memory
+    except CheckpointError as error:
+        if cipher is None:
+            raise
+        # Damage is found by the cipher before the digest is known; but which file is damaged is what helps.
+        verify_part(folder, part)
+        raise CheckpointError(f"checkpoint {folder}: part {part.file} cannot be decrypted: {error}") from None
 
 
 def parts_in(folder: Path) -> dict[int, Part]:
-    """The parts that lie in a folder, by the number that their names begin with.
+    """The parts that lie in a folder, by index: their names begin with that and one.
 
     Where a part was written twice (encrypted, it has another digest each time), it is the first by name.
     """
     found: dict[int, Part] = {}
     for entry in sorted(folder.iterdir(), reverse=True):
         match = _PART_NAME.fullmatch(entry.name)
-        if match is None or not entry.is_file():
-            continue
-        digest = f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}"
-        found[int(match[1])] = Part(entry.name, entry.stat().st_size, digest)
+        if match is not None and entry.is_file():
+            digest = f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}"
+            found[int(match[1]) - 1] = Part(entry.name, entry.stat().st_size, digest)
     return dict(sorted(found.items()))
 
 
@@ -113,12 +108,14 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
     Raises `CheckpointError` where the part is not what the manifest says: for a wrong size at once, for a wrong digest
     at the end.
     """
-    problem = _problem_of(folder, part)
+    problem = f"checkpoint {folder}: part {part.file}"
     # A name with a folder in it would make a manifest reach outside its checkpoint.
     if Path(part.file).name != part.file:
         raise CheckpointError(f"{problem} is not inside the checkpoint")
     name, _, expected = part.digest.partition(":")
-    digester = _new_digester(name)
+    if name not in _MAKERS:
+        raise CheckpointError(f"the digest {name!r} is unknown: this version of Quorate knows {' and '.join(DIGESTS)}")
+    digester = _MAKERS[name]()
 
     def fill(buffer: memoryview) -> None:
         rest = buffer
@@ -130,7 +127,10 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
 
     try:
         with io.FileIO(open_regular(folder / part.file)) as file:
-            _check_size(os.fstat(file.fileno()).st_size, part, problem)
+            size = os.fstat(file.fileno()).st_size
+            if size != part.bytes:
+                how = "truncated" if size < part.bytes else "too long"
+                raise CheckpointError(f"{problem} is {how}: it has {size:,} bytes and the manifest says {part.bytes:,}")
             yield fill
     except OSError as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
@@ -142,28 +142,21 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
         )
 
 
-def _problem_of(folder: Path, part: Part) -> str:
-    """How a sentence begins that says what is wrong with a part."""
-    return f"checkpoint {folder}: part {part.file}"
-
-
-def _check_size(size: int, part: Part, problem: str) -> None:
-    if size != part.bytes:
-        how = "truncated" if size < part.bytes else "too long"
-        raise CheckpointError(f"{problem} is {how}: it has {size:,} bytes and the manifest says {part.bytes:,}")
-
-
 def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Digester]) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         size = begun = 0
-        for piece in _pieces(chunks):
-            for digester in digesters.values():
-                digester.update(piece)
-            size += write_fully(descriptor, piece)
-            if size - begun >= AHEAD:
-                begin_writeback(descriptor, begun, size - begun)
-                begun = size
+        for chunk in chunks:
+            view = memoryview(chunk)
+            view = view.cast("B") if view.nbytes else memoryview(b"")
+            for start in range(0, len(view), PIECE):
+                piece = view[start : start + PIECE]
+                for digester in digesters.values():
+                    digester.update(piece)
+                size += write_fully(descriptor, piece)
+                if size - begun >= AHEAD:
+                    begin_writeback(descriptor, begun, size - begun)
+                    begun = size
         # Reading back finds what differs from what was digested: memory that changed between digest and write, a file
         # system that lies. It costs no time, since the disk is waited for meanwhile.
         with ThreadPoolExecutor(1, "fsync") as thread:
@@ -181,37 +174,11 @@ def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Digeste
     return size
 
 
-def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:
-    for chunk in chunks:
-        view = memoryview(chunk)
-        if view.nbytes:
-            view = view.cast("B")
-            yield from (view[start : start + PIECE] for start in range(0, len(view), PIECE))
-
-
 def _read_back(descriptor: int, size: int) -> str:
-    digester = _new_digester(XXH3)
+    digester = _MAKERS[XXH3]()
     scratch = memoryview(bytearray(min(PIECE, size)))
     at = 0
     while at < size and (count := os.preadv(descriptor, [scratch[: size - at]], at)):
         digester.update(scratch[:count])
         at += count
     return digester.hexdigest()
-
-
-def _read_sealed(folder: Path, part: Part, cipher: Cipher) -> memoryview:
-    try:
-        with reading(folder, part) as fill:
-            header = memoryview(bytearray(min(HEADER, part.bytes)))
-            fill(header)
-            opening = cipher.opening(header, part.bytes)
-            memory = fresh_memory(opening.size)
-            scratch = memoryview(bytearray(min(CHUNK + TAG, part.bytes)))
-            for size, place in opening.chunks(memory):
-                fill(scratch[:size])
-                opening.open(scratch[:size], place)
-    except CheckpointError as error:
-        # Damage is found by the cipher before the digest is known; but which file is damaged is what helps.
-        verify_part(folder, part)
-        raise CheckpointError(f"{_problem_of(folder, part)} cannot be decrypted: {error}") from None
-    return memory

@@ -21,7 +21,7 @@ class Watched:
 
     @classmethod
     def by(cls, job: Mapping[str, Any]) -> "Watched":
-        """As the keys of a job say it, by default the lowest loss."""
+        """By default the lowest loss."""
         evaluate = job.get("evaluate")
         keys = evaluate if isinstance(evaluate, dict) else {}
         return cls(str(keys.get("metric") or "loss"), "max" if keys.get("mode") == "max" else "min")

@@ -34,7 +34,12 @@ def select(
     `best` says what the run's own record calls its best evaluation: no other is taken for it.
     """
     if which == LAST:
-        return _newest(run, search_own(folder, foreign))
+        search = search_own(folder.search, foreign)
+        if search.newest is not None:
+            return warned_of(search.newest, search.skipped)
+        why = f": {search.skipped[0].reason}" if search.skipped else ""
+        when = "every `checkpoint.every` steps, at its best evaluation and at its end"
+        raise RunError(f"run {run} has no whole checkpoint{why}; it saves one {when}")
     found_here = folder.list()
     infos = own_among(found_here, foreign)
     for info in found_here:
@@ -72,12 +77,13 @@ def why_foreign(info: CheckpointInfo, spec: JobSpec) -> str:
     return f"its job has {values}{more}"
 
 
-def search_own(folder: CheckpointFolder, foreign: Foreign) -> Search:
-    """The newest whole checkpoint of the run itself. Where none at all is, it is the job that was changed."""
-    search = folder.search(foreign)
-    if search.newest is None and any(left.kind is Unusable.FOREIGN for left in search.skipped):
-        return folder.search()
-    return search
+def search_own(search: Callable[[Foreign], Search], foreign: Foreign) -> Search:
+    """The newest whole checkpoint of the run itself, by this search: of its folder (`CheckpointFolder.search`), or of
+    copies. Where none at all is, it is the job that was changed."""
+    found = search(foreign)
+    if found.newest is None and any(left.kind is Unusable.FOREIGN for left in found.skipped):
+        return search(lambda _: "")
+    return found
 
 
 def own_among(infos: Sequence[CheckpointInfo], foreign: Foreign) -> Sequence[CheckpointInfo]:
@@ -98,14 +104,6 @@ def best_among(infos: Sequence[CheckpointInfo], run: str, best: BestEvaluation |
             f"{_there_are(infos)} Choose one of them by its step"
         )
     return found
-
-
-def _newest(run: str, search: Search) -> CheckpointInfo:
-    if search.newest is None:
-        why = f": {search.skipped[0].reason}" if search.skipped else ""
-        when = "every `checkpoint.every` steps, at its best evaluation and at its end"
-        raise RunError(f"run {run} has no whole checkpoint{why}; it saves one {when}")
-    return warned_of(search.newest, search.skipped)
 
 
 def warned_of(newest: CheckpointInfo, skipped: Sequence[Skipped]) -> CheckpointInfo:

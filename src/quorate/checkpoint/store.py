@@ -40,10 +40,8 @@ from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder
 
 log = logging.getLogger(__name__)
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
 VOUCHER = "voucher-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
@@ -79,31 +77,24 @@ class Attempt(Protocol):
     @property
     def name(self) -> str:
         """What others take part by."""
-        ...
 
     def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
         """Add a part of so many. When this returns it is there to stay, and has been read through."""
-        ...
 
     def written(self) -> Mapping[int, Part]:
         """The parts that are there, whole, by index."""
-        ...
 
     def vouch(self, position: int, voucher: bytes) -> None:
         """Say what state a writer has, besides the part that it writes: all must have the same."""
-        ...
 
     def vouchers(self) -> Mapping[int, bytes]:
         """What the writers have said by now, by position. It is no part of the checkpoint."""
-        ...
 
     def sweep(self) -> None:
         """Remove what other attempts have left, of writers that died: for the one that commits, when no other runs."""
-        ...
 
     def give_up(self) -> None:
         """Give its space back; the other writers notice. Nothing happens to one that was committed."""
-        ...
 
 
 class CheckpointStore(Protocol):
@@ -114,29 +105,24 @@ class CheckpointStore(Protocol):
 
     def list(self) -> tuple[CheckpointInfo, ...]:
         """All checkpoints, newest last."""
-        ...
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
         """Begin a checkpoint; or, with its name, take part in one that another worker has begun.
 
         `needed` are the bytes that this worker will write, for whoever has to make room for them.
         """
-        ...
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
         """Make an attempt that has all its parts a checkpoint, in one move.
 
         `check` raises if the writer may not commit any more: it is asked last, when all is written.
         """
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a checkpoint, whole or damaged, by the path that its listing tells."""
-        ...
 
     def load(self, info: CheckpointInfo) -> Loaded:
         """Verify a checkpoint and read its state."""
-        ...
 
 
 def remove_surplus(
@@ -152,11 +138,11 @@ def remove_surplus(
 
     `check` raises if nothing may be removed any more. With `coming`, what will be too much once that one is saved.
     """
-    infos = {info.cursor: info for info in store.list()}
-    bests = {cursor: info.best for cursor, info in infos.items()}
-    removed: list[CheckpointInfo] = []
+    infos = {info.manifest.cursor: info for info in store.list()}
     if newest_whole not in infos:
         return ()
+    bests = {cursor: info.best for cursor, info in infos.items()}
+    removed: list[CheckpointInfo] = []
     for cursor in surplus(list(infos), retention, best, newest_whole, bests, coming):
         check()
         try:
@@ -170,7 +156,7 @@ def remove_surplus(
 
 @dataclass(frozen=True)
 class FolderAttempt:
-    """A hidden folder, which becomes the checkpoint."""
+    """A hidden folder, which becomes the checkpoint. A part gets its name in it when it is whole."""
 
     path: Path
     cursor: Cursor
@@ -180,32 +166,26 @@ class FolderAttempt:
 
     @property
     def name(self) -> str:
-        """That of its folder, which no other attempt has."""
         return self.path.name
 
     def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
-        """Add a part of so many; it is on the disk, and read through, when this returns."""
         with self.present():
             return write_part(self.path, f"{index + 1}-of-{parts}", chunks, digest=self.digest, cipher=self.cipher)
 
     def written(self) -> dict[int, Part]:
-        """The parts that are there, by index: a part gets its name when it is whole."""
         with self.present():
-            return {number - 1: part for number, part in parts_in(self.path).items()}
+            return parts_in(self.path)
 
     def vouch(self, position: int, voucher: bytes) -> None:
-        """Say what state a writer has."""
         with self.present():
             write_atomically(self.path / f"{VOUCHER}{position}", voucher.decode())
 
     def vouchers(self) -> dict[int, bytes]:
-        """What the writers have said by now, by position."""
         with self.present():
             found = self.path.glob(f"{VOUCHER}*")
             return {int(path.name.removeprefix(VOUCHER)): read_regular(path) for path in found}
 
     def sweep(self) -> None:
-        """Remove what a writer that died has left: it is no checkpoint, and it takes space."""
         with self.present():
             for entry in self.path.parent.iterdir():
                 if entry.name.startswith(WRITING) and entry != self.path:
@@ -214,7 +194,6 @@ class FolderAttempt:
                     discard(entry)
 
     def give_up(self) -> None:
-        """Give its space back; the other writers notice."""
         if not self.path.is_dir():
             return
         # In one move, as it is committed: removed file by file it could become a checkpoint that lacks some.
@@ -230,17 +209,15 @@ class FolderAttempt:
     @contextmanager
     def present(self) -> Iterator[None]:
         """For what is done in its folder: raise `AttemptGone` where that is not there, or goes meanwhile."""
-        with _explaining(self.path.parent, self.cursor, self.needed):
-            self._check_there()
-            try:
-                yield
-            except FileNotFoundError:
-                self._check_there()
-                raise
-
-    def _check_there(self) -> None:
-        if not self.path.is_dir():
-            raise AttemptGone(f"attempt {self.name} was given up by another writer")
+        gone = AttemptGone(f"attempt {self.path.name} was given up by another writer")
+        try:
+            if not self.path.is_dir():
+                raise gone
+            yield
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self.path.is_dir():
+                raise gone from None
+            raise _explained(error, self.path.parent, self.cursor, self.needed) from error
 
 
 class CheckpointFolder:
@@ -269,12 +246,13 @@ class CheckpointFolder:
     # --- writing
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
-        """Begin a checkpoint, under a name that no other attempt has; or take part in one that has this name."""
         path = self.folder / (name or f"{WRITING}{checkpoint_name(cursor)}-{secrets.token_hex(4)}")
         if not name:
-            with _explaining(self.folder, cursor, needed):
+            try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 path.mkdir()
+            except OSError as error:
+                raise _explained(error, self.folder, cursor, needed) from error
         return FolderAttempt(path, cursor, needed, self.digest, self.cipher)
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
@@ -284,24 +262,30 @@ class CheckpointFolder:
         older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
         The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
-        source = self.open(manifest.cursor, name=attempt)
         final = self.folder / checkpoint_name(manifest.cursor)
-        present = self._checked(look_at(final))
-        if isinstance(present, CheckpointInfo):
+        source = self.open(manifest.cursor, name=attempt)
+        if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
             _refuse_another_state(present, manifest.weights_digest)
             source.give_up()
             return present
-        parts = tuple(part for _, part in sorted(source.written().items()))
+        parts = tuple(source.written().values())
         source = replace(source, needed=sum(part.bytes for part in parts))
         whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
         with source.present():
             for voucher in source.path.glob(f"{VOUCHER}*"):
                 voucher.unlink(missing_ok=True)
             try:
-                write_new_file(source.path / MANIFEST, [whole.sealed(self.cipher).to_json().encode()])
+                written = whole if self.cipher is None else whole.sealed(self.cipher)
+                write_new_file(source.path / MANIFEST, [written.to_json().encode()])
                 sync_folder(source.path)
                 check()
-                _refuse_late(self.folder, manifest)
+                newest = newest_generation(self.folder)
+                if manifest.generation is not None and manifest.generation < newest:
+                    raise CheckpointError(
+                        f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} "
+                        "has committed one since, and its writer is still of generation "
+                        f"{GenerationId(*manifest.generation)}"
+                    )
                 if final.exists():
                     self._set_aside(final)
                 move_into_place(source.path, final)
@@ -314,7 +298,6 @@ class CheckpointFolder:
     # --- reading
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """All checkpoints that have a sound manifest, newest last."""
         return tuple(info for info in survey(self.folder) if isinstance(info, CheckpointInfo))
 
     def verify(self, info: CheckpointInfo) -> None:
@@ -349,12 +332,7 @@ class CheckpointFolder:
             if survey(self.folder) == present:
                 return Search(None, tuple(skipped))
 
-    def newest_whole(self) -> CheckpointInfo | None:
-        """The newest checkpoint that is whole; `search` also tells which newer ones are not."""
-        return self.search().newest
-
     def load(self, info: CheckpointInfo) -> Loaded:
-        """Verify a checkpoint and read its state; each part is read once."""
         from quorate.checkpoint.part_file import read_part
         from quorate.checkpoint.tensor_file import tensors_in
         from quorate.checkpoint.tree import Encoded
@@ -369,7 +347,6 @@ class CheckpointFolder:
     # --- removing
 
     def remove(self, path: Path) -> None:
-        """Remove a checkpoint, whole or damaged: first from the list, in one move, then from the disk."""
         try:
             self._set_aside(path)
         except OSError as error:
@@ -385,6 +362,7 @@ class CheckpointFolder:
         return found
 
     def _set_aside(self, path: Path) -> None:
+        """First from the list, in one move, then from the disk."""
         doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
         discard(doomed)
@@ -408,15 +386,6 @@ def _encrypted_in(folder: Path) -> Path | None:
     return None
 
 
-def _refuse_late(folder: Path, manifest: Manifest) -> None:
-    newest = newest_generation(folder)
-    if manifest.generation is not None and manifest.generation < newest:
-        raise CheckpointError(
-            f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} has "
-            f"committed one since, and its writer is still of generation {GenerationId(*manifest.generation)}"
-        )
-
-
 def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:
     if present.manifest.weights_digest not in ("", weights_digest):
         raise CheckpointError(
@@ -426,23 +395,19 @@ def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:
         )
 
 
-@contextmanager
-def _explaining(folder: Path, cursor: Cursor, needed: int) -> Iterator[None]:
-    """Say what trouble with the disk means, and what helps."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            remedy = "Free some space, lower `checkpoint.keep`, or choose"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            remedy = "Make the folder writable, or choose"
-        else:
-            remedy = "Choose"
-        kind = NoSpace if error.errno in _NO_SPACE else CheckpointError
-        raise kind(
-            f"cannot save checkpoint {checkpoint_name(cursor)} in {folder}: {error.strerror or error}; "
-            f"it needs {needed:,} bytes and {_free(folder)} are free. {remedy} another folder with `runs`."
-        ) from error
+def _explained(error: OSError, folder: Path, cursor: Cursor, needed: int) -> CheckpointError:
+    """What trouble with the disk means, and what helps."""
+    if error.errno in _NO_SPACE:
+        remedy = "Free some space, lower `checkpoint.keep`, or choose"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "Make the folder writable, or choose"
+    else:
+        remedy = "Choose"
+    kind = NoSpace if error.errno in _NO_SPACE else CheckpointError
+    return kind(
+        f"cannot save checkpoint {checkpoint_name(cursor)} in {folder}: {error.strerror or error}; "
+        f"it needs {needed:,} bytes and {_free(folder)} are free. {remedy} another folder with `runs`."
+    )
 
 
 def _free(folder: Path) -> str:

@@ -37,39 +37,33 @@ SPARE = 64 * 2**20
 METADATA = "__metadata__"  # the one name that a safetensors file keeps for itself
 
 
-@dataclass(frozen=True)
 class TensorFile:
-    """A safetensors file before it is written: its size is known, its content comes in pieces."""
+    """A safetensors file before it is written: its size is known, its content comes in pieces.
 
-    tensors: dict[str, torch.Tensor]
+    `tensors` are in the order of the file; `header` is what it begins with: the length of the list of them, and the
+    list.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many bytes the file will have."""
-        return len(self.header()) + sum(_size(tensor) for tensor in self.tensors.values())
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        # Wide types first, so that every tensor starts at a multiple of its element size.
+        in_order = sorted((-tensor.dtype.itemsize, name) for name, tensor in tensors.items())
+        self.tensors = {name: tensors[name] for _, name in in_order}
+        entries: dict[str, object] = {}
+        end = 0
+        for name, tensor in self.tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+            entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        padded = text.ljust(math.ceil(len(text) / ALIGNMENT) * ALIGNMENT)
+        self.header = len(padded).to_bytes(8, "little") + padded
+        self.size = len(self.header) + end
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's bytes, in order."""
-        yield memoryview(self.header())
-        for _, tensor in self.in_order():
-            yield _bytes_of(tensor)
-
-    def in_order(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors as they follow each other in the file."""
-        # Wide types first, so that every tensor starts at a multiple of its element size.
-        return sorted(self.tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-
-    def header(self) -> bytes:
-        """What the file begins with: the length of the list of tensors, and the list."""
-        entries: dict[str, object] = {}
-        offset = 0
-        for name, tensor in self.in_order():
-            end = offset + _size(tensor)
-            entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        padded = text.ljust(math.ceil(len(text) / ALIGNMENT) * ALIGNMENT)
-        return len(padded).to_bytes(8, "little") + padded
+        yield memoryview(self.header)
+        for tensor in self.tensors.values():
+            flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+            yield flat.view(torch.uint8).numpy().data
 
 
 class Arena:
@@ -82,32 +76,13 @@ class Arena:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._taking = threading.Lock()
 
-    def reserve(self, size: int) -> bool:
-        """Have room for so many bytes, and touch them; False where taking them could hurt somebody."""
-        return self._room_for(size) is not None
-
     def reserve_in_background(self, size: int) -> None:
-        """The same, while others go on."""
+        """Have room for so many bytes, while others go on."""
         if self._memory.numel() < size:
             threading.Thread(target=self.reserve, args=(size,), name="arena", daemon=True).start()
 
-    def stage(self, file: TensorFile) -> tuple[memoryview, dict[str, torch.Tensor]] | None:
-        """A file's whole content, and its tensors as they lie in it, valid until the next; None without the memory."""
-        content = self._room_for(file.size)
-        if content is None:
-            return None
-        header = file.header()
-        content[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        staged = {}
-        offset = len(header)
-        for name, tensor in file.in_order():
-            end = offset + tensor.numel() * tensor.dtype.itemsize
-            staged[name] = content[offset:end].view(tensor.dtype).view(tensor.shape)
-            staged[name].copy_(tensor)
-            offset = end
-        return content.numpy().data, staged
-
-    def _room_for(self, size: int) -> torch.Tensor | None:
+    def reserve(self, size: int) -> torch.Tensor | None:
+        """Have room for so many bytes, and touch them; None where taking them could hurt somebody."""
         with self._taking:
             if self._memory.numel() < size:
                 self._memory = torch.empty(0, dtype=torch.uint8)  # before more is taken: never twice the state
@@ -119,6 +94,20 @@ class Arena:
                 self._memory = memory
             # Within the lock: in the background other memory may be taken at any time.
             return self._memory[:size]
+
+    def stage(self, file: TensorFile) -> tuple[memoryview, dict[str, torch.Tensor]] | None:
+        """A file's whole content, and its tensors as they lie in it, valid until the next; None without the memory."""
+        content = self.reserve(file.size)
+        if content is None:
+            return None
+        end = len(file.header)
+        content[:end] = torch.frombuffer(bytearray(file.header), dtype=torch.uint8)
+        staged = {}
+        for name, tensor in file.tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+            staged[name] = content[begin:end].view(tensor.dtype).view(tensor.shape)
+            staged[name].copy_(tensor)
+        return content.numpy().data, staged
 
 
 def tensors_in(memory: memoryview) -> dict[str, torch.Tensor]:
@@ -204,12 +193,3 @@ def _entry_of(name: str, given: Any) -> _Entry:
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise entry.refused(f"has {end - begin:,} bytes and its shape {list(shape)} needs another number of them")
     return entry
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data

@@ -8,8 +8,7 @@ key: ``dict`` (all keys are strings), ``pairs`` (a dictionary with other keys), 
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from quorate.checkpoint.tensor_file import DTYPES, METADATA
 from quorate.core.errors import CheckpointError
 
 DEEPEST = 100
+_PLAIN = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -40,41 +40,60 @@ def encode(tree: Any) -> Encoded:
 
 def decode(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Put a tree together again; tied tensors are one tensor again, dicts of any kind are plain ones."""
-    return _Decoder(tensors).decode(skeleton)
+    made: dict[str, torch.Tensor] = {}
+
+    def build(form: Any) -> Any:
+        if isinstance(form, list):
+            return [build(item) for item in form]
+        if not isinstance(form, dict):
+            return form
+        kind = next(iter(form), "nothing")
+        match kind:
+            case "dict":
+                built: Any = {key: build(item) for key, item in form["dict"].items()}
+            case "pairs":
+                built = {build(key): build(item) for key, item in form["pairs"]}
+            case "tuple":
+                built = tuple(build(item) for item in form["tuple"])
+            case "int":
+                built = int(form["int"], 16)
+            case "float":
+                built = struct.unpack(">d", bytes.fromhex(form["float"]))[0]
+            case "tensor":
+                built = _restored(form, tensors, made)
+            case _:
+                raise CheckpointError(f"the checkpoint holds a {kind!r}, which this version of Quorate does not know")
+        return built
+
+    return build(skeleton)
 
 
+@dataclass
 class _Encoder:
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._references: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._forms: dict[type, Callable[[Any, tuple[str, ...]], Any]] = {
-            type(None): _itself,
-            bool: _itself,
-            str: _itself,
-            int: _encode_int,
-            float: _encode_float,
-            list: self._encode_list,
-            tuple: self._encode_tuple,
-            dict: self._encode_dict,
-            OrderedDict: self._encode_dict,
-            torch.Tensor: self._encode_tensor,
-            torch.nn.Parameter: self._encode_tensor,
-        }
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    references: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
-        # The exact type, not isinstance: a NumPy float64 is a float, an IntEnum an int, and neither would come back.
-        form = self._forms.get(type(value))
-        if form is None:
-            raise CheckpointError(f"{_dotted(path)}: cannot save {_described(value)}")
         if len(path) > DEEPEST:
             raise CheckpointError(f"{_dotted(path[:5])}…: nested more than {DEEPEST} deep; does it contain itself?")
-        return form(value, path)
-
-    def _encode_list(self, value: list[Any], path: tuple[str, ...]) -> Any:
-        return [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
-
-    def _encode_tuple(self, value: tuple[Any, ...], path: tuple[str, ...]) -> Any:
-        return {"tuple": self._encode_list(list(value), path)}
+        # The exact type, not isinstance: a NumPy float64 is a float, an IntEnum an int, and neither would come back.
+        kind = type(value)
+        form = value
+        if kind is int:
+            # Many readers of JSON round what does not fit into 64 bits, and Python refuses more than 4300 digits.
+            form = value if -(2**63) <= value < 2**63 else {"int": hex(value)}
+        elif kind is float:
+            form = value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+        elif kind is list or kind is tuple:
+            items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
+            form = items if kind is list else {"tuple": items}
+        elif kind is dict or kind is OrderedDict:
+            form = self._encode_dict(value, path)
+        elif kind is torch.Tensor or kind is torch.nn.Parameter:
+            form = self._encode_tensor(value, path)
+        elif kind not in _PLAIN:
+            raise CheckpointError(f"{_dotted(path)}: cannot save {_described(value)}")
+        return form
 
     def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
         if all(type(key) is str for key in value):
@@ -83,21 +102,24 @@ class _Encoder:
         for key, item in value.items():
             # Not str(): Python refuses to write an integer of more than 4300 digits in decimals.
             place = (*path, f"{key:#x}" if type(key) is int and key.bit_length() > 64 else str(key))
-            if type(key) not in (type(None), bool, int, float, str):
+            if type(key) not in _PLAIN:
                 raise CheckpointError(f"{_dotted(place)}: cannot save {_described(key)} as a key")
             pairs.append([self.encode(key, place), self.encode(item, place)])
         return {"pairs": pairs}
 
     def _encode_tensor(self, value: torch.Tensor, path: tuple[str, ...]) -> Any:
-        _refuse_exotic(value, path)
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise _refused(value, path)
         tensor = value.detach()
         identity = _identity(tensor, value)
-        if identity not in self._references:
-            self._references[identity] = self._store(tensor, path)
-        return self._references[identity]
-
-    def _store(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
-        name = self._free_name(path)
+        if identity in self.references:
+            return self.references[identity]
+        # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
+        plain = (".".join(path) or "state").encode(errors="backslashreplace").decode()
+        name, count = plain, 1
+        while name in self.tensors or name == METADATA:
+            count += 1
+            name = f"{plain}~{count}"
         reference: dict[str, Any] = {"tensor": name}
         if not tensor.is_contiguous() and _is_dense(tensor):
             reference["strides"] = list(tensor.stride())
@@ -105,82 +127,30 @@ class _Encoder:
             reference |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
             tensor = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         self.tensors[name] = tensor
+        self.references[identity] = reference
         return reference
 
-    def _free_name(self, path: tuple[str, ...]) -> str:
-        # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
-        plain = _dotted(path).encode(errors="backslashreplace").decode()
-        name, count = plain, 1
-        while name in self.tensors or name == METADATA:
-            count += 1
-            name = f"{plain}~{count}"
-        return name
 
-
-class _Decoder:
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._made: dict[str, torch.Tensor] = {}
-        self._forms: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "dict": lambda form: {key: self.decode(item) for key, item in form["dict"].items()},
-            "pairs": lambda form: {self.decode(key): self.decode(item) for key, item in form["pairs"]},
-            "tuple": lambda form: tuple(self.decode(item) for item in form["tuple"]),
-            "int": lambda form: int(form["int"], 16),
-            "float": lambda form: struct.unpack(">d", bytes.fromhex(form["float"]))[0],
-            "tensor": self._tensor,
-        }
-
-    def decode(self, form: Any) -> Any:
-        if isinstance(form, list):
-            return [self.decode(item) for item in form]
-        if not isinstance(form, dict):
-            return form
-        kind = next(iter(form), "nothing")
-        if kind not in self._forms:
-            raise CheckpointError(f"the checkpoint holds a {kind!r}, which this version of Quorate does not know")
-        return self._forms[kind](form)
-
-    def _tensor(self, reference: dict[str, Any]) -> torch.Tensor:
-        name = reference["tensor"]
-        if name not in self._made:
-            self._made[name] = _restored(self._tensors[name], reference)
-        return self._made[name]
-
-
-def _restored(tensor: torch.Tensor, reference: dict[str, Any]) -> torch.Tensor:
-    if "dtype" in reference:
-        tensor = tensor.view(getattr(torch, reference["dtype"])).reshape(reference["shape"])
-    if "strides" in reference:
-        tensor = torch.empty_strided(tensor.shape, reference["strides"], dtype=tensor.dtype).copy_(tensor)
-    return tensor
-
-
-def _itself(value: Any, path: tuple[str, ...]) -> Any:  # noqa: ARG001 (one shape for all forms)
-    return value
-
-
-def _encode_int(value: int, path: tuple[str, ...]) -> Any:  # noqa: ARG001
-    # Many readers of JSON round what does not fit into 64 bits, and Python refuses more than 4300 digits.
-    return value if -(2**63) <= value < 2**63 else {"int": hex(value)}
-
-
-def _encode_float(value: float, path: tuple[str, ...]) -> Any:  # noqa: ARG001
-    return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+def _restored(
+    reference: dict[str, Any], tensors: dict[str, torch.Tensor], made: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    name = reference["tensor"]
+    if name not in made:
+        tensor = tensors[name]
+        if "dtype" in reference:
+            tensor = tensor.view(getattr(torch, reference["dtype"])).reshape(reference["shape"])
+        if "strides" in reference:
+            tensor = torch.empty_strided(tensor.shape, reference["strides"], dtype=tensor.dtype).copy_(tensor)
+        made[name] = tensor
+    return made[name]
 
 
 def _identity(tensor: torch.Tensor, value: torch.Tensor) -> tuple[Any, ...]:
     """What two tensors have in common if, and only if, they show the same memory in the same way."""
     if tensor.numel() == 0:
         return ("empty", id(value))
-    view = (
-        tensor.storage_offset(),
-        tensor.dtype,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
-    return (tensor.device, tensor.untyped_storage().data_ptr(), *view)
+    view = (tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (tensor.device, tensor.untyped_storage().data_ptr(), *view, tensor.is_conj(), tensor.is_neg())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -193,15 +163,12 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _refuse_exotic(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
-    reasons = {
-        f"a tensor of layout {tensor.layout}": tensor.layout is not torch.strided,
-        "a quantized tensor": tensor.is_quantized,
-        "a tensor without content (device meta)": tensor.is_meta,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise CheckpointError(f"{_dotted(path)}: cannot save {reason}; only dense tensors are supported")
+def _refused(tensor: torch.Tensor, path: tuple[str, ...]) -> CheckpointError:
+    if tensor.layout is not torch.strided:
+        what = f"a tensor of layout {tensor.layout}"
+    else:
+        what = "a quantized tensor" if tensor.is_quantized else "a tensor without content (device meta)"
+    return CheckpointError(f"{_dotted(path)}: cannot save {what}; only dense tensors are supported")
 
 
 def _dotted(path: tuple[str, ...]) -> str:

@@ -334,7 +334,7 @@ def find_newest(
     `begin` is what the job began from, and `saved` the step that it has saved last. Where there was a checkpoint and
     none is whole any more, the job fails: to begin again would throw away in silence what was trained.
     """
-    folder, search = checkpoints.folder, search_own(checkpoints, foreign)
+    folder, search = checkpoints.folder, search_own(checkpoints.search, foreign)
     if search.newest is not None:
         return search.newest.path
     if begin is not None and begin.parent != folder and begin.is_dir():

@@ -7,8 +7,8 @@
     host of lane 0                                               all parts there ─ commit ─ retain ─ event
 
 *Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
-`Save` of each worker: it leaves a voucher, with the digests of what it holds, beside its part in the store, and whoever
-commits compares them first.
+`OngoingSave` of each worker: it leaves a voucher, with the digests of what it holds, beside its part in the store, and
+whoever commits compares them first.
 """
 
 import json
@@ -29,7 +29,7 @@ from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessa
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
 from quorate.training.progress import Progress
-from quorate.training.save import VOID, Save, SaveContext, SavePlan, part_file
+from quorate.training.save import VOID, OngoingSave, SaveContext, SavePlan
 from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
 from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
@@ -77,9 +77,8 @@ class Checkpointer:
         self._clock = context.clock
         # Numbers of workers are given again to those who replace them.
         self._identity = secrets.token_hex(8)
-        self._latest: Save | None = None
+        self._latest: OngoingSave | None = None
         self._owes = False
-        self._lacks_space = False
         self._known_whole = restored
         self._last_begun = self._clock()
 
@@ -95,7 +94,7 @@ class Checkpointer:
         writers, progress = save.plan.writers, save.plan.progress
         # A generation may have ended when some knew what all had answered, and others did not: those never began it.
         present = {identity for identity, attempt in told if attempt == save.plan.attempt.name}
-        waits = save.plan.commits and not (save.done.is_set() or save.is_complete)
+        waits = save.commits and not (save.done.is_set() or save.is_complete)
         if reason := why_void(
             writers,
             present,
@@ -148,7 +147,8 @@ class Checkpointer:
     def prepare(self, progress: Progress, workers: int) -> None:
         """Have the memory for the copies ready before the first one is due."""
         held = self._layout.state(progress)
-        largest = max(part_file(held, part).size for part in self._layout.parts(held, workers))
+        parts = self._layout.parts(held, workers)
+        largest = max(TensorFile({name: held.encoded.tensors[name] for name in part}).size for part in parts)
         self._context.arena.reserve_in_background(largest + HEADER)
 
     def begin(self, progress: Progress, strategy: Strategy) -> None:
@@ -193,15 +193,21 @@ class Checkpointer:
     def save(self, progress: Progress, strategy: Strategy) -> None:
         """Save this state now, and return when it is committed. All try again together before they give up."""
         for pause in (*PAUSES, None):
-            self._await_done()
-            self.settle()
+            self._finish()
             held = self._layout.state(progress)
             answers = self._ask_everyone(progress, held, strategy)
             if answers[0].is_saved:
                 return
-            failure = answers[0].failure or self._save_once(progress, held, strategy, answers)
+            failure = answers[0].failure
             if not failure:
-                return
+                save = self._start(progress, held, answers, strategy.worker)
+                self._finish()
+                told = strategy.gather(progress.cursor.step, (save.failure or "").encode())
+                failures = [payload.decode() for payload in told]
+                # The first commits: whatever happened to the others, it is saved if that one says so.
+                if not failures[0]:
+                    return
+                failure = next((each for each in failures if each and not each.startswith(VOID)), failures[0])
             if pause is None:
                 raise CheckpointError(failure)
             message = f"the checkpoint of step {progress.cursor.step:,} is tried again in {pause:.0f} s: {failure}"
@@ -210,39 +216,32 @@ class Checkpointer:
                 self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=message))
             self._pause(pause)
 
-    def _save_once(
-        self, progress: Progress, held: HeldState, strategy: Strategy, answers: Sequence[Answer]
-    ) -> str | None:
-        save = self._start(progress, held, answers, strategy.worker)
-        self._await_done()
-        self.settle()
-        told = strategy.gather(progress.cursor.step, (save.failure or "").encode())
-        failures = [payload.decode() for payload in told]
-        # The first commits: whatever happened to the others, it is saved if that one says so.
-        return failures[0] and next((each for each in failures if each and not each.startswith(VOID)), failures[0])
-
     def _ask_everyone(self, progress: Progress, held: HeldState, strategy: Strategy) -> list[Answer]:
+        latest = self._latest
+        if latest is not None and latest.info is not None:
+            cursor = latest.plan.progress.cursor
+            self._known_whole = max(self._known_whole or cursor, cursor)
+        answer = Answer(self._identity, is_busy=latest is not None and not latest.done.is_set())
         if 0 in strategy.hosted:
-            answer = self._answer_as_committer(progress, held)
-        else:
-            answer = Answer(self._identity, is_busy=self._running() is not None)
+            answer = self._answer_as_committer(progress, held, answer)
         known = self._known_whole
         whole = None if known is None else (known.step, int(known.phase))
-        answer = replace(answer, lacked_space=self._lacks_space, whole=whole)
+        answer = replace(answer, lacked_space=latest is not None and latest.lacked_space, whole=whole)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
         answers = [Answer(**json.loads(payload)) for payload in told]
         # Who has committed it knows it first, and another may commit the next.
-        for step, phase in (answer.whole for answer in answers if answer.whole is not None):
-            self._knows_whole(Cursor(step, Phase(phase)))
+        for step, phase in (each.whole for each in answers if each.whole is not None):
+            cursor = Cursor(step, Phase(phase))
+            self._known_whole = max(self._known_whole or cursor, cursor)
         return answers
 
-    def _answer_as_committer(self, progress: Progress, held: HeldState) -> Answer:
+    def _answer_as_committer(self, progress: Progress, held: HeldState, answer: Answer) -> Answer:
         latest = self._latest
         # Whoever has only written a part of it does not know what became of it.
-        if latest is not None and latest.is_sound and latest.plan.commits and latest.plan.progress == progress:
+        if latest is not None and latest.is_sound and latest.commits and latest.plan.progress == progress:
             return Answer(self._identity, is_saved=True)
-        if self._running() is not None:
-            return Answer(self._identity, is_busy=True)
+        if answer.is_busy:
+            return answer
         try:
             with self._activity.waiting(DISK):
                 attempt = self._context.store.open(progress.cursor, TensorFile(held.encoded.tensors).size)
@@ -253,33 +252,25 @@ class Checkpointer:
             return Answer(self._identity, failure=str(error))
         return Answer(self._identity, attempt=attempt.name)
 
-    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer], worker: int) -> Save:
+    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer], worker: int) -> OngoingSave:
         writers = tuple(answer.identity for answer in answers)
         parts, position = self._layout.parts(held, len(writers)), writers.index(self._identity)
-        size = part_file(held, parts[position]).size if position < len(parts) else 0
+        names = parts[position] if position < len(parts) else ()
+        file = TensorFile({name: held.encoded.tensors[name] for name in names})
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
         cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
         manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
-        attempt = self._context.store.open(progress.cursor, size, answers[0].attempt)
+        attempt = self._context.store.open(cursor, file.size, answers[0].attempt)
         if position == 0 and any(answer.lacked_space for answer in answers) and self._context.may_act():
             # First of all: a writer that fails before would have the attempt given up, and nothing would go.
             self._free_space(progress)
-        plan = SavePlan(progress, manifest, held, attempt, writers, parts, position, worker)
-        self._owes = self._lacks_space = False
+        plan = SavePlan(progress, manifest, held, file, attempt, writers, len(parts), position, worker)
+        self._owes = False
         self._last_begun = self._clock()
-        self._latest = Save(plan, self._context, self._ended)
+        self._latest = OngoingSave(plan, self._context)
         self._context.start(self._latest.run)
         return self._latest
-
-    def _ended(self, save: Save, error: Exception | None) -> None:
-        """Called by the save's thread."""
-        if save.info is not None:
-            self._knows_whole(save.info.cursor)
-        self._lacks_space = isinstance(error, NoSpace)
-
-    def _knows_whole(self, cursor: Cursor) -> None:
-        self._known_whole = cursor if self._known_whole is None else max(self._known_whole, cursor)
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()
@@ -316,25 +307,25 @@ class Checkpointer:
                 "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
             )
 
-    def _delivered(self, save: Save) -> set[int]:
+    def _delivered(self, save: OngoingSave) -> set[int]:
         """Whose part and voucher are there, by position."""
         plan = save.plan
         try:
-            return {*plan.attempt.written(), *range(len(plan.parts), len(plan.writers))} & set(plan.attempt.vouchers())
+            return {*plan.attempt.written(), *range(plan.parts, len(plan.writers))} & set(plan.attempt.vouchers())
         except CheckpointError:
             return set()
 
-    def _is_listed(self, save: Save) -> bool:
+    def _is_listed(self, save: OngoingSave) -> bool:
         try:
             return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
         except CheckpointError as error:
             log.warning("it is not known whether step %d is saved: %s", save.plan.progress.cursor.step, error)
             return False
 
-    def _running(self) -> Save | None:
+    def _running(self) -> OngoingSave | None:
         return None if self._latest is None or self._latest.done.is_set() else self._latest
 
-    def _void(self, save: Save, reason: str) -> None:
+    def _void(self, save: OngoingSave, reason: str) -> None:
         save.give_up(reason)
         if save.done.is_set():
             save.plan.attempt.give_up()
@@ -361,11 +352,14 @@ class Checkpointer:
 
         self._await(running, running.done, tell_once)
 
-    def _await_done(self) -> None:
+    def _finish(self) -> None:
+        """Until the last save has ended. Raises if replicas were found to differ."""
         if self._latest is not None:
             self._await(self._latest, self._latest.done)
+            if self._latest.divergence is not None:
+                raise self._latest.divergence
 
-    def _await(self, save: Save, event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
+    def _await(self, save: OngoingSave, event: threading.Event, look: Callable[[], None] = lambda: None) -> None:
         """Say what is waited for, and that it comes further with each piece: a slow disk is not one that is stuck."""
         if event.is_set():
             return

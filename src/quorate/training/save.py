@@ -8,13 +8,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, remove_surplus
+from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.checkpoint.tree import decode
 from quorate.core.digests import weights_digest
@@ -28,7 +28,7 @@ from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
-from quorate.training.state_layout import HeldState, Parts
+from quorate.training.state_layout import HeldState
 
 log = logging.getLogger(__name__)
 
@@ -76,69 +76,49 @@ class SaveContext:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """A save, and this worker's part in it. `writers` are the identities of those that take part, in lane order."""
+    """A save, and this worker's part in it. `writers` are the identities of those that take part, in lane order: the
+    first commits. So many of them have a part to write; `file` is ours, without tensors where there is none for us.
+    """
 
     progress: Progress
     manifest: Manifest
     held: HeldState
+    file: TensorFile
     attempt: Attempt
     writers: tuple[str, ...]
-    parts: Parts
+    parts: int
     position: int
     worker: int
-
-    @property
-    def index(self) -> int | None:
-        """The part that is ours to write, if any is."""
-        return self.position if self.position < len(self.parts) else None
-
-    @property
-    def commits(self) -> bool:
-        """Whether it is ours to commit."""
-        return self.position == 0
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether others take part."""
-        return len(self.writers) > 1
-
-    @property
-    def file(self) -> TensorFile:
-        """What we write."""
-        return part_file(self.held, self.parts[self.position] if self.index is not None else ())
 
 
 class _GivenUp(Exception):  # noqa: N818 (a happening, not a mistake)
     """It is not to be completed, and why."""
 
 
-class Save:
+class OngoingSave:
     """One save on its way through one worker: `run` in a thread of its own, or `advance` by whoever has the time.
 
-    The loop waits for `copied` before it changes the state. The one that commits compares what all writers hold, and
+    The loop waits for `copied` before it changes the state. The one that `commits` compares what all writers hold, and
     leaves in `divergence` that it is not the same.
     Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
     """
 
-    def __init__(
-        self,
-        plan: SavePlan,
-        context: SaveContext,
-        ended: Callable[["Save", Exception | None], None],
-    ) -> None:
+    def __init__(self, plan: SavePlan, context: SaveContext) -> None:
         self.plan = plan
+        self.commits = plan.position == 0
         self.copied = threading.Event()
         self.done = threading.Event()
         self.is_complete = False
         self.divergence: ReplicasDiffer | None = None
         self.failure: str | None = None
+        self.lacked_space = False
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
         self.pieces = 0
         self.waits_for = "a copy of the state"
         self._context = context
-        self._ended = ended
+        self._is_shared = len(plan.writers) > 1
         self._given_up: str | None = None
         self._content: Iterator[Buffer] | None = None
         self._is_written = False
@@ -163,7 +143,6 @@ class Save:
 
     def advance(self) -> Action:
         """Do what comes next, and say what it was; after the last, `done` is set."""
-        error: Exception | None = None
         try:
             decision = decide(self._progress())
             self.waits_for = decision.reason or self.waits_for
@@ -176,34 +155,29 @@ class Save:
                     self._commit()
                 case Action.GIVE_UP:
                     raise _GivenUp(decision.reason)
-                case Action.WAIT:
-                    return Action.WAIT
-                case Action.FINISH:
-                    pass
             if decision.action is not Action.FINISH:
                 return decision.action
         except (_GivenUp, AttemptGone) as reason:
             log.info("the checkpoint of step %d is void: %s", self.plan.progress.cursor.step, reason)
             self.failure = f"{VOID}{reason}"
             self.plan.attempt.give_up()
-        except Exception as unexpected:
-            error = unexpected
+        except Exception as error:
             self._fail(error)
         # An optimizer may have let go of them meanwhile.
-        self.plan.held.compared.clear()
-        self.plan.held.encoded.tensors.clear()
-        self._ended(self, error)
+        for tensors in (self.plan.held.compared, self.plan.held.encoded.tensors, self.plan.file.tensors):
+            tensors.clear()
         self.copied.set()
         self.done.set()
         return Action.FINISH
 
     def _progress(self) -> SaveProgress:
-        plan, given_up = self.plan, self._given_up
-        if given_up is None and plan.commits and self._is_written and not self.is_complete:
-            self.is_complete = len(plan.attempt.written()) == len(plan.parts) and self._is_agreed()
-            given_up = self._given_up
+        plan = self.plan
+        if self._given_up is None and self.commits and self._is_written and not self.is_complete:
+            has_all = len(plan.attempt.written()) == plan.parts
+            self.is_complete = has_all and (not self._is_shared or self._is_agreed())
+        given_up = self._given_up
         return SaveProgress(
-            plan.commits,
+            self.commits,
             is_copied=self._content is not None,
             is_written=self._is_written,
             is_complete=self.is_complete,
@@ -214,98 +188,14 @@ class Save:
 
     def _is_agreed(self) -> bool:
         """Whether all writers have said what they hold, and it is the same: nothing else is committed."""
-        plan = self.plan
-        if not plan.is_shared:
-            return True
-        vouchers = plan.attempt.vouchers()
-        if len(vouchers) < len(plan.writers):
+        vouchers = self.plan.attempt.vouchers()
+        if len(vouchers) < len(self.plan.writers):
             return False
         held = [Voucher(**json.loads(content)) for _, content in sorted(vouchers.items())]
-        self.divergence = divergence(plan.progress.cursor.step, held)
+        self.divergence = divergence(self.plan.progress.cursor.step, held)
         if self.divergence is not None:
             self.give_up("the replicas differ")
         return self.divergence is None
-
-    def _copy(self) -> None:
-        """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
-        plan = self.plan
-        # All of it by everybody, not only what we write: it tells whether the replicas are equal.
-        if plan.is_shared:
-            self.digests = digests(plan.held.compared.items(), plan.held.device)
-        staged = self._context.arena.stage(plan.file)
-        if staged is None:
-            log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")
-            self.digests = self.digests or digests(plan.held.compared.items(), plan.held.device)
-            self._content = self._pieces(plan.file.chunks())
-            return
-        content, tensors = staged
-        self.copied.set()
-        self._copied_s = self._elapsed()
-        if not plan.is_shared:
-            self.digests = digests(decode(plan.held.encoded.skeleton, tensors)["replica"]["tensors"].items())
-        self._content = self._pieces(iter((content,)))
-
-    def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
-        for chunk in chunks:
-            view = memoryview(chunk)
-            for begin in range(0, len(view), PIECE):
-                self._check()
-                self.pieces += 1
-                yield view[begin : begin + PIECE]
-        # Once more before the part gets its name: what is given up may have been overwritten while it was read.
-        self._check()
-
-    def _write(self) -> None:
-        plan = self.plan
-        assert self._content is not None, "it is copied first"
-        if plan.commits and self._context.may_act():
-            plan.attempt.sweep()
-        if plan.index is not None:
-            plan.attempt.write(plan.index, len(plan.parts), self._content)
-        if plan.is_shared:
-            progress = json.dumps(plan.progress.to_dict(), sort_keys=True)
-            voucher = Voucher(plan.worker, self.digests | {"progress": progress})
-            plan.attempt.vouch(plan.position, json.dumps(asdict(voucher)).encode())
-        self._is_written = True
-        self._written_s = self._elapsed()
-        self.copied.set()  # without memory for a copy only now
-
-    def _commit(self) -> None:
-        plan, context = self.plan, self._context
-        try:
-            self.info = context.store.commit(plan.attempt.name, self._manifest(), self._check_commit)
-        except LinkError as error:
-            log.info("the checkpoint waits: %s", error)
-            return
-        seconds = self._elapsed()
-        best = plan.progress.best
-        try:
-            if context.retention is not None:
-                step = None if best is None else best.step
-                remove_surplus(context.store, context.retention, step, self.info.cursor, check=context.check_commit)
-        except (CheckpointError, LinkError) as error:
-            # What was committed is a checkpoint all the same; the next one removes what is too much.
-            log.info("old checkpoints are left for now: %s", error)
-        event = CheckpointSaved(
-            step=plan.progress.cursor.step,
-            path=str(self.info.path),
-            bytes=self.info.bytes,
-            seconds=seconds,
-            copied_s=self._copied_s,
-            written_s=self._written_s,
-            added_s=round(self.added_s, 4),
-            parts=len(plan.parts),
-        )
-        context.publish(event)
-
-    def _manifest(self) -> Manifest:
-        held = self.plan.held
-        weights = {name: digest for name, digest in self.digests.items() if name in held.weights}
-        if len(weights) != len(held.weights):
-            raise CheckpointError("the weights could not be digested")
-        generation = self._context.generation()
-        written_by = None if generation is None else (generation.incarnation, generation.number)
-        return replace(self.plan.manifest, weights_digest=weights_digest(weights), generation=written_by)
 
     def _may_commit(self) -> bool:
         # Whoever goes on from this checkpoint does not pass through the steps before it: they must be told by now.
@@ -319,13 +209,92 @@ class Save:
             raise _GivenUp(f"{ended}; the steps before the checkpoint could not be told any more") from None
         return self._context.may_act()
 
-    def _check_commit(self) -> None:
+    def _copy(self) -> None:
+        """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
+        held, file = self.plan.held, self.plan.file
+        # All of it by everybody, not only what we write: it tells whether the replicas are equal.
+        if self._is_shared:
+            self.digests = digests(held.compared.items(), held.device)
+        staged = self._context.arena.stage(file)
+        if staged is None:
+            log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")
+            self.digests = self.digests or digests(held.compared.items(), held.device)
+            self._content = self._pieces(file.chunks())
+            return
+        content, tensors = staged
+        self.copied.set()
+        self._copied_s = round(self._context.clock() - self._began, 4)
+        if not self._is_shared:
+            self.digests = digests(decode(held.encoded.skeleton, tensors)["replica"]["tensors"].items())
+        self._content = self._pieces(iter((content,)))
+
+    def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
+        for chunk in chunks:
+            view = memoryview(chunk)
+            for begin in range(0, len(view), PIECE):
+                self._check()
+                self.pieces += 1
+                yield view[begin : begin + PIECE]
+        # Once more before the part gets its name: what is given up may have been overwritten while it was read.
         self._check()
-        self._context.check_commit()
 
     def _check(self) -> None:
         if self._given_up is not None:
             raise _GivenUp(self._given_up)
+
+    def _write(self) -> None:
+        plan = self.plan
+        assert self._content is not None, "it is copied first"
+        if self.commits and self._context.may_act():
+            plan.attempt.sweep()
+        if plan.position < plan.parts:
+            plan.attempt.write(plan.position, plan.parts, self._content)
+        if self._is_shared:
+            progress = json.dumps(plan.progress.to_dict(), sort_keys=True)
+            voucher = Voucher(plan.worker, self.digests | {"progress": progress})
+            plan.attempt.vouch(plan.position, json.dumps(asdict(voucher)).encode())
+        self._is_written = True
+        self._written_s = round(self._context.clock() - self._began, 4)
+        self.copied.set()  # without memory for a copy only now
+
+    def _commit(self) -> None:
+        plan, context = self.plan, self._context
+        weights = {name: digest for name, digest in self.digests.items() if name in plan.held.weights}
+        if len(weights) != len(plan.held.weights):
+            raise CheckpointError("the weights could not be digested")
+        generation = context.generation()
+        written_by = None if generation is None else (generation.incarnation, generation.number)
+        manifest = replace(plan.manifest, weights_digest=weights_digest(weights), generation=written_by)
+
+        def check() -> None:
+            self._check()
+            context.check_commit()
+
+        try:
+            self.info = context.store.commit(plan.attempt.name, manifest, check)
+        except LinkError as error:
+            log.info("the checkpoint waits: %s", error)
+            return
+        seconds = round(context.clock() - self._began, 4)
+        best, cursor = plan.progress.best, plan.progress.cursor
+        try:
+            if context.retention is not None:
+                step = None if best is None else best.step
+                remove_surplus(context.store, context.retention, step, cursor, check=context.check_commit)
+        except (CheckpointError, LinkError) as error:
+            # What was committed is a checkpoint all the same; the next one removes what is too much.
+            log.info("old checkpoints are left for now: %s", error)
+        event = CheckpointSaved(
+            step=cursor.step,
+            path=str(self.info.path),
+            bytes=self.info.bytes,
+            seconds=seconds,
+            copied_s=self._copied_s,
+            written_s=self._written_s,
+            added_s=round(self.added_s, 4),
+            parts=plan.parts,
+        )
+        context.publish(event)
 
     def _fail(self, error: Exception) -> None:
         """Training goes on whatever it is; the space is given back, and the next save tries again."""
@@ -333,13 +302,6 @@ class Save:
         if not isinstance(error, QuorateError):
             log.exception("the checkpoint of step %d failed unexpectedly", step)
         self.failure = str(error) if isinstance(error, CheckpointError) else describe(error)
+        self.lacked_space = isinstance(error, NoSpace)
         self.plan.attempt.give_up()
         self._context.publish(CheckpointFailed(step=step, reason=self.failure))
-
-    def _elapsed(self) -> float:
-        return round(self._context.clock() - self._began, 4)
-
-
-def part_file(held: HeldState, names: Sequence[str]) -> TensorFile:
-    """A part of a checkpoint, with these tensors."""
-    return TensorFile({name: held.encoded.tensors[name] for name in names})

@@ -1,6 +1,7 @@
 """How a job's state is spread over its members: who writes which part of it, what is compared, how it is taken up again
 and who copies it from whom."""
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,19 +39,15 @@ class StateLayout(Protocol):
 
     def state(self, progress: Progress) -> HeldState:
         """What this member holds."""
-        ...
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Which tensors each of so many writers writes: every tensor of the state once, by one that holds it."""
-        ...
 
     def load(self, encoded: Encoded) -> Progress:
         """Take up what this member holds of a state: of a whole one, by a checkpoint, or of that of its donor."""
-        ...
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """From whom each member that is behind copies its state, both by ring position."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Replicated:
     replica: Replica
 
     def state(self, progress: Progress) -> HeldState:
-        """The replica, and how far the job has come."""
         encoded = encode({"replica": self.replica.state(), "progress": progress.to_dict()})
         weights = frozenset(name for name, _ in self.replica.tensors())
         return HeldState(encoded, self.replica.state_tensors(), weights, self.replica.device)
@@ -69,16 +65,15 @@ class Replicated:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in held.encoded.tensors.items()}
         parts: list[list[str]] = [[] for _ in range(max(1, min(writers, len(sizes))))]
-        loads = [0] * len(parts)
-        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-            # By how many as well: tensors without elements must not leave a part empty.
-            least = min(range(len(parts)), key=lambda part: (loads[part], len(parts[part]), part))
-            parts[least].append(name)
-            loads[least] += sizes[name]
+        # By how many as well: tensors without elements must not leave a part empty.
+        least = [(0, 0, index) for index in range(len(parts))]
+        for size, name in sorted((-size, name) for name, size in sizes.items()):
+            load, count, index = least[0]
+            parts[index].append(name)
+            heapq.heapreplace(least, (load - size, count + 1, index))
         return tuple(tuple(part) for part in parts)
 
     def load(self, encoded: Encoded) -> Progress:
-        """Into the replica that is there."""
         state = decode(encoded.skeleton, encoded.tensors)
         self.replica.load(state["replica"])
         return Progress.from_dict(state["progress"])

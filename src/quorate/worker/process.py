@@ -9,10 +9,12 @@ import sys
 import time
 import traceback
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
 from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
@@ -267,7 +269,7 @@ class Worker:
         folder = CheckpointFolder(path.parent, cipher=parts.folder.cipher)
         info = next((info for info in folder.list() if info.path == path), None)
         if info is None and self._assignment.is_replacement:
-            info = newest_instead(path, folder, self._run.checkpoints)
+            info = newest_instead(path, folder, self._run.checkpoints, partial(why_foreign, spec=self._spec))
         if info is None:
             raise CheckpointError(
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
@@ -295,13 +297,13 @@ class Worker:
             self._membership.publish(LogMessage(level="warning", message=warning))
 
 
-def newest_instead(gone: Path, folder: CheckpointFolder, own: Path) -> CheckpointInfo:
+def newest_instead(gone: Path, folder: CheckpointFolder, own: Path, foreign: Foreign) -> CheckpointInfo:
     """Others have gone on and removed the checkpoint that was meant: what is newest now in the run's own is as good.
 
     Who finds none must not register as if there had never been one. It makes room for another, and the launcher looks
     again; if others hold the state by then, that one copies it.
     """
-    newest = folder.newest_whole() if gone.parent == own else None
+    newest = search_own(folder.search, foreign).newest if gone.parent == own else None
     if newest is None:
         raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is not there any more")
     return newest
