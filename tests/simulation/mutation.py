@@ -261,9 +261,7 @@ class Campaign:
         jobs = self._options.jobs
         parts = [killers[number::jobs] for number in range(jobs)]
         files = [self._folder / f"measured-{number}" for number in range(jobs)]
-        children = [
-            _fork(lambda part=part, file=file: _measure(part, file)) for part, file in zip(parts, files, strict=True)
-        ]
+        children = [_fork(partial(_measure, part, file)) for part, file in zip(parts, files, strict=True)]
         for child in children:
             os.waitpid(child, 0)
         for file in files:
@@ -408,9 +406,9 @@ class Campaign:
         if self._options.json is None:
             return
         text = json.dumps(self._document(), indent=1, ensure_ascii=False)
-        partial = self._options.json.with_name(self._options.json.name + ".partial")
-        partial.write_text(text)
-        partial.replace(self._options.json)
+        unfinished = self._options.json.with_name(self._options.json.name + ".partial")
+        unfinished.write_text(text)
+        unfinished.replace(self._options.json)
 
     def _document(self) -> dict[str, Any]:
         listed = listed_survivors()
