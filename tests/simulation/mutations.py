@@ -6,6 +6,7 @@ logged, decides nothing. What runs when a module is imported is left as well.
 """
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class _Change:
 
 def mutations_of(file: Path, package: str) -> list[Mutation]:
     """Every mistake that can be made in a file."""
-    source = file.read_text()
+    source = _source(file)
     found: list[Mutation] = []
     seen: Counter[str] = Counter()
     for qualified, function in _functions(ast.parse(source)):
@@ -82,13 +83,19 @@ def mutations_of(file: Path, package: str) -> list[Mutation]:
 
 def code_with(mutation: Mutation) -> CodeType:
     """The code of the function, with the mistake."""
-    tree = ast.parse(mutation.file.read_text())
+    tree = ast.parse(_source(mutation.file))
     name, number = _numbered(mutation.function)
     function = next(one for qualified, one in _functions(tree) if qualified == mutation.function)
     _changes(_nodes(function)[mutation.site], function)[mutation.variant].apply()
     ast.fix_missing_locations(tree)
     module = compile(tree, str(mutation.file), "exec")
     return [code for code in _codes(module) if code.co_qualname == name][number]
+
+
+@functools.cache
+def _source(file: Path) -> str:
+    """As it was when it was first read: it may be edited meanwhile."""
+    return file.read_text()
 
 
 def _numbered(function: str) -> tuple[str, int]:
