@@ -17,9 +17,9 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
-from quorate.core.cursor import Cursor
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
+from quorate.core.generation import Cursor
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata

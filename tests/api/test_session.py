@@ -13,10 +13,10 @@ from quorate.api import session
 from quorate.api.copies import Copies
 from quorate.api.resume_rules import warn_of_stretched_schedule
 from quorate.coordinator.client import Outcome
-from quorate.core import cores
-from quorate.core.cgroup import Limits
+from quorate.core import machine
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.machine import Limits
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
 from quorate.observe.sinks import Sink
@@ -117,7 +117,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
         raise Shown(begun.workers)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(cores, "read_limits", lambda: Limits(cores=3.5))
+    monkeypatch.setattr(machine, "read_limits", lambda: Limits(cores=3.5))
     job = {"task": "t:T", "batch_size": 8, "steps": 1, "runs": str(tmp_path)}
     with pytest.raises(Shown) as shown:
         session.start(resolve_mapping(job, "the job", {}, []), stop_here)

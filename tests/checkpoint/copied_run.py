@@ -14,7 +14,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Phase
+from quorate.core.generation import Phase
 from quorate.storage.run_folder import RunFolder
 
 

@@ -14,8 +14,8 @@ from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.store import AttemptGone, Loaded, NoSpace
 from quorate.checkpoint.tensor_file import tensors_in
 from quorate.checkpoint.tree import Encoded
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError
+from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer
 
 ROOT = Path("memory")

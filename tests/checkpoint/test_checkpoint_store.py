@@ -16,8 +16,8 @@ from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import AttemptGone, CheckpointFolder, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import encode
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, LeaseExpired
+from quorate.core.generation import Cursor
 
 STATE = {"a": torch.arange(4.0), "b": {"c": torch.ones(2, dtype=torch.int64), "d": "text"}}
 

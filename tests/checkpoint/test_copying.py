@@ -16,7 +16,7 @@ from quorate.checkpoint.copier import (
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
-from quorate.core.cursor import Cursor
+from quorate.core.generation import Cursor
 from quorate.storage.objects import StoreError
 
 NOW = 1_000_000.0

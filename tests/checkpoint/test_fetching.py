@@ -20,8 +20,8 @@ from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.place import FolderPlace, place_for
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, RunError
+from quorate.core.generation import Cursor
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.override import Override

@@ -6,9 +6,9 @@ import pytest
 
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
+from quorate.core.generation import Cursor, Phase
 
 MANIFEST = Manifest(
     step=200,

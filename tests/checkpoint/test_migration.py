@@ -14,9 +14,9 @@ from quorate.checkpoint.manifest import FORMAT, Manifest
 from quorate.checkpoint.part_file import read_part, verify_part
 from quorate.checkpoint.tensor_file import tensors_in
 from quorate.checkpoint.tree import decode
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError
+from quorate.core.generation import Cursor, Phase
 
 FORMATS = Path(__file__).parent / "formats"
 NAME = "step-00000006-evaluated"

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.checkpoint.retention import Reason, Retention, reasons, surplus
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.generation import Cursor, Phase
 
 cursors = st.builds(Cursor, st.integers(0, 50), st.sampled_from(Phase))
 retentions = st.builds(Retention, st.integers(0, 10), st.none() | st.integers(1, 20))

@@ -18,8 +18,8 @@ from quorate.checkpoint.listing import CheckpointInfo, newest_generation
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder, remove_surplus
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, LeaseExpired
+from quorate.core.generation import Cursor, Phase
 from small_disk import small_disk
 
 

@@ -13,11 +13,11 @@ from history.run_builder import CREATED, Story, build_run
 from made_events import make_event
 from quorate.cli.layout import Page
 from quorate.cli.run_view import print_run
-from quorate.core.cores import usable_cores
-from quorate.core.finite import finite
+from quorate.core.machine import usable_cores
 from quorate.history import run_detail
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import RunDetail
+from quorate.storage.run_folder import finite
 from schemas import validate
 
 NOW = CREATED + timedelta(minutes=3)

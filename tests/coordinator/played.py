@@ -15,9 +15,8 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 

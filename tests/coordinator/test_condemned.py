@@ -29,9 +29,8 @@ from quorate.coordinator.losses import MOST_DIVERGED
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, Forming, Handover
 from quorate.coordinator.succession import succeed
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import DIVERGED, Position
 from quorate.observe.jsonl import JsonlSink
 

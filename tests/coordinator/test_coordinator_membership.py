@@ -36,9 +36,8 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import WorkerStatus
 
 

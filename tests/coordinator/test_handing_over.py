@@ -40,8 +40,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training
 from quorate.coordinator.succession import succeed
-from quorate.core.cursor import Cursor
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import Position, WorkerStatus
 
 ALONE = replace(SETTINGS, workers=1, spares=1)

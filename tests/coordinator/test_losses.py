@@ -45,9 +45,8 @@ from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.losses import deaths_allowed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import GAVE_UP, LEFT, WorkerStatus
 
 SECOND = GenerationId(3, 2)

@@ -10,8 +10,7 @@ from quorate.coordinator.events import ExitReported, Reading, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.stall import FATAL
 from quorate.coordinator.states import Ended, Forming, State, Training
-from quorate.core.cursor import Cursor
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import WorkerStatus
 
 ONE = replace(SETTINGS, workers=1)

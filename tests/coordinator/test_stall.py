@@ -18,8 +18,7 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, JobSettings, State, Training
-from quorate.core.cursor import Cursor
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 

@@ -40,9 +40,8 @@ from quorate.coordinator.membership import decide
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import Decision, Forming, Handover, JobSettings, Recalling, State, Training
 from quorate.coordinator.succession import ended_as_told, succeed
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position
 from quorate.observe.events import RunFailed, RunFinished, read_event
 from quorate.observe.jsonl import JsonlSink

@@ -26,10 +26,9 @@ from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training, WeakLink
 from quorate.coordinator.weak_links import FORGIVEN_AFTER
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 
 TWO = replace(SETTINGS, workers=2)
 FOUR = replace(SETTINGS, workers=4)

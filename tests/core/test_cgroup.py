@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core.cgroup import Limits, read_limits
+from quorate.core.machine import Limits, read_limits
 
 
 @pytest.fixture

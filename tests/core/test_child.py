@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core import child
-from quorate.core.child import Answer, ask_child
+from quorate.core import processes
+from quorate.core.processes import Answer, ask_child
 
 
 def test_a_child_answers_and_leaves_nothing_behind_here() -> None:
@@ -88,7 +88,7 @@ def test_an_interruption_leaves_neither_child_nor_descriptor(monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", counted_fork)
-    monkeypatch.setattr(child, "_read", interrupted)
+    monkeypatch.setattr(processes, "_read", interrupted)
     open_before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(KeyboardInterrupt):
         ask_child(take_long)

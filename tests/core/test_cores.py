@@ -2,9 +2,8 @@ import os
 
 import pytest
 
-from quorate.core import cores
-from quorate.core.cgroup import Limits
-from quorate.core.cores import cores_within, usable_cores
+from quorate.core import machine
+from quorate.core.machine import Limits, cores_within, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -17,7 +16,7 @@ def test_whole_cores_of_what_is_allowed_and_given(allowed: int, quota: float | N
 
 def test_the_mask_and_the_quota_of_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5, 7})
-    monkeypatch.setattr(cores, "read_limits", lambda: Limits(cores=3.2))
+    monkeypatch.setattr(machine, "read_limits", lambda: Limits(cores=3.2))
     assert usable_cores() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
     assert usable_cores() == 2

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.cursor import Cursor, Phase
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase
 from quorate.core.timing import Timing
 
 GENERATION = Generation(

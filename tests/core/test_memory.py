@@ -4,7 +4,7 @@ import mmap
 import pytest
 import torch
 
-from quorate.core.memory import is_shortage
+from quorate.core.machine import is_shortage
 
 
 @pytest.mark.parametrize(

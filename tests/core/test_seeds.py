@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 
 labels = st.lists(st.integers(0, 2**40) | st.text(max_size=8).filter(lambda text: "/" not in text), max_size=4)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data.block_cases import Case, blocks_of, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
-from quorate.core.cursor import Cursor
 from quorate.core.errors import TaskError
+from quorate.core.generation import Cursor
 from quorate.data.block_sampler import BlockOrder, BlockSampler, shuffle
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import EvaluationPlan, planned_requests

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.jobs import sampler
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.generation import Cursor, Phase
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import EvaluationPlan, Request, Source, planned_requests
 from quorate.lanes.hosting import host_lanes

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from command import PATIENCE, Workplace, await_condition
-from quorate.core.child import ask_child
-from quorate.core.processes import adopt_orphans, children_of
+from quorate.core.processes import adopt_orphans, ask_child, children_of
 from quorate.engines.fork_server import ForkServer, _Child
 from quorate.engines.messages import Messages
 

@@ -11,7 +11,7 @@ import xxhash
 from made_events import make_event
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.generation import Cursor, Phase
 from quorate.observe.event import Event
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.load import resolve_mapping

@@ -6,7 +6,7 @@ import pytest
 from history.run_builder import add_checkpoint, build_run, complete_run, whole_story
 from made_events import fields_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, survey
-from quorate.core.cursor import Phase
+from quorate.core.generation import Phase
 from quorate.history import checkpoint_list
 from quorate.history.checkpoint_list import read_checkpoints
 from quorate.history.run_detail import RunDetail, job_values

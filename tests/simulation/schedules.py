@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from quorate.core.timing import Timing
 from simulation.simulated_faults import (
     ANYBODY,

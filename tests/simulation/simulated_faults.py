@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from quorate.core.timing import Timing
 from simulation.network import Weather
 from simulation.task import Course

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from quorate.coordinator.events import Completed
 from quorate.coordinator.service import event_of, reply_to
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -231,33 +230,33 @@ class SimulatedMembership(Membership):
         self._habits = habits
         self._welcomed_by = 0
         if not habits.ignores_late_words:
-            self._view = Credulous(runtime)
+            self.view = Credulous(runtime)
         elif not habits.checks_incarnations:
-            self._view = WithoutIncarnations(runtime)
+            self.view = WithoutIncarnations(runtime)
 
     def await_generation(self, after: Generation | None = None) -> Generation:
         """Wait for the next."""
         self._worker.enter("wait")
         if self._habits.checks_lease:
             return super().await_generation(after)
-        return self._view.await_generation(after, self._check_coordinator_returns, self._timing.heartbeat_every)
+        return self.view.await_generation(after, self._check_coordinator_returns, self._timing.heartbeat_every)
 
     def check_lease(self) -> None:
         """Raise when this worker may act no longer."""
         if self._habits.checks_lease:
             super().check_lease()
         else:
-            self._view.check()
+            self.view.check()
 
     def check_generation(self) -> None:
         """Raise when its generation, or the job, is over."""
-        self._view.check()
+        self.view.check()
 
     @property
     def is_over(self) -> bool:
         """Whether its generation, or the job, is over."""
         try:
-            self._view.check()
+            self.view.check()
         except (GenerationOver, JobEnded):
             return True
         return False

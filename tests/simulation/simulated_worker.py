@@ -9,17 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from quorate.core.cursor import Cursor
 from quorate.core.digests import outvoted
 from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
 from quorate.observe.events import StepCompleted
+from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership import Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.outbox import Backlog
 from quorate.worker.session import WorkerSession
 from simulation.clock import Clock, Process
 from simulation.invariants import Referee
@@ -212,10 +211,10 @@ class SimulatedWorker(Process):
             self._membership.report_failure(Failure.of(error))
             self._exit(DIVERGED)
         except LinkError as error:
-            if not self._membership.ended:
+            if not self._membership.view.ended:
                 self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
                 self._membership.report_failure(Failure.of(error))
-            self._exit(ENDED_WITH_THE_JOB if self._membership.ended else 1)
+            self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
 
     def _run_session(self) -> int:
         self.enter("register")
@@ -371,7 +370,7 @@ class SimulatedWorker(Process):
 
     def _wish(self) -> str | None:
         """What it has been asked to do at the end of the step; all do it, or none."""
-        membership = self._membership
+        membership = self._membership.view
         if membership.stop_requested or membership.save_requested:
             return membership.stop_requested or SAVE_AND_BREAK
         return BREAK if membership.break_requested else None
@@ -438,7 +437,7 @@ class SimulatedWorker(Process):
         frames = self._received(generation.id, "step", step)
 
         def is_latest() -> bool:
-            return self._membership.generation_id == generation.id
+            return self._membership.view.generation_id == generation.id
 
         self._until(lambda: not is_latest() or len(frames) == len(self._peers()), 0.5)
         if self._peers() and is_latest() and len(frames) == len(self._peers()):

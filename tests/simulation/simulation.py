@@ -10,7 +10,7 @@ from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJ
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, JobSettings, State
 from quorate.coordinator.succession import succeed
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from simulation.clock import Clock, HostClock, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.mutants import SOUND, Mutant

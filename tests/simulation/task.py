@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quorate.core.cursor import Cursor, Phase
+from quorate.core.generation import Cursor, Phase
 
 
 @dataclass(frozen=True)

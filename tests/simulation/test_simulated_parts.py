@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from simulation.clock import HostClock, Process, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.network import Network, Weather

@@ -20,8 +20,8 @@ from quorate.checkpoint import store as store_module
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import CheckpointFolder, FolderAttempt
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, DivergedError, GenerationOver, JobError, LeaseExpired, PeerLost
+from quorate.core.generation import Cursor
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved
 from quorate.spec.job import CheckpointSpec

@@ -11,7 +11,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from quorate.training.device import digests
 from quorate.training.task import Task
 

@@ -12,7 +12,7 @@ from torch import nn
 import gang
 from bits.bit_tasks import FEATURES, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from quorate.data.bad_sample import BadSample
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import MetricError
+from quorate.core.generation import Cursor, Phase
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 from quorate.training.progress import Best, Progress
 

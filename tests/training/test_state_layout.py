@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import gang
 from bits.bit_tasks import Adam
 from quorate.checkpoint.tree import Encoded, decode, encode
-from quorate.core.cursor import Cursor
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica

@@ -1,5 +1,4 @@
-from quorate.core.cursor import Cursor
-from quorate.core.generation import Generation, GenerationId, Member, Role
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_generation, encode_generation
 

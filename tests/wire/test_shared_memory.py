@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import JobError
+from quorate.core.machine import Limits, read_limits
 from quorate.wire import shared_memory
 from quorate.wire.shared_memory import Segment
 

@@ -1,7 +1,7 @@
 from made_events import make_event
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
-from quorate.worker.outbox import MOST_KEPT, Backlog
+from quorate.worker.heartbeats import MOST_KEPT, Backlog
 
 
 def step(number: int, time: float = 0.0) -> Event:

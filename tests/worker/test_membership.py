@@ -20,19 +20,16 @@ import pytest
 from coordinator.served import TOKEN, Served, serve
 from made_events import make_event
 from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
-from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
-from quorate.core.runtime import SYSTEM, Latch
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.worker.heartbeats import Heartbeats, Lease
+from quorate.worker.heartbeats import Lease, Outbox
 from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import JobEnded
-from quorate.worker.outbox import Batch, Outbox
 
 
 def registration(slot: int, **facts: str) -> Registration:
@@ -56,7 +53,7 @@ def joined(served: Served, *, failure_timeout: float = 5.0, workers: int = 1) ->
     ]
     try:
         for slot, member in enumerate(members):
-            assert member.register(registration(slot)) == slot
+            member.register(registration(slot))
         for member in members:
             member.await_generation()
         yield members
@@ -102,7 +99,7 @@ def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
         assert outcome is not None
         assert (outcome.failure, outcome.result) == (None, {"steps": 9})
         assert served.kinds() == ["generation", "step", "finished"]
-        wait_until(lambda: members[0].ended)
+        wait_until(lambda: members[0].view.ended)
         assert members[0].lease_remaining() <= 0
         with pytest.raises(JobEnded, match="it is complete"):
             members[0].check_lease()
@@ -156,10 +153,10 @@ def test_a_taken_place_is_refused(tmp_path: Path) -> None:
 
 def test_stop_reaches_every_member(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
-        assert members[0].stop_requested is None
+        assert members[0].view.stop_requested is None
         supervisor.stop("interrupted")
         supervisor.stop("terminated")
-        wait_until(lambda: all(member.stop_requested == "interrupted" for member in members))
+        wait_until(lambda: all(member.view.stop_requested == "interrupted" for member in members))
         assert served.kinds() == ["generation", "stop"]
 
 
@@ -167,7 +164,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         called: list[str] = []
         generation = members[1].await_generation()
-        members[1].close_when_over(generation, lambda: called.append(threading.current_thread().name))
+        members[1].view.close_when_over(generation, lambda: called.append(threading.current_thread().name))
         members[0].publish(make_event("log", fields={"text": "before"}))
         members[0].report_failure(Failure("UserCodeError", "ValueError: no", traceback="Traceback"))
         outcome = supervisor.news(5.0).outcome
@@ -175,7 +172,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         assert outcome.failure is not None
         assert (outcome.failure.kind, outcome.failure.worker, outcome.failure.step) == ("UserCodeError", 0, 17)
         wait_until(lambda: called == ["membership-follow"])
-        members[1].close_when_over(generation, lambda: called.append("late"))
+        members[1].view.close_when_over(generation, lambda: called.append("late"))
         assert called[-1] == "late"
         with pytest.raises(JobEnded, match="ValueError: no") as raised:
             members[1].check_lease()
@@ -203,7 +200,7 @@ def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path:
         joined(served, failure_timeout=100.0, workers=2) as members,
     ):
         members[1].report_failure(Failure("UserCodeError", "no"))
-        wait_until(lambda: members[0].ended)
+        wait_until(lambda: members[0].view.ended)
         for step in (1, 2):
             members[0].publish(make_event("step", step))
         members[0].flush()  # or a checkpoint of them could not be committed
@@ -218,7 +215,7 @@ def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_pa
         member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
         member.report_failure(Failure("UserCodeError", "no"))
-        wait_until(lambda: member.ended)
+        wait_until(lambda: member.view.ended)
     try:
         member.publish(make_event("step", 1))
         with pytest.raises(JobEnded):
@@ -302,7 +299,7 @@ def test_a_coordinator_that_comes_back_is_found_again_within_the_lease(tmp_path:
         port = int(served.address.rpartition(":")[2])
         with serve(tmp_path, workers=1, port=port) as again, supervising(again) as supervisor:
             supervisor.stop("interrupted")
-            wait_until(lambda: member.stop_requested == "interrupted")
+            wait_until(lambda: member.view.stop_requested == "interrupted")
             member.check_lease()
     finally:
         member.close()
@@ -322,7 +319,7 @@ def test_a_generation_of_an_earlier_coordinator_is_not_adopted(tmp_path: Path) -
         ):
             # Directives are heard in order: who hears the stop has heard of the generation before it.
             supervisor.stop("interrupted")
-            wait_until(lambda: member.stop_requested == "interrupted")
+            wait_until(lambda: member.view.stop_requested == "interrupted")
             assert other.await_generation().id == GenerationId(6, 1)
             assert member.await_generation().id == GenerationId(7, 1)
     finally:
@@ -354,12 +351,12 @@ def test_an_unanswered_batch_is_sent_again_under_its_number() -> None:
     batch = outbox.next_batch()
     outbox.publish(make_event("log", fields={"n": 2}, time=0.0))
     assert outbox.next_batch() == batch
-    assert not outbox.is_empty()
+    assert not outbox.is_empty
     outbox.answered()
     following = outbox.next_batch()
     assert (following.sequence, len(following.lines)) == (batch.sequence + 1, 1)
     outbox.answered()
-    assert outbox.is_empty()
+    assert outbox.is_empty
 
 
 def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> None:
@@ -368,7 +365,7 @@ def test_batches_are_bounded_and_an_event_beyond_all_bounds_is_left_out() -> Non
         outbox.publish(make_event("log", fields={"text": "x" * 200_000}))
     outbox.publish(make_event("log", fields={"text": "x" * 10_000_000}))
     sizes = []
-    while not outbox.is_empty():
+    while not outbox.is_empty:
         sizes.append(len(outbox.next_batch().lines))
         outbox.answered()
     assert sizes == [2] * 5
@@ -416,18 +413,22 @@ def test_nobody_is_asked_again_once_the_membership_is_closed() -> None:
 
 
 def test_a_heartbeat_that_fails_unexpectedly_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    link, closing, timing = Silent(), Latch(SYSTEM), Timing(0.2)
-    composed: list[int] = []
+    class Welcoming(Silent):
+        def call(self, request: Any, timeout: float) -> Any:
+            return pb.RegisterReply(lease=5.0)
 
-    def compose(batch: Batch) -> pb.HeartbeatRequest:
-        composed.append(batch.sequence)
-        if len(composed) == 2:
-            closing.set()
+    asked: list[int] = []
+
+    def fail() -> WorkerStatus:
+        asked.append(1)
         raise ValueError("nobody expects this")
 
-    lease = Lease(timing, SYSTEM.now)
-    Heartbeats(link, lease, timing, compose, lambda _: None, closing, SYSTEM).keep_beating()
-    assert len(composed) == 2
+    member = Membership(Welcoming(), Timing(0.2), fail)
+    member.register(registration(0))
+    try:
+        wait_until(lambda: len(asked) >= 2)
+    finally:
+        member.close()
     assert "a heartbeat could not be sent" in caplog.text
 
 
@@ -464,7 +465,7 @@ def test_a_membership_may_be_closed_by_the_end_itself(tmp_path: Path) -> None:
             member.close()
             closed.set()
 
-        member.close_when_over(member.await_generation(), leave)
+        member.view.close_when_over(member.await_generation(), leave)
         member.report_failure(Failure("UserCodeError", "no"))
         assert closed.wait(5)
 
@@ -596,7 +597,7 @@ def test_a_lost_member_ends_the_generation_for_the_others_and_closes_their_links
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         closed = threading.Event()
         generation = members[0].await_generation()
-        members[0].close_when_over(generation, closed.set)
+        members[0].view.close_when_over(generation, closed.set)
         members[0].check_lease()
         lose(supervisor, 1)
         assert closed.wait(5)
@@ -641,18 +642,18 @@ def test_a_newcomer_is_announced_for_the_next_boundary_and_joins_there(tmp_path:
         lose(supervisor, 1)
         members[0].report_state(first, Cursor(16), None)
         alone = members[0].await_generation(after=first)
-        assert not members[0].break_requested
+        assert not members[0].view.break_requested
 
         newcomer = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, "join"))
         try:
             newcomer.register(replace(registration(1), pid=99, ring_address="127.0.0.1:6001"))
-            wait_until(lambda: members[0].break_requested)
+            wait_until(lambda: members[0].view.break_requested)
             members[0].check_lease()  # it goes on until then
             members[0].report_state(alone, Cursor(20), None)
             together = newcomer.await_generation()
             assert members[0].await_generation(after=alone) == together
             assert (together.cursor, together.donor, together.behind) == (Cursor(20), 0, (1,))
-            assert not members[0].break_requested
+            assert not members[0].view.break_requested
         finally:
             newcomer.close()
 

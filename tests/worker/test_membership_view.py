@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_position, encode_failure, encode_generation, encode_id, encode_position
@@ -101,7 +100,7 @@ class TestPosition:
 
     def test_at_work(self, view: MembershipView) -> None:
         view.handle(formed(generation(1)))
-        view.hold()
+        view.hold_state()
         assert view.present(2) == Position(generation(1), Cursor(), has_left=False, has_trained=True)
 
     def test_between_two_generations(self, view: MembershipView) -> None:
@@ -126,7 +125,7 @@ class TestPosition:
 
     def test_whom_the_others_have_left_out_holds_what_they_leave_behind(self, view: MembershipView) -> None:
         view.handle(formed(generation(1)))
-        view.hold()
+        view.hold_state()
         view.leave(Cursor(9))
         view.handle(formed(generation(2, address="127.0.0.1:9")))
         assert not view.present(2).has_trained

@@ -12,10 +12,9 @@ from torch import nn
 
 import gang
 from bits.bit_tasks import Adam, Regression
-from quorate.core.cursor import Cursor
 from quorate.core.errors import ReplicasDiffer, WorkerUnfit
-from quorate.core.generation import Generation, GenerationId, Member
-from quorate.core.memory import fresh_memory
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.core.machine import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, Device

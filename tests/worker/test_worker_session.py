@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from made_events import make_event
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, LinkError, PeerLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.observe.event import Event
+from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership import Membership
-from quorate.worker.membership_view import JobEnded
-from quorate.worker.outbox import Backlog
+from quorate.worker.membership_view import JobEnded, MembershipView
 from quorate.worker.session import WorkerSession
 
 FIRST, SECOND = 1, 2
@@ -25,28 +24,32 @@ def generation(number: int, own: int = 4, others: int = 4) -> Generation:
     return Generation(GenerationId(1, number), members)
 
 
-class NotedMembership(Membership):
-    """Tells what is said to it; `complete` is answered as planned."""
+class NotedView(MembershipView):
+    """Tells what is said to it."""
 
-    def __init__(self, notes: list[str], generations: list[Generation]) -> None:
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__()
         self._notes = notes
-        self._generations = generations
-        self.is_ended = False
-
-    @property
-    def ended(self) -> bool:
-        return self.is_ended
-
-    def await_generation(self, after: Generation | None = None) -> Generation:
-        if not self._generations:
-            raise JobEnded(None)
-        return self._generations.pop(0)
 
     def hold_state(self) -> None:
         self._notes.append("holds")
 
     def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
         self._notes.append("watched" if "abort" in getattr(close, "__name__", "") else "not watched")
+
+
+class NotedMembership(Membership):
+    """Tells what is said to it; `complete` is answered as planned."""
+
+    def __init__(self, notes: list[str], generations: list[Generation]) -> None:
+        self._notes = notes
+        self._generations = generations
+        self.view = NotedView(notes)
+
+    def await_generation(self, after: Generation | None = None) -> Generation:
+        if not self._generations:
+            raise JobEnded(None)
+        return self._generations.pop(0)
 
     def publish(self, event: Event) -> None:
         self._notes.append(f"published {event.step}")
@@ -65,7 +68,7 @@ class NotedMembership(Membership):
         return digest == "right"
 
 
-class NotedConnection:
+class NotedLinks:
     def __init__(self, notes: list[str]) -> None:
         self._notes = notes
 
@@ -86,14 +89,14 @@ class NotedTrainer:
         self.cursor = Cursor(4)
         self.is_saved = False
 
-    def connect(self, generation: Generation) -> NotedConnection:
+    def connect(self, generation: Generation) -> NotedLinks:
         self._notes.append(f"connects {generation.id}")
-        return NotedConnection(self._notes)
+        return NotedLinks(self._notes)
 
-    def align(self, generation: Generation, connection: NotedConnection) -> None:
+    def align(self, generation: Generation, links: NotedLinks) -> None:
         self._notes.append("aligned")
 
-    def train(self, generation: Generation, connection: NotedConnection) -> str | None:
+    def train(self, generation: Generation, links: NotedLinks) -> str | None:
         ending = self._endings.pop(0)
         if isinstance(ending, Exception):
             raise ending
@@ -104,7 +107,7 @@ class NotedTrainer:
         return self._digest, {"ending": ending}
 
 
-def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]) -> WorkerSession[NotedConnection]:
+def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]) -> WorkerSession[NotedLinks]:
     backlog = Backlog(membership.publish, Timing(5.0))
     backlog.keep(make_event("step", 4))
     return WorkerSession(0, trainer, membership, backlog, lambda step, phase, lane: notes.append(f"{phase} at {step}"))
@@ -160,7 +163,7 @@ def test_who_is_done_in_a_generation_that_broke_meanwhile_reports_where_it_stand
 def test_a_link_that_breaks_since_the_job_has_ended_is_no_symptom() -> None:
     notes: list[str] = []
     membership = NotedMembership(notes, [generation(FIRST)])
-    membership.is_ended = True
+    membership.view.ended = True
     with pytest.raises(LinkError):
         session(NotedTrainer(notes, PeerLost("worker 1", "end of file")), membership, notes).complete()
     assert notes[-1] == "closed"

@@ -16,9 +16,9 @@ from quorate.chaos.fault import Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
 from quorate.chaos.supervisor_hook import run_under
-from quorate.core.cores import usable_cores
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.machine import usable_cores
 from quorate.observe.sinks import Sink
 from quorate.spec.change import changes
 from quorate.spec.job import JobSpec

@@ -22,8 +22,8 @@ from quorate.checkpoint.place import place_for
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.addresses import is_url
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError, UntrustedError
+from quorate.core.generation import Cursor
 from quorate.core.user_code import given
 from quorate.history.run_record import RunRecord
 from quorate.spec.load import load_recorded

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
 from quorate.coordinator.client import SupervisorClient
-from quorate.core.cursor import Cursor
 from quorate.core.errors import LinkError, RequestError, RunError
+from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
 from quorate.storage.run_folder import RunFolder
 

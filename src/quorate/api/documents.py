@@ -13,7 +13,7 @@ from quorate.api.checkpoints import Verified as VerifiedCheckpoints
 from quorate.api.data import Indexed, Spread, Stats, Verified
 from quorate.api.preview import Previewed, short_fields
 from quorate.chaos.fault import PHASES, Firing
-from quorate.core.cursor import Phase
+from quorate.core.generation import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
 from quorate.history.samples_documents import shown_place

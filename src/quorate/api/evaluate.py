@@ -18,9 +18,9 @@ from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, Foreign, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
+from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
 from quorate.history.run_record import RunRecord
 from quorate.spec.change import changes

@@ -42,9 +42,9 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import Outcome
-from quorate.core.cores import usable_cores
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.machine import usable_cores
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event

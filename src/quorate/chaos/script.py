@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quorate.chaos.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
+from quorate.core.digests import derive_seed
 from quorate.core.errors import RequestError
-from quorate.core.seeds import derive_seed
 from quorate.spec.keys import nearest
 
 EXAMPLE = "kill worker 1 at step 20"

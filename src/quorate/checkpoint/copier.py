@@ -19,8 +19,8 @@ from quorate.checkpoint.manifest import MANIFEST, Manifest
 from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.retention import Retention, Watched, best_of, best_saved, surplus
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, QuorateError
+from quorate.core.generation import Cursor, Phase
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec
 from quorate.storage.kept_source import read_source

@@ -17,8 +17,8 @@ from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
 from quorate.checkpoint.manifest import MANIFEST, Manifest
 from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import Place
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
+from quorate.core.generation import Cursor
 from quorate.storage.atomic import discard, put_in_place, sync_folder, write_new_file
 from quorate.storage.kept_source import SourcePage
 from quorate.storage.objects import ObjectMissing

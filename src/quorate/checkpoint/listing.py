@@ -6,8 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
+from quorate.core.generation import Cursor, Phase
 from quorate.core.regular_file import read_regular
 
 WRITING = ".writing-"

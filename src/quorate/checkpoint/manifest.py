@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
+from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import given
 
 FORMAT = 3

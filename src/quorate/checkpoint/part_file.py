@@ -16,7 +16,7 @@ import xxhash
 from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
 from quorate.checkpoint.manifest import Part
 from quorate.core.errors import CheckpointError
-from quorate.core.memory import fresh_memory
+from quorate.core.machine import fresh_memory
 from quorate.core.regular_file import open_regular
 from quorate.storage.atomic import Buffer, begin_writeback, discard, move_into_place, write_fully
 

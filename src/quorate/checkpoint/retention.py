@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from quorate.core.cursor import Cursor
+from quorate.core.generation import Cursor
 
 NOT_TOLD: Mapping[Cursor, int | None] = MappingProxyType({})
 

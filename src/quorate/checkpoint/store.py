@@ -32,9 +32,8 @@ from quorate.checkpoint.listing import (
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.core.cursor import Cursor
 from quorate.core.errors import CheckpointError, UntrustedError
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
 from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_atomically, write_new_file

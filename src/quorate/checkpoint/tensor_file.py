@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quorate.core.errors import CheckpointError
-from quorate.core.memory import free_memory, fresh_memory
+from quorate.core.machine import free_memory, fresh_memory
 
 DTYPES = {
     torch.float64: "F64",

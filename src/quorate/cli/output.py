@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from weakref import WeakSet
 
 from quorate.core.errors import OutputError
-from quorate.core.finite import finite
+from quorate.storage.run_folder import finite
 
 STDOUT, STDERR = 1, 2
 _printed_on: WeakSet[TextIO] = WeakSet()

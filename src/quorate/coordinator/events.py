@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import Pace, Position, WorkerStatus
 
 

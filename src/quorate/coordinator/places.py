@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Dismiss, Regroup
 from quorate.coordinator.states import Active, Enrolled, Members, Training
-from quorate.core.cursor import Cursor
+from quorate.core.generation import Cursor
 
 
 def places(members: Members) -> range:

@@ -14,9 +14,8 @@ from typing import Any
 
 from quorate.coordinator.actions import Action
 from quorate.coordinator.events import Completed, Reading, Registered
-from quorate.core.cursor import Cursor
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 

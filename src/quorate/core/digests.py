@@ -1,4 +1,5 @@
-"""Digests of named bytes: sha-256 for what a person compares, xxh3 for what a machine checks."""
+"""What is hashed: digests of named bytes (sha-256 for what a person compares, xxh3 for what a machine checks), and the
+seeds of random streams."""
 
 import hashlib
 from collections import Counter
@@ -63,3 +64,12 @@ def outvoted(told: Mapping[int, str]) -> tuple[list[int], tuple[int, ...]] | Non
 def first_difference(left: dict[str, str], right: dict[str, str]) -> str | None:
     """The first name, in order, at which two sets of digests differ."""
     return next((name for name in sorted({*left, *right}) if left.get(name) != right.get(name)), None)
+
+
+def derive_seed(seed: int, *labels: int | str) -> int:
+    """A 63-bit seed for the stream that `labels` name, such as ``("lane", step, lane)``.
+
+    Hashed, not added: (seed 1, step 2) and (seed 2, step 1) must not meet.
+    """
+    text = "/".join([f"{type(label).__name__}:{label}" for label in (seed, *labels)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

@@ -1,9 +1,30 @@
-"""A numbered membership: an ordered list of workers, their addresses, and the lanes each hosts."""
+"""How far a job has come (its cursor), and who takes it further: a numbered membership, its generation."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
-from quorate.core.cursor import Cursor
+
+class Phase(IntEnum):
+    """What has been done at a step. An evaluation changes state (best metric, patience), so it is a phase too."""
+
+    TRAINED = 0
+    EVALUATED = 1
+
+
+@dataclass(frozen=True, order=True)
+class Cursor:
+    """A point that every run of a job passes through; cursors are ordered, and the greater is the more advanced."""
+
+    step: int = 0
+    phase: Phase = Phase.TRAINED
+
+    def trained(self) -> "Cursor":
+        """After one more step."""
+        return Cursor(self.step + 1, Phase.TRAINED)
+
+    def evaluated(self) -> "Cursor":
+        """After the evaluation at this step."""
+        return Cursor(self.step, Phase.EVALUATED)
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +62,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Generation:
-    """Workers stand in lane order: the next on the ring is the next in the list."""
+    """An ordered list of workers, their addresses, and the lanes each hosts.
+
+    Workers stand in lane order: the next on the ring is the next in the list.
+    """
 
     id: GenerationId
     members: tuple[Member, ...]

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quorate.core.cursor import Cursor
-from quorate.core.generation import Generation
+from quorate.core.generation import Cursor, Generation
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import given
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.sampler import Sampler

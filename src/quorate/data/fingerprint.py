@@ -11,8 +11,8 @@ import numpy
 import torch
 import xxhash
 
-from quorate.core.child import ask_child
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
+from quorate.core.processes import ask_child
 from quorate.data.block_sampler import Blocked, records_of
 from quorate.data.collate import collate
 from quorate.data.sampler import Request, Source

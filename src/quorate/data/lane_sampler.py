@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy
 import torch
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import user_code
 from quorate.data.indices import Indices
 from quorate.data.ledger import Tally

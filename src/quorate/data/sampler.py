@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy
 
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import TaskError
+from quorate.core.generation import Cursor, Phase
 from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy
 
 from quorate.core.addresses import shown_place
+from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import describe, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy

@@ -15,9 +15,8 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from quorate.core.cgroup import read_limits
-from quorate.core.cores import usable_cores
 from quorate.core.errors import QuorateError
+from quorate.core.machine import read_limits, usable_cores
 from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
 from quorate.doctor import coordinators, machine, software

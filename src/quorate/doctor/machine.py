@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from quorate.core.cores import cores_within
+from quorate.core.machine import cores_within
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import duration, size
 from quorate.spec.job import JobSpec

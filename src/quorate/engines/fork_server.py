@@ -229,13 +229,12 @@ class ForkServer:
 
 def become_worker(assignment: Assignment, task_type: Any) -> int:
     """What a forked child does with its life; its exit code."""
-    from quorate.worker.process import Worker, print_at_once, start_log
+    from quorate.worker.process import Worker, start_log
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _open_log(assignment) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    print_at_once()
     start_log(assignment)
     if assignment.network.namespace:
         enter_network(assignment.network.namespace)  # before anything opens a socket

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quorate.core.cores import usable_cores
 from quorate.core.failure import Failure
+from quorate.core.machine import usable_cores
 from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import describe_departure, members_of
 from quorate.core.task_source import TaskSource

@@ -14,8 +14,8 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, cursor_of, surve
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, QuorateError
+from quorate.core.generation import Cursor, Phase
 from quorate.history.run_record import RunRecord
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import load_recorded

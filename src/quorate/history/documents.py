@@ -7,7 +7,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from quorate.core.finite import finite
 from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, Kept, nearest_saved
 from quorate.history.difference import Pair, Parting, RunPair
 from quorate.history.run_detail import Advice, JobValue, RunDetail, job_values
@@ -17,6 +16,7 @@ from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metr
 from quorate.observe.event import plain
 from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 from quorate.spec.override import Absent
+from quorate.storage.run_folder import finite
 
 
 def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quorate.core.cores import usable_cores
 from quorate.core.errors import QuorateError
+from quorate.core.machine import usable_cores
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints

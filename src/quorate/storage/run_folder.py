@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
-from quorate.core.finite import finite
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
@@ -215,3 +215,12 @@ def _explaining(what: str, remedy: str = "") -> Iterator[None]:
         # A full disk is no mistake in the request.
         kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
         raise kind(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for, NaN and the infinities, in mappings and lists too."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

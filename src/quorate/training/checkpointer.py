@@ -22,8 +22,8 @@ from typing import Any
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
+from quorate.core.generation import Cursor, Phase
 from quorate.core.worker_status import DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec

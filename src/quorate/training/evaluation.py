@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from quorate.core.child import ask_child
+from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, MetricError, QuorateError, RequestError, TaskError, UserCodeError
 from quorate.core.failure import Failure
-from quorate.core.seeds import derive_seed
+from quorate.core.processes import ask_child
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import LossError
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import given, likely_slip, user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally

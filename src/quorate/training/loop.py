@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from quorate.core.cursor import Phase
+from quorate.core.generation import Phase
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed

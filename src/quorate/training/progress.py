@@ -8,8 +8,8 @@ from typing import Any
 
 import xxhash
 
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.errors import JobError, MetricError
+from quorate.core.generation import Cursor, Phase
 from quorate.data.bad_sample import MOST_TOLD, without_numbers
 from quorate.data.ledger import NOTHING, Tally
 from quorate.data.sampler import Source

@@ -8,9 +8,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from quorate.core.digests import weights_digest
+from quorate.core.digests import derive_seed, weights_digest
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError, UserCodeError
-from quorate.core.seeds import derive_seed
 from quorate.core.task_source import TaskSource
 from quorate.core.user_code import building_code, given
 from quorate.data.streams import seed_generators

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 import torch
 from pydantic import ConfigDict, ValidationError, create_model
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import JobFileError, Problem
-from quorate.core.seeds import derive_seed
 from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
 from quorate.data.streams import seed_generators

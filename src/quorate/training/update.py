@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from quorate.core.seeds import derive_seed
+from quorate.core.digests import derive_seed
 from quorate.core.worker_status import APPLY
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

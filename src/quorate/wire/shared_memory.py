@@ -14,10 +14,9 @@ import struct
 import threading
 from collections.abc import Callable
 
-from quorate.core.cgroup import Limits, read_limits
 from quorate.core.errors import FrameError, OutOfMemory, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.core.memory import machine_memory
+from quorate.core.machine import Limits, machine_memory, read_limits
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 from quorate.wire.sockets import close_in_children
 

@@ -19,9 +19,8 @@ def main() -> int:
     # Only now: importing torch takes seconds, in which the parent may die.
     from quorate.training.device import CPU
     from quorate.training.source import load_task_type
-    from quorate.worker.process import Worker, print_at_once, start_log
+    from quorate.worker.process import Worker, start_log
 
-    print_at_once()
     start_log(assignment)
     CPU.pin(1, assignment.job["deterministic"])
     return Worker(assignment, load_task_type(assignment.task, assignment.job["seed"])).live()

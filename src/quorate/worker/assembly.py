@@ -8,10 +8,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.cursor import Cursor
+from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
-from quorate.core.generation import Generation, GenerationId
-from quorate.core.seeds import derive_seed
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler

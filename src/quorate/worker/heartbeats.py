@@ -1,106 +1,21 @@
-"""A worker's heartbeats: they renew its lease, tell how far and how fast it is, and carry its events."""
+"""What a worker's heartbeats carry (its events, and how fast it is) and what they bring it: its lease."""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from quorate.core.errors import LinkError
-from quorate.core.runtime import Latch, Runtime
 from quorate.core.timing import Timing
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, Pace
 from quorate.observe.event import Event
-from quorate.wire.link import Deadline
-from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.worker.coordinator_link import CoordinatorLink
-from quorate.worker.outbox import Batch, Outbox
 
 log = logging.getLogger(__name__)
+# A message that is too large is refused for good, and would keep every heartbeat after it from being sent.
+_BATCH_BYTES = 512 * 2**10
+_EVENT_LIMIT = 4 * 2**20
+MOST_KEPT = 10_000
 _OWN = (DATA, COMPUTE, APPLY)
-
-
-class Heartbeats:
-    """Sends them from a thread of its own, and from whoever has something to tell at once; one at a time.
-
-    `compose` writes a heartbeat around a batch of events. `present_again` is called when the coordinator that answers,
-    of the given incarnation, does not know this worker: it was started after the one that did.
-    """
-
-    def __init__(
-        self,
-        link: CoordinatorLink,
-        lease: "Lease",
-        timing: Timing,
-        compose: Callable[[Batch], pb.HeartbeatRequest],
-        present_again: Callable[[int], None],
-        closing: Latch,
-        runtime: Runtime,
-    ) -> None:
-        self._link = link
-        self._lease = lease
-        self._timing = timing
-        self._compose = compose
-        self._present_again = present_again
-        self._closing = closing
-        self._runtime = runtime
-        self._outbox = Outbox()
-        self._turn = runtime.condition()
-        self._is_taken = False
-
-    def publish(self, event: Event) -> None:
-        """Tell an event with the next one."""
-        self._outbox.publish(event)
-
-    def flush(self, deadline: Deadline) -> bool:
-        """Send what is queued by now, for as long as `deadline` allows; whether all of it has arrived. What others
-        queue meanwhile is not waited for: a training that is fast enough would never let it end."""
-        wanted = self._outbox.queued
-        while self._outbox.arrived < wanted:
-            remaining = deadline()
-            if remaining <= 0:
-                return False
-            if not self._beat(remaining):
-                self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
-        return True
-
-    def keep_beating(self) -> None:
-        """Until the membership is closed."""
-        while not self._closing.is_set:
-            try:
-                arrived = self._beat(self._timing.lease / 2)
-            except Exception:
-                # Without heartbeats a worker that could go on would count as lost.
-                log.exception("a heartbeat could not be sent")
-                arrived = False
-            # A burst of events goes out at once; a coordinator that is away is not hurried.
-            if not arrived or self._outbox.is_empty():
-                self._closing.wait(self._timing.heartbeat_every)
-
-    def _beat(self, timeout: float) -> bool:
-        """Send one; whether it was answered. A coordinator that restarts is away for a while: no error."""
-        end = self._runtime.now() + timeout
-        with self._turn:
-            if not self._turn.wait_for(lambda: not self._is_taken, timeout):
-                return False
-            self._is_taken = True
-        try:
-            request = self._compose(self._outbox.next_batch())
-            sent = self._runtime.now()
-            reply = self._link.call(request, max(0.0, end - sent))
-            if reply is None:
-                return False
-            if reply.unknown:
-                self._present_again(reply.incarnation)
-                return False
-            self._outbox.answered()
-            self._lease.renew(sent, reply.lease)
-            return True
-        except LinkError as error:
-            log.debug("a heartbeat was not taken: %r", error)
-            return False
-        finally:
-            with self._turn:
-                self._is_taken = False
-                self._turn.notify_all()
 
 
 class Lease:
@@ -134,6 +49,108 @@ class Lease:
             f" lease of {self._timing.lease:.1f} s (failure_timeout: {self._timing.failure_timeout}); this worker"
             " stops, since its lanes may be somebody else's by now"
         )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one heartbeat tells. Sent again under the same number until it is answered, so that it is told once."""
+
+    sequence: int
+    lines: tuple[str, ...]
+
+
+class Outbox:
+    """A queue of events. `publish` never waits; batches are taken by one thread at a time.
+
+    `queued` and `arrived` count the events that ever were; one that is left out counts as arrived with its batch.
+    """
+
+    def __init__(self) -> None:
+        self.queued = self.arrived = 0
+        self._events: deque[Event] = deque()
+        self._left_over = ""  # the line of the event that did not fit into the last batch
+        self._left_out = 0  # events since the last batch
+        self._batch = Batch(0, ())
+        self._answered = True
+
+    def publish(self, event: Event) -> None:
+        """Queue an event. It becomes JSON later, on the thread that sends it: training waits for this call."""
+        self.queued += 1
+        self._events.append(event)
+
+    def next_batch(self) -> Batch:
+        """What to tell next: what has not been answered yet, or the oldest that is queued."""
+        if self._answered:
+            self._batch = Batch(self._batch.sequence + 1, tuple(self._take()))
+            self._answered = False
+        return self._batch
+
+    def _take(self) -> Iterator[str]:
+        size = 0
+        while line := self._left_over or self._next_line():
+            self._left_over = line if size and size + len(line) > _BATCH_BYTES else ""
+            if self._left_over:
+                return
+            size += len(line)
+            yield line
+
+    def _next_line(self) -> str:
+        while self._events:
+            event = self._events.popleft()
+            try:
+                line = event.to_json()
+            except (TypeError, ValueError) as error:  # which must not end the heartbeats
+                log.warning("an event of kind %s is left out: %s", event.kind, error)
+            else:
+                if len(line) <= _EVENT_LIMIT:
+                    return line
+                log.warning("an event of kind %s is left out: it has %d characters", event.kind, len(line))
+            self._left_out += 1
+        return ""
+
+    def answered(self) -> None:
+        """The last batch has arrived."""
+        if not self._answered:
+            self.arrived += len(self._batch.lines) + self._left_out
+            self._left_out = 0
+        self._answered = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has arrived."""
+        return self.arrived >= self.queued
+
+
+class Backlog:
+    """What a worker's loop publishes: by the host of lane 0 at once, by everybody else if the one who hosts it dies.
+
+    Events that were still on their way are lost with a worker, but every worker passes through the same steps, so
+    another can tell them as well; the coordinator writes each down once. Whoever is quiet about an event keeps it for
+    as long as it may be unknown.
+    """
+
+    def __init__(self, publish: Callable[[Event], None], timing: Timing) -> None:
+        self._publish = publish
+        # Nobody completes a step who has not been answered for a lease, so nothing untold is older than that.
+        self._window = timing.lease + 2 * timing.heartbeat_every
+        self._kept: deque[Event] = deque(maxlen=MOST_KEPT)
+
+    def publish(self, event: Event) -> None:
+        """Publish an event, after those that were kept: this worker hosts lane 0 now."""
+        self.publish_kept()
+        self._publish(event)
+
+    def publish_kept(self) -> None:
+        """Publish what was kept, in its order: those who copy the state of a worker that is ahead cannot."""
+        while self._kept:
+            self._publish(self._kept.popleft())
+
+    def keep(self, event: Event) -> None:
+        """Be quiet about an event that another tells."""
+        self._kept.append(event)
+        # By the newest, not by the clock: while a loss is being noticed nothing happens that could be told.
+        while event.time - self._kept[0].time > self._window:
+            self._kept.popleft()
 
 
 class PaceMeter:

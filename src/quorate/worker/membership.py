@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation
 from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, Position, WorkerStatus
 from quorate.observe.event import Event
+from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (
     decode_failure,
@@ -26,9 +26,8 @@ from quorate.wire.proto.codec import (
     encode_position,
 )
 from quorate.worker.coordinator_link import CoordinatorLink, Request
-from quorate.worker.heartbeats import Heartbeats, Lease
+from quorate.worker.heartbeats import Lease, Outbox
 from quorate.worker.membership_view import JobEnded, MembershipView
-from quorate.worker.outbox import Batch
 
 log = logging.getLogger(__name__)
 _REPORT_LIMIT = 2.0
@@ -66,7 +65,7 @@ class Registration:
 
 
 class Membership:
-    """A worker's membership of its job.
+    """A worker's membership of its job. `view` is what it has heard and promised so far.
 
     Two threads work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
 
@@ -89,24 +88,24 @@ class Membership:
         self._runtime = runtime
         self._closing = Latch(runtime)
         self._lease = Lease(timing, runtime.now)
-        self._view = MembershipView(runtime)
-        self._heartbeats = Heartbeats(
-            link, self._lease, timing, self._next_heartbeat, self._present_again, self._closing, runtime
-        )
+        self._outbox = Outbox()
+        # Of the thread that sends heartbeats, and of whoever has something to tell at once: one is sent at a time.
+        self._turn = runtime.condition()
+        self._is_sending = False
+        self.view = MembershipView(runtime)
         self._registration: Registration | None = None
         self._is_leaving = False
         self._threads: list[Thread] = []
 
     # --- joining
 
-    def register(self, registration: Registration) -> int:
-        """Ask for a place; the worker id. Raises DivergedError, FrameError or JobEnded when it is refused."""
-        self._view.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
+    def register(self, registration: Registration) -> None:
+        """Ask for a place. Raises DivergedError, FrameError or JobEnded when it is refused."""
+        self.view.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
         self._enrol(registration.request(), self._timing.connect)
         self._registration = registration
-        for name, work in (("heartbeat", self._heartbeats.keep_beating), ("follow", self._keep_following)):
+        for name, work in (("heartbeat", self._keep_beating), ("follow", self._keep_following)):
             self._threads.append(self._runtime.spawn(f"membership-{name}", work))
-        return registration.slot
 
     def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
         """Register, however often that has to be asked for in so many seconds; the incarnation that has answered."""
@@ -118,19 +117,19 @@ class Membership:
             )
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
-            raise _refused(refusal)
+            own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
+            raise own_kinds[refusal.kind](refusal.message) if refusal.kind in own_kinds else JobEnded(refusal)
         self._lease.renew(sent, reply.lease)
         return int(reply.incarnation)
 
     def _present_again(self, incarnation: int) -> None:
         """Come back to a coordinator that was started again: it learns from its workers how far the job is."""
-        assert self._registration is not None, "a worker registers before it sends heartbeats"
-        position = self._view.present(incarnation)
+        position = self.view.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
-            answered = self._enrol(self._registration.request(position), self._timing.lease / 2)
+            answered = self._enrol(self._registered().request(position), self._timing.lease / 2)
             if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
-                self._view.present(answered)
+                self.view.present(answered)
         except (LinkError, JobError) as error:
             # Whoever is not wanted any more has no lease, and is told why when it reports its state.
             log.info("the coordinator did not take it up: %s", error)
@@ -139,8 +138,8 @@ class Membership:
         """Wait for a generation that this worker belongs to, newer than the given one, and for leave to act in it."""
         # A coordinator that is gone forms no generation.
         pause = self._timing.heartbeat_every
-        generation = self._view.await_generation(after, self._check_coordinator_returns, pause)
-        while self._lease.remaining() <= 0 and not self.ended:
+        generation = self.view.await_generation(after, self._check_coordinator_returns, pause)
+        while self._lease.remaining() <= 0 and not self.view.ended:
             self._check_coordinator_returns()
             self._closing.wait(pause / 10)
         return generation
@@ -153,7 +152,7 @@ class Membership:
         `is_saved`: there is a checkpoint of it.
         """
         registration = self._registered()
-        self._view.leave(cursor)
+        self.view.leave(cursor)
         report = pb.StateReport(
             worker=registration.slot,
             pid=registration.pid,
@@ -168,7 +167,7 @@ class Membership:
             self._check_coordinator_returns()
             self._closing.wait(self._timing.heartbeat_every)
             reply = self._ask_until_answered(report, self._may_still_be_answered)
-        refusal = decode_failure(reply.refusal) if reply else self._view.failure
+        refusal = decode_failure(reply.refusal) if reply else self.view.failure
         if reply is None or refusal is not None:
             raise JobEnded(refusal)
 
@@ -180,81 +179,38 @@ class Membership:
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
-        self._view.check()
+        self.view.check()
         if self._lease.remaining() <= 0:
             raise LeaseExpired(self._lease.explain(self._link.address))
-
-    @property
-    def generation_id(self) -> GenerationId:
-        """Its latest generation."""
-        return self._view.generation_id
 
     def check_commit(self) -> None:
         """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
         generation, and what all had agreed on before stays true."""
-        if not self.ended:
+        if not self.view.ended:
             self.check_lease()
-
-    def hold_state(self) -> None:
-        """This worker holds the state of the job from now on, and not just a beginning."""
-        self._view.hold()
-
-    @property
-    def break_requested(self) -> bool:
-        """Whether the generation shall end at the next step boundary, to let somebody in or go."""
-        return self._view.break_requested
-
-    @property
-    def save_requested(self) -> bool:
-        """Whether it shall end there with a checkpoint."""
-        return self._view.save_requested
-
-    @property
-    def save_asked(self) -> bool:
-        """Whether somebody wants a checkpoint, and this worker is the one that is to have all others save with it."""
-        return self._view.save_asked
-
-    def save_begun(self) -> None:
-        """What was asked for until now is being saved."""
-        self._view.save_begun()
-
-    @property
-    def stop_requested(self) -> str | None:
-        """Why the job shall stop at the next step boundary, if it shall."""
-        return self._view.stop
-
-    @property
-    def ended(self) -> bool:
-        """Whether the coordinator has ended the job."""
-        return self._view.ended
-
-    def close_when_over(self, generation: Generation, close: Callable[[], None]) -> None:
-        """Have `close` called when this generation, or the job, is over: from the follow thread, or now if it is."""
-        self._view.close_when_over(generation, close)
 
     def ask_to_leave(self) -> None:
         """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
         self._is_leaving = True
 
     def publish(self, event: Event) -> None:
-        """Tell an event with the next heartbeat."""
-        self._heartbeats.publish(event)
+        """Tell an event with the next heartbeat. It never waits."""
+        self._outbox.publish(event)
 
     # --- leaving
 
     def report_failure(self, failure: Failure) -> None:
         """Tell why this worker stops, after the events before it. Never raises: the supervisor sees the exit anyway."""
         limit = min(self._timing.failure_timeout, _REPORT_LIMIT)
-        end = self._runtime.now() + limit
         try:
-            self._flush(lambda: end - self._runtime.now())
-            if not self.ended:
-                registration, generation = self._registration, self._view.generation_id
+            self._flush_for(limit)
+            if not self.view.ended:
+                registration = self._registration
                 report = pb.FailureReport(
                     worker=registration.slot if registration else None,
                     failure=encode_failure(failure),
                     pid=registration.pid if registration else os.getpid(),
-                    generation=encode_id(generation) if generation else None,
+                    generation=encode_id(self.view.generation_id),
                 )
                 if self._link.call(report, limit) is None:
                     raise LinkError("it does not answer")
@@ -269,17 +225,17 @@ class Membership:
             self.check_lease()
         except JobEnded:
             # What is told after the end is written down, too, as long as there is a coordinator.
-            if not has_arrived and not self._flush(self._briefly()):
+            if not has_arrived and not self._flush_for(_REST_LIMIT):
                 raise
 
     def flush_before_report(self) -> None:
         """Send what is queued, for as long as a coordinator may come back that could hear a state report, too."""
-        self._flush(lambda: -1.0 if self.ended else self._lease.remaining() + self._timing.failure_timeout)
+        self._flush(lambda: -1.0 if self.view.ended else self._lease.remaining() + self._timing.failure_timeout)
 
     def flush_last(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
         try:
-            self._flush(self._briefly())
+            self._flush_for(_REST_LIMIT)
         except Exception as error:
             log.warning("cannot tell the coordinator at %s the last events: %r", self._link.address, error)
 
@@ -294,14 +250,14 @@ class Membership:
         request = pb.CompleteRequest(
             worker=registration.slot,
             pid=registration.pid,
-            generation=encode_id(self._view.generation_id),
+            generation=encode_id(self.view.generation_id),
             weights_digest=digest,
             result=json.dumps(dict(result)),
         )
         reply = self._ask_until_answered(request, self._may_still_be_answered)
         if reply is not None and reply.regroup:
             return False
-        failure = decode_failure(reply.failure) if reply else self._view.failure
+        failure = decode_failure(reply.failure) if reply else self.view.failure
         if failure is not None:
             raise JobEnded(failure)
         return True
@@ -320,13 +276,6 @@ class Membership:
         assert self._registration is not None, "a worker registers first"
         return self._registration
 
-    def _flush(self, deadline: Callable[[], float]) -> bool:
-        return self._registration is None or self._heartbeats.flush(deadline)
-
-    def _briefly(self) -> Callable[[], float]:
-        end = self._runtime.now() + _REST_LIMIT
-        return lambda: end - self._runtime.now()
-
     def _ask_until_answered(self, request: Request, go_on: Callable[[], bool]) -> Any:
         """The reply, however often it has to be asked for; None once `go_on` says no."""
         while True:
@@ -339,7 +288,7 @@ class Membership:
             self._closing.wait(self._timing.heartbeat_every)
 
     def _may_still_be_answered(self) -> bool:
-        if self.ended:
+        if self.view.ended:
             return False
         self._check_coordinator_returns()
         return True
@@ -352,12 +301,68 @@ class Membership:
         if self._lease.remaining() <= -self._timing.failure_timeout:
             raise LeaseExpired(self._lease.explain(self._link.address))
 
-    def _next_heartbeat(self, batch: Batch) -> pb.HeartbeatRequest:
-        registration = self._registered()
-        status = self._status()
+    # --- heartbeats
+
+    def _flush_for(self, seconds: float) -> bool:
+        end = self._runtime.now() + seconds
+        return self._flush(lambda: end - self._runtime.now())
+
+    def _flush(self, deadline: Deadline) -> bool:
+        """Send what is queued by now, for as long as `deadline` allows; whether all of it has arrived. What others
+        queue meanwhile is not waited for: a training that is fast enough would never let it end."""
+        wanted = self._outbox.queued
+        while self._registration is not None and self._outbox.arrived < wanted:
+            remaining = deadline()
+            if remaining <= 0:
+                return False
+            if not self._beat(remaining):
+                self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
+        return True
+
+    def _keep_beating(self) -> None:
+        while not self._closing.is_set:
+            try:
+                has_arrived = self._beat(self._timing.lease / 2)
+            except Exception:
+                # Without heartbeats a worker that could go on would count as lost.
+                log.exception("a heartbeat could not be sent")
+                has_arrived = False
+            # A burst of events goes out at once; a coordinator that is away is not hurried.
+            if not has_arrived or self._outbox.is_empty:
+                self._closing.wait(self._timing.heartbeat_every)
+
+    def _beat(self, timeout: float) -> bool:
+        """Send one; whether it was answered. A coordinator that restarts is away for a while: no error."""
+        end = self._runtime.now() + timeout
+        with self._turn:
+            if not self._turn.wait_for(lambda: not self._is_sending, timeout):
+                return False
+            self._is_sending = True
+        try:
+            request = self._next_heartbeat()
+            sent = self._runtime.now()
+            reply = self._link.call(request, max(0.0, end - sent))
+            if reply is None:
+                return False
+            if reply.unknown:  # to one that was started after the one that knew this worker
+                self._present_again(reply.incarnation)
+                return False
+            self._outbox.answered()
+            self._lease.renew(sent, reply.lease)
+            return True
+        except LinkError as error:
+            log.debug("a heartbeat was not taken: %r", error)
+            return False
+        finally:
+            with self._turn:
+                self._is_sending = False
+                self._turn.notify_all()
+
+    def _next_heartbeat(self) -> pb.HeartbeatRequest:
+        registration, status, batch = self._registered(), self._status(), self._outbox.next_batch()
         return pb.HeartbeatRequest(
             worker=registration.slot,
-            generation=encode_id(self._view.generation_id),
+            generation=encode_id(self.view.generation_id),
             sequence=batch.sequence,
             step=status.step,
             phase=status.phase,
@@ -373,20 +378,14 @@ class Membership:
 
     def _keep_following(self) -> None:
         request = pb.FollowRequest(worker=self._registered().slot)
-        while not self._closing.is_set and not self.ended:
+        while not self._closing.is_set and not self.view.ended:
             try:
                 for directive in self._link.follow(request):
                     if directive.HasField("end"):
                         self._lease.end()
-                    self._view.handle(directive)
+                    self.view.handle(directive)
             except Exception:
                 # Whoever hears nothing any more, and sends heartbeats all the same, would be waited for for ever.
                 log.exception("a directive of the coordinator could not be followed")
-            if not self.ended:
+            if not self.view.ended:
                 self._closing.wait(self._timing.heartbeat_every)
-
-
-def _refused(failure: Failure) -> JobError:
-    """The error that a refusal amounts to."""
-    own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
-    return own_kinds[failure.kind](failure.message) if failure.kind in own_kinds else JobEnded(failure)

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from quorate.core.cursor import Cursor
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
@@ -46,7 +45,7 @@ class MembershipView:
         self._saves_begun: frozenset[str] = frozenset()
         self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
-        self.stop: str | None = None
+        self.stop_requested: str | None = None
         self.ended = False
         self.failure: Failure | None = None
 
@@ -61,8 +60,8 @@ class MembershipView:
         with self._changed:
             self._left_at = cursor
 
-    def hold(self) -> None:
-        """It holds the state of the job from now on."""
+    def hold_state(self) -> None:
+        """It holds the state of the job from now on, and not just a beginning."""
         self._has_trained = True
 
     def present(self, incarnation: int) -> Position:
@@ -139,7 +138,7 @@ class MembershipView:
                 case "formed":
                     self._adopt(decode_generation(directive.formed))
                 case "stop":
-                    self.stop = directive.stop.reason
+                    self.stop_requested = directive.stop.reason
                 case "regroup":
                     self._regroup(directive.regroup)
                 case "save":

@@ -1,5 +1,6 @@
 """A worker's life: build, register, meet the neighbours, train, report, leave."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -24,14 +25,14 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
-from quorate.core.memory import is_shortage
+from quorate.core.machine import is_shortage
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
-from quorate.spec.job import EarlyStopSpec, JobSpec
+from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -44,10 +45,9 @@ from quorate.training.task import Task, configure
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
-from quorate.worker.heartbeats import PaceMeter
+from quorate.worker.heartbeats import Backlog, PaceMeter
 from quorate.worker.membership import Membership, Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.outbox import Backlog
 from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
@@ -61,15 +61,12 @@ GLANCE = 0.05
 
 def start_log(assignment: Assignment) -> None:
     """Log to standard error, which is the worker's file in the run folder."""
-    level = assignment.job["log_level"].upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-
-
-def print_at_once() -> None:
-    """What a task prints is in the log when it is printed, not when a buffer is full or lost with the process."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
+            # What a task prints is there when it is printed, not when a buffer is full or lost with the process.
             stream.reconfigure(line_buffering=True)
+    level = assignment.job["log_level"].upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
 class Worker:
@@ -100,8 +97,9 @@ class Worker:
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
             code = self._live()
-            # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
-            self._close_saver()
+            if self._saver is not None:
+                # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
+                self._saver.close(SAVING_PATIENCE)
             self._membership.flush_last()  # that this one was saved
             if code == LEFT and self._saver is not None and self._saver.divergence is not None:
                 return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
@@ -113,53 +111,32 @@ class Worker:
         try:
             self._train()
             return 0
-        except JobEnded as ended:
-            return self._leave(ended)
         except Dismissed as reason:
             log.info("%s", reason)
             return LEFT
         except QuorateError as error:
-            if self._membership.ended and isinstance(error, LinkError | WorkerUnfit):
-                return self._leave(error)
+            if isinstance(error, JobEnded) or (
+                self._membership.view.ended and isinstance(error, LinkError | WorkerUnfit)
+            ):
+                log.info("the job has ended: %s", error)
+                self._membership.flush_last()
+                return ENDED_WITH_THE_JOB
             log.error("%s", error)
             return self._report_error(error)
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
-            return self._fail(error)
-
-    def _close_saver(self) -> None:
-        if self._saver is not None:
-            self._saver.close(SAVING_PATIENCE)
-
-    def _leave(self, reason: QuorateError) -> int:
-        log.info("the job has ended: %s", reason)
-        self._membership.flush_last()
-        return ENDED_WITH_THE_JOB
-
-    def _give_up(self, reason: WorkerUnfit) -> int:
-        # The coordinator adds where that was when it hears of the exit.
-        self._membership.report_failure(Failure.of(reason).at(worker=self._assignment.slot))
-        return GAVE_UP
-
-    def _fail(self, error: Exception) -> int:
-        if is_shortage(error):
-            return self._give_up(OutOfMemory(f"there is not enough memory for it ({describe(error)})."))
-        return self._report(
-            Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
-        )
-
-    def _report(self, failure: Failure) -> int:
-        activity = self._activity
-        placed = failure.at(
-            worker=self._assignment.slot, lane=activity.lane, step=activity.step or None, phase=activity.phase
-        )
-        self._membership.report_failure(placed.at(message=_with_place(placed)))
-        return failure.exit_code
+            if is_shortage(error):
+                return self._report_error(OutOfMemory(f"there is not enough memory for it ({describe(error)})."))
+            return self._report(
+                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
+            )
 
     def _report_error(self, error: QuorateError) -> int:
         if isinstance(error, WorkerUnfit):
-            return self._give_up(error)
+            # The coordinator adds where that was when it hears of the exit.
+            self._membership.report_failure(Failure.of(error).at(worker=self._assignment.slot))
+            return GAVE_UP
         if not isinstance(error, ReplicasDiffer):
             return self._report(Failure.of(error))
         # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
@@ -170,6 +147,17 @@ class Worker:
             return self._report(Failure.of(DivergedError(message)))
         self._report(Failure.of(error))
         return DIVERGED
+
+    def _report(self, failure: Failure) -> int:
+        """Tell it with its place; the sentence is led by that if it is one in the user's code."""
+        activity, worker = self._activity, self._assignment.slot
+        placed = failure.at(worker=worker, lane=activity.lane, step=activity.step or None, phase=activity.phase)
+        if placed.traceback or placed.lane is not None:
+            place = {"worker": worker, "lane": placed.lane, "step": placed.step}
+            where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
+            placed = placed.at(message=f"{where}: {placed.message}")
+        self._membership.report_failure(placed)
+        return failure.exit_code
 
     def _has_checkpoint(self) -> bool:
         """Whether there is one by now: the first may be on its way, and is sound if all its writers have agreed."""
@@ -193,45 +181,50 @@ class Worker:
         self._hook.on_phase(step, phase, lane)
 
     def _train(self) -> None:
+        assignment, membership = self._assignment, self._membership
         with announcing(self._page.write_setup):
             parts, progress = self._build()
         if self._hook is not None:
             self._hook.on_built(parts.replica.state_tensors)
-        listeners = Listeners.bind(self._assignment.network.address, shares_memory=self._spec.links == "auto")
-        try:
-            worker = self._membership.register(self._registration(parts, progress, listeners))
+        listeners = Listeners.bind(assignment.network.address, shares_memory=self._spec.links == "auto")
+        with contextlib.closing(listeners):
+            registration = Registration(
+                slot=assignment.slot,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                ring_address=listeners.network.address,
+                local_address=listeners.local_address,
+                facts=parts.environment,
+                tensors=digests(parts.replica.tensors(), parts.replica.device),
+                cursor=progress.cursor,
+            )
+            membership.register(registration)
             self._write_status(progress.cursor.step, WAITING, None)
-            self._run_session(parts, worker, progress, listeners)
-        finally:
-            listeners.close()
-
-    def _run_session(self, parts: SessionParts, worker: int, progress: Progress, listeners: Listeners) -> None:
-        self._saver = saver = saver_of(
-            parts,
-            self._assignment.mode,
-            publish=self._membership.publish,
-            check_lease=self._membership.check_lease,
-            check_commit=self._membership.check_commit,
-            flush_events=self._membership.flush,
-            activity=self._activity,
-            generation=lambda: self._membership.generation_id,
-            restored=None if self._assignment.checkpoint is None else progress.cursor,
-        )
-        trainer = LoopTrainer(
-            parts,
-            worker,
-            progress,
-            listeners,
-            self._membership,
-            self._backlog,
-            self._hook,
-            self._activity,
-            self._write_status,
-            self._assignment,
-            self._timing,
-            saver,
-        )
-        WorkerSession(worker, trainer, self._membership, self._backlog, self._write_status).complete()
+            self._saver = saver_of(
+                parts,
+                assignment.mode,
+                publish=membership.publish,
+                check_lease=membership.check_lease,
+                check_commit=membership.check_commit,
+                flush_events=membership.flush,
+                activity=self._activity,
+                generation=lambda: membership.view.generation_id,
+                restored=None if assignment.checkpoint is None else progress.cursor,
+            )
+            trainer = LoopTrainer(
+                parts,
+                progress,
+                listeners,
+                membership,
+                self._backlog,
+                self._hook,
+                self._activity,
+                self._write_status,
+                assignment,
+                self._timing,
+                self._saver,
+            )
+            WorkerSession(assignment.slot, trainer, membership, self._backlog, self._write_status).complete()
 
     def _build(self) -> tuple[SessionParts, Progress]:
         spec = self._spec
@@ -277,42 +270,26 @@ class Worker:
                 f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
                 "`checkpoint.keep` says how many a running job keeps"
             )
+        is_branch = info.path.parent != self._run.checkpoints
         if self._assignment.mode.is_training:
             # Only now: no fact of the launcher tells what datasets() gives.
-            self._check_data(parts, info)
-        progress = _under(parts.layout.load(folder.load(info).encoded), self._spec.early_stop)
-        # A branch may watch another metric, and has no checkpoint of what another run has evaluated.
-        return progress if self._is_own(info) else replace(progress, best=None)
+            self._check_data(parts, info, is_branch=is_branch)
+        progress = parts.layout.load(folder.load(info).encoded)
+        # A branch may have another patience, or none: what was an early stop before need not be one for it. It may
+        # watch another metric, too, and has no checkpoint of what another run has evaluated.
+        early_stop = self._spec.early_stop
+        is_stopped = early_stop is not None and progress.waited >= early_stop.patience
+        return replace(progress, early_stopped=is_stopped, best=None if is_branch else progress.best)
 
-    def _is_own(self, info: CheckpointInfo) -> bool:
-        return info.path.parent == self._run.checkpoints
-
-    def _check_data(self, parts: SessionParts, info: CheckpointInfo) -> None:
-        warning = check_same_data(
-            self._run.name,
-            info.manifest.environment,
-            parts.environment,
-            of_shards=bool(parts.samples.shards),
-            is_branch=not self._is_own(info),
-        )
+    def _check_data(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
+        then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)
+        warning = check_same_data(self._run.name, then, now, of_shards=of_shards, is_branch=is_branch)
         if warning is None:
             return
         log.warning("%s", warning)
         # All workers find the same, so one tells it.
         if self._assignment.slot == 0 and not self._assignment.is_replacement:
             self._membership.publish(LogMessage(level="warning", message=warning))
-
-    def _registration(self, parts: SessionParts, progress: Progress, listeners: Listeners) -> Registration:
-        return Registration(
-            slot=self._assignment.slot,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            ring_address=listeners.network.address,
-            local_address=listeners.local_address,
-            facts=parts.environment,
-            tensors=digests(parts.replica.tensors(), parts.replica.device),
-            cursor=progress.cursor,
-        )
 
 
 def newest_instead(gone: Path, folder: CheckpointFolder, own: Path) -> CheckpointInfo:
@@ -325,18 +302,3 @@ def newest_instead(gone: Path, folder: CheckpointFolder, own: Path) -> Checkpoin
     if newest is None:
         raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is not there any more")
     return newest
-
-
-def _under(progress: Progress, early_stop: EarlyStopSpec | None) -> Progress:
-    """A branch may have another patience, or none: what was an early stop before need not be one for it."""
-    stopped = early_stop is not None and progress.waited >= early_stop.patience
-    return replace(progress, early_stopped=stopped)
-
-
-def _with_place(failure: Failure) -> str:
-    """The sentence, led by where it happened if that is a place in the user's code."""
-    if not failure.traceback and failure.lane is None:
-        return failure.message
-    place = {"worker": failure.worker, "lane": failure.lane, "step": failure.step}
-    where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
-    return f"{where}: {failure.message}"

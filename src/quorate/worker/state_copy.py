@@ -12,7 +12,7 @@ from quorate.checkpoint.tree import Encoded
 from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import Generation
-from quorate.core.memory import fresh_memory
+from quorate.core.machine import fresh_memory
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.training.activity import Activity

@@ -3,9 +3,8 @@
 import json
 from dataclasses import asdict
 
-from quorate.core.cursor import Cursor, Phase
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member, Role
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase, Role
 from quorate.core.worker_status import Pace, Position
 from quorate.wire.proto import coordinator_pb2 as pb
 

@@ -1,5 +1,11 @@
-"""What a container may use of its machine: the limits of this process's control groups, versions 1 and 2."""
+"""What this process may use of its machine, or of the container that it runs in: cores and memory."""
 
+import contextlib
+import errno
+import math
+import mmap
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +13,59 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED = 2**60  # version 1 has no word for it, but a number that no machine reaches
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, or fewer where its container is given less time than that."""
+    return cores_within(len(os.sched_getaffinity(0)), read_limits().cores)
+
+
+def cores_within(allowed: int, quota: float | None) -> int:
+    """Whole cores: a worker that is given half a core's time makes all others wait for it at every step."""
+    return allowed if quota is None else max(1, min(allowed, math.floor(quota)))
+
+
+def machine_memory() -> int:
+    """Bytes that can be had on this machine without taking them from anybody."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return int(amount.split()[0]) * 1024
+    return sys.maxsize  # a kernel that does not tell
+
+
+def free_memory() -> int:
+    """The same, and not more than this process's container is given."""
+    inside = read_limits().free_memory
+    return machine_memory() if inside is None else min(inside, machine_memory())
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error tells that memory could not be had, be it of Python, of the kernel or of torch."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    is_torchs = "DefaultCPUAllocator" in words or os.strerror(errno.ENOMEM) in words
+    return is_torchs or isinstance(error, MemoryError)
+
+
+def fresh_memory(size: int, *, is_inherited: bool = True) -> memoryview:
+    """Memory that nobody else has, not filled with anything yet: to zero it first would cost as much as to fill it.
+
+    In huge pages where there are some: with small ones, half of the time goes into faults. What is not inherited is
+    not there in a process that is forked.
+    """
+    if not size:
+        return memoryview(bytearray())
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # of a kernel that has none
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    if not is_inherited:
+        memory.madvise(mmap.MADV_DONTFORK)
+    return memoryview(memory)
+
+
+# --- the limits of its control groups, versions 1 and 2
 
 
 @dataclass(frozen=True)
