@@ -9,7 +9,6 @@ tell them apart stand in survivors.toml. Now and then one is not mutated at all:
 import argparse
 import contextlib
 import json
-import logging
 import os
 import pickle
 import random
@@ -143,7 +142,6 @@ def main() -> int:
             print(f"{one.file.relative_to(SOURCE)}:{one.line}  {one.name}")
         print(f"{len(mutations)} mutants")
         return 0
-    logging.getLogger("quorate").setLevel(logging.ERROR)
     folder = tempfile.mkdtemp(prefix="quorate-mutation-")
     os.environ["TMPDIR"], tempfile.tempdir = folder, None
     campaign = Campaign(options, mutations, Path(folder))
