@@ -186,6 +186,8 @@ def _of_condition(node: ast.AST) -> Iterator[_Change]:
         case ast.comprehension():
             for index, condition in enumerate(node.ifs):
                 yield _replacement(node.ifs, index, condition)
+        case ast.BoolOp(values=[*_, ast.Constant(value=int() | float() | str()) | ast.Dict(keys=[])]):
+            pass  # a value and what stands for it where there is none: not a condition
         case ast.BoolOp():
             for index, operand in enumerate(node.values):
                 yield _replacement(node.values, index, operand)

@@ -1,5 +1,6 @@
 """How the loop is given a generation, and what a worker tells of it: with a loop that notes what it is asked."""
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import SimpleNamespace
@@ -155,7 +156,7 @@ class TestResult:
         self, noted: Noted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = iter((10.0, 15.0))
-        monkeypatch.setattr(session.time, "perf_counter", lambda: next(now))
+        monkeypatch.setattr(time, "perf_counter", lambda: next(now))
         links = noted.trainer.connect(generation())
         noted.trainer.train(generation(), links)  # from 400 samples to 900, from second 10 on
         noted.reached = replace(noted.reached, samples=1400)
@@ -165,7 +166,7 @@ class TestResult:
         assert result["samples_per_second"] == 200.0
 
     def test_of_no_time_at_all(self, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(session.time, "perf_counter", lambda: 10.0)
+        monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
         noted.trainer.train(generation(), noted.trainer.connect(generation()))
         assert noted.trainer.result("complete")[1]["samples_per_second"] == 0.0
 

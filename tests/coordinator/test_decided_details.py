@@ -1,0 +1,388 @@
+"""Small things that a decision has to get right, each in the state that shows it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.played import FIRST, PEER_LOST, SETTINGS, heartbeat, killed, pid_of, registered, reported, training
+from quorate.coordinator.actions import Dismiss, Expel, Regroup, Warn
+from quorate.coordinator.autopsy import autopsy_of_exit
+from quorate.coordinator.events import ExitReported, HeartbeatReceived, Reading, Tick
+from quorate.coordinator.losses import condemn, proof_against
+from quorate.coordinator.membership import decide
+from quorate.coordinator.reports import join_difference
+from quorate.coordinator.speed import FAR_BEHIND, LEAST_STEPS, judge
+from quorate.coordinator.stall import FATAL, find_poison, stall_limit, with_victim
+from quorate.coordinator.states import (
+    Ended,
+    Enrolled,
+    Forming,
+    Handover,
+    Measured,
+    Members,
+    Recalling,
+    State,
+    Suspicion,
+    Training,
+    Unended,
+    Victim,
+    WeakLink,
+)
+from quorate.coordinator.succession import succeed
+from quorate.coordinator.weak_links import line_up
+from quorate.core.failure import Failure
+from quorate.core.generation import Cursor
+from quorate.core.worker_status import GAVE_UP, OTHERS, Pace, Position, WorkerStatus
+
+NEXT = replace(SETTINGS, incarnation=4)
+WAITS = WorkerStatus(17, "exchange", waits_for=OTHERS)
+
+
+def enrolled(worker: int, **changes: Any) -> Enrolled:
+    """A worker that stands ready, with just a beginning."""
+    return replace(Enrolled(registered(worker), heard=1.0, cursor=Cursor(), moved=1.0), **changes)
+
+
+def holder(worker: int, step: int = 16, **changes: Any) -> Enrolled:
+    """One that holds the state of the job."""
+    return enrolled(worker, has_trained=True, cursor=Cursor(step), **changes)
+
+
+def between(*known: Enrolled, **changes: Any) -> Forming:
+    """A job between two generations, at the time 1, with these workers."""
+    members = Members(SETTINGS, ticked=1.0, wanted=3, enrolled=known, generations=1)
+    return Forming(replace(members, **changes), since=1.0)
+
+
+def members_of(state: State) -> Members:
+    assert not isinstance(state, Ended)
+    return state.members
+
+
+def told(worker: int, sequence: int, status: WorkerStatus, pace: Pace | None = None) -> HeartbeatReceived:
+    return HeartbeatReceived(worker, FIRST, sequence, status, pid=pid_of(worker), pace=pace)
+
+
+class TestFounders:
+    """Who has looked for the newest checkpoint since nobody holds the state."""
+
+    @pytest.mark.parametrize(
+        ("lost", "founders"),
+        [
+            pytest.param(enrolled(1), {0, 1}, id="just a beginning"),
+            pytest.param(enrolled(1, within=FIRST), {1}, id="out of a generation: it may have saved"),
+            pytest.param(holder(1), {1}, id="the state"),
+        ],
+    )
+    def test_stay_only_when_who_is_lost_cannot_have_saved_since(self, lost: Enrolled, founders: set[int]) -> None:
+        state = between(enrolled(0), lost, founders=frozenset({0}), awaited=frozenset({2}))
+        assert members_of(decide(state, killed(1), 2.0).state).founders == founders
+
+    def test_stay_when_one_dies_on_its_way_to_a_new_coordinator_that_nobody_missed(self) -> None:
+        state = succeed(NEXT, Handover(frozenset({(0, pid_of(0))}), frozenset({1, 2})), 0.0)
+        state = replace(state, members=replace(state.members, founders=frozenset({1})))
+        after = decide(state, killed(2), 1.0).state
+        assert isinstance(after, Recalling)
+        assert members_of(after).founders == {1, 2}
+        missed = decide(state, killed(0), 1.0).state
+        assert members_of(missed).founders == {0}
+
+
+class TestWhoLeaves:
+    @pytest.mark.parametrize(("symptoms", "left"), [(((1, 0),), 0), (((1, 0), (0, 2)), 1), (((0, 1),), 0)])
+    def test_is_not_suspected_any_more(self, symptoms: tuple[tuple[int, int], ...], left: int) -> None:
+        heard = tuple(PEER_LOST.at(worker=worker, peer=peer) for worker, peer in symptoms)
+        known = (holder(0), holder(1), enrolled(2))
+        settings = replace(SETTINGS, min_workers=3)
+        state = between(*known, suspicion=Suspicion(heard, 1.0), settings=settings, ring=(0, 1, 2))
+        leaving = replace(heartbeat(1), is_leaving=True)
+        decision = decide(state, leaving, 2.0)
+        assert Dismiss(1, pid_of(1)) in decision.actions
+        suspicion = members_of(decision.state).suspicion
+        assert (len(suspicion.symptoms) if suspicion else 0) == left
+
+
+class TestWhatAPhaseTook:
+    def test_is_counted_in_a_generation_and_not_when_that_is_over(self) -> None:
+        state = decide(training(), told(0, 1, WorkerStatus(17, "compute")), 1.0).state
+        after = decide(state, told(0, 2, WorkerStatus(17, "apply")), 2.0).state
+        assert members_of(after).took == {"compute": 1.0}
+        over = decide(state, reported(1), 1.5).state
+        assert isinstance(over, Forming)
+        after = decide(over, told(0, 2, WorkerStatus(17, "apply")), 2.0).state
+        assert members_of(after).took == {}
+
+    @pytest.mark.parametrize(
+        ("before", "status"),
+        [
+            pytest.param(WAITS, WorkerStatus(17, "apply"), id="waited for the others"),
+            pytest.param(WorkerStatus(17, "compute"), WorkerStatus(17, "regroup"), id="broken off"),
+            pytest.param(WorkerStatus(17, ""), WorkerStatus(17, "apply"), id="in no phase"),
+        ],
+    )
+    def test_is_not_counted_where_it_says_nothing_of_the_work(self, before: WorkerStatus, status: WorkerStatus) -> None:
+        state = decide(training(), told(0, 1, before), 1.0).state
+        after = decide(state, told(0, 2, status), 2.0).state
+        assert members_of(after).took == {}
+        known = members_of(after).find(0)
+        assert known is not None
+        assert (known.status, known.moved) == (status, 2.0)
+
+    @pytest.mark.parametrize(("ticked", "counts"), [(0.5, True), (0.25, False)])
+    def test_is_not_counted_while_the_coordinator_itself_was_held_up(self, ticked: float, counts: bool) -> None:
+        state = training()
+        state = replace(state, members=replace(state.members, ticked=ticked))
+        state_then = decide(state, told(0, 1, WorkerStatus(17, "compute")), 1.0).state
+        after = decide(state_then, told(0, 2, WorkerStatus(17, "apply")), 3.0).state
+        assert bool(members_of(after).took) is counts
+
+    def test_of_a_spare_says_nothing(self) -> None:
+        state = replace(training(), members=replace(training().members, wanted=3))
+        spare = enrolled(3, status=WorkerStatus(0, "compute"))
+        state = replace(state, members=replace(state.members, enrolled=(*state.members.enrolled, spare)))
+        after = decide(state, told(3, 1, WorkerStatus(0, "apply")), 2.0).state
+        assert members_of(after).took == {}
+
+    def test_of_meeting_the_others_does_not_raise_the_limit(self) -> None:
+        members = replace(training().members, took={"exchange": 1000.0, "compute": 5.0})
+        assert stall_limit(members) == stall_limit(replace(members, took={"compute": 5.0}))
+        assert stall_limit(replace(members, took={"compute": 1000.0})) > stall_limit(members)
+
+
+def test_a_worker_that_tells_its_pace_is_where_it_says() -> None:
+    status = WorkerStatus(40, "apply")
+    after = decide(training(), told(0, 1, status, Pace(20, 3, 0.001, 0.02, 0.002)), 2.0).state
+    known = members_of(after).find(0)
+    assert known is not None
+    assert (known.status, known.moved) == (status, 2.0)
+    assert known.measured is not None
+
+
+@pytest.mark.parametrize(("own", "counted"), [(FAR_BEHIND * 0.25, LEAST_STEPS), (FAR_BEHIND * 0.25 - 2**-20, 0)])
+def test_who_is_just_twice_as_slow_is_slow(own: float, counted: int) -> None:
+    others = [enrolled(worker, measured=Measured(Pace(20, 1, 0.0, 0.25, 0.0))) for worker in (1, 2)]
+    members = between(enrolled(0), *others).members
+    judged, _ = judge(members, enrolled(0), range(1), Pace(LEAST_STEPS, 1, 0.0, own, 0.0))
+    assert judged.measured is not None
+    assert judged.measured.slow_steps == counted
+
+
+class TestComingBackLate:
+    """A worker that the next coordinator has given up on, and nobody has taken its place yet."""
+
+    def late(self, position: Position) -> tuple[object, ...]:
+        state = succeed(NEXT, Handover(frozenset({(0, pid_of(0))}), frozenset({1, 2})), 0.0)
+        at_work = Position(training().generation, Cursor(16), has_left=True, has_trained=True)
+        back = decide(state, registered(0, position=at_work), 1.0).state
+        assert isinstance(back, Training)
+        return decide(back, registered(1, position=position), 2.0).actions
+
+    def test_ends_the_generation_that_it_still_is_in(self) -> None:
+        position = Position(training().generation, Cursor(16), has_left=False, has_trained=True)
+        assert Regroup(FIRST, at_boundary=False) in self.late(position)
+
+    def test_but_none_where_it_has_left_it_or_was_in_none(self) -> None:
+        for position in (
+            Position(training().generation, Cursor(16), has_left=True, has_trained=True),
+            Position(None, Cursor(), has_left=True, has_trained=False),
+        ):
+            regroups = [action for action in self.late(position) if isinstance(action, Regroup)]
+            assert [one.at_boundary for one in regroups] == [True]
+
+
+class TestALossExplainsBrokenLinks:
+    """Of the generation that ended, and not of one to come: a spare's death explains nothing."""
+
+    @pytest.mark.parametrize(
+        ("state", "explains"),
+        [
+            pytest.param(training(), True, id="of a member"),
+            pytest.param(between(holder(0), holder(1), holder(2, within=FIRST)), True, id="between two generations"),
+        ],
+    )
+    def test_of_a_worker_that_took_part(self, state: State, explains: bool) -> None:
+        assert members_of(decide(state, killed(1), 2.0).state).is_explained is explains
+
+    def test_not_of_a_spare(self) -> None:
+        state = training(replace(SETTINGS, spares=1))
+        state = replace(state, members=replace(state.members, enrolled=(*state.members.enrolled, enrolled(3))))
+        assert not members_of(decide(state, killed(3), 2.0).state).is_explained
+
+
+def test_a_process_that_does_not_end_is_told_to_the_moment_and_then_later() -> None:
+    state = replace(training(), members=replace(training().members, ticked=9.0, expelled=frozenset({(7, 70)})))
+    state = replace(state, members=replace(state.members, unended={(7, 70): Unended(4.0, 10.0)}))
+    beats = [replace(known, heard=9.9, moved=9.9) for known in state.members.enrolled]
+    state = replace(state, members=replace(state.members, enrolled=tuple(beats)))
+    decision = decide(state, Tick(), 10.0)
+    assert [type(action) for action in decision.actions] == [Warn]
+    assert members_of(decision.state).unended[(7, 70)].tell_at == 10.0 + 2 * 6.0
+    assert decide(state, Tick(), 9.95).actions == ()
+
+
+class TestPlacesThatGaveUp:
+    @pytest.mark.parametrize(("step", "left"), [(16, {1: 2}), (17, {})])
+    def test_lack_nothing_once_a_step_is_completed(self, step: int, left: dict[int, int]) -> None:
+        state = replace(training(), members=replace(training().members, given_up={1: 2}, cursor=Cursor(16)))
+        after = decide(state, reported(1, step), 2.0).state
+        assert members_of(after).given_up == left
+
+    def test_who_gave_up_for_a_symptom_is_no_victim_of_its_samples(self) -> None:
+        reading = Reading(lane=0, epoch=0, samples=(1,), count=1)
+        plain = ExitReported(0, pid_of(0), "a", 1, None, WorkerStatus(17, "compute"), reading)
+        known = enrolled(0)
+        assert with_victim((), plain, known, "") != ()
+        assert with_victim((), plain, known, "PeerLost: worker 1") == ()
+        assert with_victim((), replace(plain, exit_code=GAVE_UP), known, "the loader died") != ()
+
+    def test_what_it_says_is_the_reason_and_of_others_their_last_words(self) -> None:
+        report = ExitReported(0, pid_of(0), "a", GAVE_UP, None, WorkerStatus(17, "compute"))
+        gave_up = autopsy_of_exit(report, enrolled(0), "no memory.").message
+        assert gave_up.endswith(": no memory.")
+        assert "last words" not in gave_up
+        other = autopsy_of_exit(replace(report, exit_code=1), enrolled(0), "no memory.").message
+        assert other.endswith(" Its last words: no memory.")
+
+
+class TestBadLinks:
+    def test_who_is_left_out_already_stays_out(self) -> None:
+        """All three are neighbours. Worker 1 has been out so far, and worker 2 has the higher number."""
+        link = WeakLink((1, 2), 2, failed=1.0)
+        known = tuple(holder(worker) for worker in range(3))
+        members = between(*known, links=(link,), ring=(0, 2)).members
+        assert set(line_up(members, 2.0).left_out) == {1}
+        assert set(line_up(replace(members, ring=(0, 1, 2)), 2.0).left_out) == {2}
+
+    @pytest.mark.parametrize("apart_helps", [True, False])
+    def test_that_no_order_helps_against_are_not_treated_by_one(self, apart_helps: bool) -> None:
+        """Four workers on a ring, of whom nobody may be left out: links that break for nothing are counted."""
+        settings = replace(SETTINGS, workers=4, min_workers=4)
+        known = tuple(holder(worker) for worker in range(3))
+        symptoms = (PEER_LOST.at(worker=0, peer=1), PEER_LOST.at(worker=1, peer=0))
+        state = between(
+            *known,
+            holder(3, within=FIRST),
+            settings=settings,
+            wanted=4,
+            suspicion=Suspicion(symptoms, 1.0),
+            ring=(0, 1, 2, 3),
+            links=(WeakLink((0, 1), 1, 0.5, apart_helps),),
+            furthest=Cursor(16),
+            cursor=Cursor(16),
+            futile=1,
+        )
+        after = decide(state, reported(3), 2.0).state
+        assert isinstance(after, Training)
+        assert after.members.futile == (0 if apart_helps else 2)
+
+
+def test_a_library_is_named_before_the_data_and_the_canary_last() -> None:
+    first = registered(0, facts={"library torch": "1", "dataset": "a", "canary": "x", "seed": "1"})
+
+    def named(**facts: str) -> str:
+        newcomer = registered(1, facts={**first.facts, **facts})
+        difference = join_difference(newcomer, first)
+        assert difference is not None
+        return difference.message
+
+    assert "canary y" in named(canary="y")
+    assert "reads other data" in named(dataset="b", canary="y")
+    assert "seed 2" in named(seed="2", dataset="b", canary="y")
+    assert "library torch 2" in named(**{"library torch": "2", "dataset": "b"})
+
+
+class TestComingBack:
+    def test_the_first_to_come_back_is_who_all_others_are_compared_with(self) -> None:
+        state = succeed(NEXT, Handover(frozenset({(0, pid_of(0)), (1, pid_of(1))}), frozenset()), 0.0)
+        back = registered(0, position=Position(training().generation, has_left=False, has_trained=True))
+        after = decide(state, back, 1.0).state
+        assert members_of(after).reference == back
+        later = registered(1, position=Position(training().generation, has_left=False, has_trained=True))
+        assert members_of(decide(after, later, 1.0).state).reference == back
+
+    def test_what_founders_have_found_is_out_of_date_once_somebody_holds_the_state(self) -> None:
+        state = between(
+            enrolled(0),
+            enrolled(1, within=FIRST),
+            settings=replace(SETTINGS, min_workers=3),
+            founders=frozenset({0}),
+            cursor=Cursor(16),
+        )
+        assert members_of(decide(state, reported(1, 15), 2.0).state).founders == {0}
+        assert members_of(decide(state, reported(1, 16), 2.0).state).founders == frozenset()
+
+
+class TestProof:
+    """That the replica of a worker differs which could not apply a step: another could."""
+
+    ACCUSED = Failure("UserCodeError", "no", worker=0, step=17, phase="apply")
+
+    @pytest.mark.parametrize(
+        ("known", "is_proof"),
+        [
+            pytest.param(holder(1, 17), True, id="another that has applied it"),
+            pytest.param(holder(1, 16), False, id="another that has not come so far"),
+            pytest.param(holder(1, 17, within=FIRST), False, id="another that has not told yet"),
+            pytest.param(holder(0, 17), False, id="itself"),
+            pytest.param(enrolled(1, cursor=Cursor(17)), False, id="another that just began there"),
+        ],
+    )
+    def test_is_the_word_of_another_that_applied_the_same(self, known: Enrolled, is_proof: bool) -> None:
+        members = between(known, accused=self.ACCUSED).members
+        assert (proof_against(members) is not None) is is_proof
+
+
+@pytest.mark.parametrize(("now", "forgiven"), [(2.5, False), (2.75, True)])
+def test_silence_is_forgiven_after_a_pause_of_more_than_half_the_timeout(now: float, forgiven: bool) -> None:
+    after = decide(training(), Tick(), now).state
+    known = members_of(after).find(0)
+    assert known is not None
+    assert known.heard == (now if forgiven else 0.0)
+
+
+class TestWords:
+    def test_samples_that_were_not_told_and_those_that_were_not_all(self) -> None:
+        def told_of(reading: Reading) -> str:
+            report = ExitReported(0, pid_of(0), "", 1, None, WorkerStatus(17, "compute"), reading)
+            victims: tuple[Victim, ...] = ()
+            for _ in range(FATAL):
+                victims = with_victim(victims, report, enrolled(0))
+            failure = find_poison(victims)
+            assert failure is not None
+            return failure.message
+
+        assert "samples that were not told" in told_of(Reading(0, 0, (), 0))
+        assert "lists the first" not in told_of(Reading(0, 0, (1, 2), 2))
+        assert "lists the first" in told_of(Reading(0, 0, (1, 2), 3))
+
+    def test_the_host_of_who_died_is_known_from_its_registration(self) -> None:
+        report = ExitReported(0, pid_of(0), "", 1, None, WorkerStatus(17, "compute"))
+        assert f"worker 0 (pid {pid_of(0)} on host a)" in autopsy_of_exit(report, enrolled(0)).message
+        assert f"worker 0 (pid {pid_of(0)})" in autopsy_of_exit(report, None).message
+        assert "on host b" in autopsy_of_exit(replace(report, host="b"), enrolled(0)).message
+
+    @pytest.mark.parametrize(("workers", "advised"), [(1, False), (2, True)])
+    def test_fewer_workers_are_advised_where_there_can_be_fewer(self, workers: int, advised: bool) -> None:
+        settings = replace(SETTINGS, workers=workers)
+        state = between(settings=settings, wanted=workers, given_up={0: 2}, awaited=frozenset({0}), founders={0})
+        gave_up = ExitReported(0, pid_of(0), "a", GAVE_UP, None, WorkerStatus())
+        (warning,) = [action for action in decide(state, gave_up, 2.0).actions if isinstance(action, Warn)]
+        assert ("quorate resize" in warning.message) is advised
+
+    def test_a_warning_of_who_leaves_is_of_its_step(self) -> None:
+        state = decide(training(), told(0, 1, WorkerStatus(17, "compute")), 1.0).state
+        decision = decide(state, replace(told(0, 2, WorkerStatus(17, "apply")), is_leaving=True), 2.0)
+        assert [action.step for action in decision.actions if isinstance(action, Warn)] == [17]
+
+
+def test_when_replicas_differ_all_are_replaced_but_those_who_have_just_a_beginning() -> None:
+    known = (
+        holder(0, within=FIRST),
+        enrolled(1, within=FIRST),  # it may have copied by now
+        enrolled(2, cursor=Cursor(5)),  # it was left out since it trained
+        enrolled(3),
+    )
+    decision = condemn(between(*known), Failure("ReplicasDiffer", "they differ."), 2.0)
+    assert [action.worker for action in decision.actions if isinstance(action, Expel)] == [0, 1, 2]
+    assert [one.worker for one in members_of(decision.state).enrolled] == [3]
