@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 
 from coordinator.played import FIRST, PEER_LOST, SETTINGS, heartbeat, killed, pid_of, registered, reported, training
-from quorate.coordinator.actions import Dismiss, Expel, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_exit
-from quorate.coordinator.events import ExitReported, HeartbeatReceived, Reading, Tick
+from quorate.coordinator.actions import Dismiss, Expel, Regroup
+from quorate.coordinator.autopsy import autopsy_of_exit, autopsy_of_futility
+from quorate.coordinator.events import ExitReported, FailureReported, HeartbeatReceived, Reading, ResizeRequested, Tick
 from quorate.coordinator.losses import condemn, proof_against
 from quorate.coordinator.membership import decide
+from quorate.coordinator.places import taking_part
 from quorate.coordinator.reports import join_difference
-from quorate.coordinator.speed import FAR_BEHIND, LEAST_STEPS, judge
+from quorate.coordinator.speed import CAUGHT_UP, FAR_BEHIND, LEAST_STEPS, LEAST_WORK, judge
 from quorate.coordinator.stall import FATAL, find_poison, stall_limit, with_victim
 from quorate.coordinator.states import (
+    Decision,
     Ended,
     Enrolled,
     Forming,
@@ -32,7 +34,7 @@ from quorate.coordinator.states import (
 from quorate.coordinator.succession import succeed
 from quorate.coordinator.weak_links import line_up
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import GAVE_UP, OTHERS, Pace, Position, WorkerStatus
 
 NEXT = replace(SETTINGS, incarnation=4)
@@ -62,6 +64,15 @@ def members_of(state: State) -> Members:
 
 def told(worker: int, sequence: int, status: WorkerStatus, pace: Pace | None = None) -> HeartbeatReceived:
     return HeartbeatReceived(worker, FIRST, sequence, status, pid=pid_of(worker), pace=pace)
+
+
+def said(decision: Decision) -> dict[str, int | None]:
+    """What is told by a decision, and of which step."""
+    return {
+        action.message: action.step
+        for action in decision.actions
+        if hasattr(action, "message") and hasattr(action, "step")
+    }
 
 
 class TestFounders:
@@ -168,6 +179,59 @@ def test_who_is_just_twice_as_slow_is_slow(own: float, counted: int) -> None:
     assert judged.measured.slow_steps == counted
 
 
+def test_who_was_behind_for_long_enough_to_the_moment_is_told() -> None:
+    others = [enrolled(worker, measured=Measured(Pace(20, 1, 0.0, 2**-7, 0.0))) for worker in (1, 2)]
+    members = between(enrolled(0), *others).members
+    assert LEAST_WORK == 2.0
+    _, sentence = judge(members, enrolled(0), range(1), Pace(32, 1, 0.0, 2**-4, 0.0))
+    assert "is slow in compute" in sentence
+    _, sentence = judge(members, enrolled(0), range(1), Pace(31, 1, 0.0, 2**-4, 0.0))
+    assert sentence == ""
+
+
+@pytest.mark.parametrize(("own", "is_reported"), [(CAUGHT_UP * 0.25, True), (CAUGHT_UP * 0.25 - 2**-20, False)])
+def test_who_is_still_half_as_slow_again_has_not_recovered(own: float, is_reported: bool) -> None:
+    others = [enrolled(worker, measured=Measured(Pace(20, 1, 0.0, 0.25, 0.0))) for worker in (1, 2)]
+    slow = enrolled(0, measured=Measured(Pace(20, 1, 0.0, 1.0, 0.0), is_reported=True))
+    many = 100_000  # steps, beside which those before do not count
+    judged, _ = judge(between(slow, *others).members, slow, range(1), Pace(many, 1, 0.0, own, 0.0))
+    assert judged.measured is not None
+    assert judged.measured.is_reported is is_reported
+
+
+def test_a_pace_that_is_no_news_is_not_talked_of() -> None:
+    event = told(0, 1, WorkerStatus(40, "apply"), Pace(20, 3, 0.001, 0.02, 0.002))
+    assert decide(training(), event, 2.0).reason == "worker 0 is alive"
+
+
+class TestTakingPart:
+    def test_those_who_have_most_to_begin_with(self) -> None:
+        known = (enrolled(0), enrolled(1, cursor=Cursor(8)), enrolled(2, cursor=Cursor(8)))
+        assert [one.worker for one in taking_part(between(*known, wanted=2).members)] == [1, 2]
+
+    def test_those_at_work_by_their_numbers_however_far_they_are(self) -> None:
+        known = (holder(0, 15), holder(1, 16), enrolled(2, cursor=Cursor(99)))
+        assert [one.worker for one in taking_part(between(*known, wanted=1).members)] == [0]
+
+
+def test_as_many_workers_as_there_are_is_no_change() -> None:
+    assert decide(training(), ResizeRequested(3), 2.0).actions == ()
+
+
+class TestDivergence:
+    DIFFER = Failure("ReplicasDiffer", "they differ.")
+
+    def test_of_a_generation_that_is_no_more_is_no_news(self) -> None:
+        state = training()
+        for stale in (
+            FailureReported(0, self.DIFFER, pid_of(0), GenerationId(3, 0)),
+            FailureReported(0, self.DIFFER, 1, FIRST),
+        ):
+            decision = decide(state, stale, 2.0)
+            assert (decision.state, decision.actions) == (state, ())
+        assert decide(state, FailureReported(0, self.DIFFER, pid_of(0), FIRST), 2.0).actions != ()
+
+
 class TestComingBackLate:
     """A worker that the next coordinator has given up on, and nobody has taken its place yet."""
 
@@ -216,7 +280,8 @@ def test_a_process_that_does_not_end_is_told_to_the_moment_and_then_later() -> N
     beats = [replace(known, heard=9.9, moved=9.9) for known in state.members.enrolled]
     state = replace(state, members=replace(state.members, enrolled=tuple(beats)))
     decision = decide(state, Tick(), 10.0)
-    assert [type(action) for action in decision.actions] == [Warn]
+    (message,) = said(decision)
+    assert "was killed 6 s ago and does not end" in message
     assert members_of(decision.state).unended[(7, 70)].tell_at == 10.0 + 2 * 6.0
     assert decide(state, Tick(), 9.95).actions == ()
 
@@ -356,6 +421,18 @@ class TestWords:
         assert "lists the first" not in told_of(Reading(0, 0, (1, 2), 2))
         assert "lists the first" in told_of(Reading(0, 0, (1, 2), 3))
 
+    def test_a_victim_is_told_with_its_last_words_where_it_has_some(self) -> None:
+        reading = Reading(lane=0, epoch=0, samples=(1,), count=1)
+        report = ExitReported(0, pid_of(0), "a", GAVE_UP, None, WorkerStatus(17, "compute"), reading)
+        assert with_victim((), report, enrolled(0), "the loader died. Look")[0].how.endswith(" (the loader died)")
+        assert with_victim((), report, enrolled(0), "")[0].how.endswith(" gave up")
+
+    @pytest.mark.parametrize(("here", "fewest", "told"), [(1, 2, True), (2, 2, False), (0, 1, False)])
+    def test_that_too_few_are_left_is_told_where_it_is_so(self, here: int, fewest: int, told: bool) -> None:
+        settings = replace(SETTINGS, min_workers=fewest)
+        failure = autopsy_of_futility(Failure("WorkerLost", "it died."), 4, here, settings)
+        assert ("min_workers is" in failure.message) is told
+
     def test_the_host_of_who_died_is_known_from_its_registration(self) -> None:
         report = ExitReported(0, pid_of(0), "", 1, None, WorkerStatus(17, "compute"))
         assert f"worker 0 (pid {pid_of(0)} on host a)" in autopsy_of_exit(report, enrolled(0)).message
@@ -367,13 +444,13 @@ class TestWords:
         settings = replace(SETTINGS, workers=workers)
         state = between(settings=settings, wanted=workers, given_up={0: 2}, awaited=frozenset({0}), founders={0})
         gave_up = ExitReported(0, pid_of(0), "a", GAVE_UP, None, WorkerStatus())
-        (warning,) = [action for action in decide(state, gave_up, 2.0).actions if isinstance(action, Warn)]
-        assert ("quorate resize" in warning.message) is advised
+        (warning,) = [message for message in said(decide(state, gave_up, 2.0)) if "in a row have given up" in message]
+        assert ("quorate resize" in warning) is advised
 
     def test_a_warning_of_who_leaves_is_of_its_step(self) -> None:
         state = decide(training(), told(0, 1, WorkerStatus(17, "compute")), 1.0).state
         decision = decide(state, replace(told(0, 2, WorkerStatus(17, "apply")), is_leaving=True), 2.0)
-        assert [action.step for action in decision.actions if isinstance(action, Warn)] == [17]
+        assert [message for message, step in said(decision).items() if step == 17]
 
 
 def test_when_replicas_differ_all_are_replaced_but_those_who_have_just_a_beginning() -> None:
