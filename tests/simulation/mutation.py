@@ -55,6 +55,7 @@ FILES = ("training/save_decisions.py", "checkpoint/retention.py", "checkpoint/se
 COLLECTED = (
     *("coordinator", "worker", "simulation/test_simulated_parts.py", "training/test_save_decisions.py"),
     *("training/test_checkpointer.py", "checkpoint/test_retention.py", "checkpoint/test_selection.py"),
+    "checkpoint/test_best_evaluation.py",
 )
 LEFT_OUT = (
     *("coordinator/test_coordinator_process.py", "coordinator/test_proto_stubs.py"),

@@ -243,9 +243,9 @@ def _of_statement(node: ast.AST, function: Function) -> Iterator[_Change]:
 
 
 def _is_words(call: ast.Call) -> bool:
-    """Logging, and what an error says."""
+    """Logging, what an error says, and what is for the type checker."""
     text = ast.unparse(call.func)
-    return text.partition(".")[0] in _LOGGERS or text == "super().__init__"
+    return text.partition(".")[0] in _LOGGERS or text in ("super().__init__", "assert_never")
 
 
 def _drop(statement: ast.stmt, function: Function) -> None:

@@ -31,6 +31,7 @@ class VirtualTime:
         self.spawned: dict[str, Callable[[], None]] = {}
         self.joined: list[str] = []
         self.waits: list[float] = []
+        self.notified = 0
         self.on_wait: list[Callable[[], None]] = []
 
     def now(self) -> float:
@@ -76,7 +77,7 @@ class Waiting:
         return predicate()
 
     def notify_all(self) -> None:
-        pass
+        self._runtime.notified += 1
 
 
 class Scripted:
@@ -197,6 +198,12 @@ class TestRegister:
         assert TIMING.connect <= runtime.time - 100.0 < TIMING.connect + 2 * TIMING.failure_timeout
         assert runtime.spawned == {}
 
+    def test_is_not_asked_for_again_when_the_time_is_just_over(self, member: Membership, link: Scripted) -> None:
+        link.plan(None, after=TIMING.connect)
+        with pytest.raises(LinkError):
+            member.register(registration())
+        assert len(link.asked) == 1
+
     @pytest.mark.parametrize("error", [DivergedError("another canary"), FrameError("taken"), JobEnded(LOST)])
     def test_a_refusal_is_the_error_that_it_tells(
         self, member: Membership, link: Scripted, runtime: VirtualTime, error: Exception
@@ -221,6 +228,7 @@ class TestComingBack:
         position = decode_position(link.asked[1].position)
         assert (position.generation, position.has_left) == (generation(3), False)
         assert link.asked[0].sequence == link.asked[2].sequence
+        assert runtime.waits == [TIMING.heartbeat_every], "who has not been heard does not hurry"
         joined.view.handle(formed(4, incarnation=1))
         assert current(joined) == GenerationId(1, 3), "a late word of the coordinator before"
 
@@ -555,6 +563,24 @@ class TestHeartbeats:
         link.plan(beat())
         joined.flush()
         assert told == [1, 1], "whoever comes next has its turn"
+
+    def test_pause_also_after_a_turn_that_they_did_not_get(
+        self, joined: Membership, link: Scripted, runtime: VirtualTime
+    ) -> None:
+        joined.publish(make_event("step", 17))
+        runtime.on_wait = [lambda: None, joined.close]
+
+        class Slow(Scripted):
+            def call(self, request: Any, timeout: float) -> Any:
+                runtime.spawned["membership-heartbeat"]()  # as the other thread does meanwhile
+                return super().call(request, timeout)
+
+        link.plan(beat())
+        link.__class__ = Slow
+        notified = runtime.notified
+        joined.flush()
+        assert runtime.waits == [LEASE / 2, TIMING.heartbeat_every]
+        assert runtime.notified > notified + 1, "whoever waits for its turn is woken"
 
 
 class TestFollowing:
