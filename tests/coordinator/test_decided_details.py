@@ -8,13 +8,29 @@ import pytest
 from coordinator.played import FIRST, PEER_LOST, SETTINGS, heartbeat, killed, pid_of, registered, reported, training
 from quorate.coordinator.actions import Dismiss, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_exit, autopsy_of_futility
-from quorate.coordinator.events import ExitReported, FailureReported, HeartbeatReceived, Reading, ResizeRequested, Tick
+from quorate.coordinator.events import (
+    ExitReported,
+    FailureReported,
+    HeartbeatReceived,
+    Reading,
+    ResizeRequested,
+    StopRequested,
+    Tick,
+)
 from quorate.coordinator.losses import condemn, proof_against
 from quorate.coordinator.membership import decide
-from quorate.coordinator.places import taking_part
+from quorate.coordinator.places import must_hand_over, taking_part
 from quorate.coordinator.reports import join_difference
-from quorate.coordinator.speed import CAUGHT_UP, FAR_BEHIND, LEAST_STEPS, LEAST_WORK, judge
-from quorate.coordinator.stall import FATAL, find_poison, stall_limit, with_victim
+from quorate.coordinator.speed import (
+    CAUGHT_UP,
+    FAR_BEHIND,
+    LEAST_EXCESS,
+    LEAST_STEPS,
+    LEAST_WORK,
+    find_better_sharing,
+    judge,
+)
+from quorate.coordinator.stall import FATAL, find_poison, find_stall, stall_limit, with_victim
 from quorate.coordinator.states import (
     Decision,
     Ended,
@@ -32,9 +48,9 @@ from quorate.coordinator.states import (
     WeakLink,
 )
 from quorate.coordinator.succession import succeed
-from quorate.coordinator.weak_links import line_up
+from quorate.coordinator.weak_links import are_neighbours, line_up
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.worker_status import GAVE_UP, OTHERS, Pace, Position, WorkerStatus
 
 NEXT = replace(SETTINGS, incarnation=4)
@@ -232,6 +248,127 @@ class TestDivergence:
         assert decide(state, FailureReported(0, self.DIFFER, pid_of(0), FIRST), 2.0).actions != ()
 
 
+def at_work(**changes: Any) -> Training:
+    return replace(training(), members=replace(training().members, **changes))
+
+
+def shared(first: int, paces: tuple[float, float], formed: float = 0.0) -> Training:
+    """Two workers that share eight lanes by speed, in a generation since a time: the first hosts so many."""
+    settings = replace(SETTINGS, workers=2, balance="speed")
+    state = training(settings)
+    lanes = (range(first), range(first, 8))
+    generation = Generation(
+        FIRST, tuple(replace(one, lanes=own) for one, own in zip(state.generation.members, lanes, strict=True))
+    )
+    known = tuple(
+        replace(one, measured=Measured(Pace(100, len(own), 0.0, pace, 0.0)))
+        for one, own, pace in zip(state.members.enrolled, lanes, paces, strict=True)
+    )
+    return replace(state, generation=generation, members=replace(state.members, enrolled=known, formed=formed))
+
+
+class TestBetterSharing:
+    def test_is_worth_it_from_a_fifth_on(self) -> None:
+        assert find_better_sharing(shared(5, (1.0, 1.0)), 100, 100.0) != "", "four lanes instead of five"
+        assert find_better_sharing(shared(4, (1.0, 1.0)), 100, 100.0) == ""
+
+    def test_is_not_sought_too_early(self) -> None:
+        state = shared(6, (1.0, 1.0), formed=10.0)
+        assert find_better_sharing(state, 100, 14.75) == ""
+        assert find_better_sharing(state, 100, 15.0) != ""
+
+
+class TestStragglers:
+    def others(self, *paces: Pace) -> list[Enrolled]:
+        return [enrolled(worker, measured=Measured(pace)) for worker, pace in enumerate(paces, start=1)]
+
+    def test_of_five_milliseconds_a_step_matter_also_beside_workers_that_take_no_time(self) -> None:
+        members = between(enrolled(0), *self.others(Pace(20, 1, 0.0, 0.0, 0.0))).members
+        judged, sentence = judge(members, enrolled(0), range(1), Pace(1000, 1, 0.0, LEAST_EXCESS, 0.0))
+        assert judged.measured is not None
+        assert judged.measured.slow_steps == 1000
+        assert "longer than those of the others" in sentence
+
+    def test_that_are_done_with_the_others_are_not_waited_for(self) -> None:
+        members = between(enrolled(0), *self.others(Pace(20, 2, 0.0, 0.25, 0.0))).members
+        _, sentence = judge(members, enrolled(0), range(1), Pace(20, 1, 0.0, 0.5, 0.0))
+        assert sentence != ""
+        assert "who wait for it" not in sentence
+        _, sentence = judge(members, enrolled(0), range(1), Pace(20, 1, 0.0, 0.625, 0.0))
+        assert "who wait for it" in sentence
+
+
+class TestBeforeTheFirstGeneration:
+    def test_a_stop_waits_for_those_who_are_here_and_not_for_nobody(self) -> None:
+        here = between(enrolled(0), generations=0)
+        assert isinstance(decide(here, StopRequested("interrupted"), 2.0).state, Training)
+        deserted = between(generations=0)
+        assert isinstance(decide(deserted, StopRequested("interrupted"), 2.0).state, Ended)
+        on_the_way = between(generations=0, awaited=frozenset({0}))
+        assert isinstance(decide(on_the_way, StopRequested("interrupted"), 2.0).state, Forming)
+
+
+def test_a_generation_that_is_at_work_is_not_waited_for() -> None:
+    reason = decide(training(), StopRequested("interrupted"), 2.0).reason
+    assert reason == "stop at the next step boundary: interrupted"
+
+
+def test_what_a_process_tells_that_has_no_place_is_kept_for_nobody() -> None:
+    event = FailureReported(None, Failure("LinkError", "cut off"), 99)
+    assert members_of(decide(training(), event, 2.0).state).last_words == {}
+
+
+def test_a_suspicion_counts_from_when_the_coordinator_goes_on() -> None:
+    suspicion = Suspicion((PEER_LOST.at(worker=0),), 1.0)
+    after = decide(between(holder(0, within=FIRST), holder(1), suspicion=suspicion), Tick(), 20.0).state
+    assert members_of(after).suspicion == replace(suspicion, since=20.0)
+    assert members_of(decide(between(holder(0, within=FIRST)), Tick(), 20.0).state).suspicion is None
+
+
+class TestHandingOver:
+    def test_where_there_is_one_lane_a_checkpoint_is_enough(self) -> None:
+        known = (holder(0, is_leaving=True, is_saved=True), enrolled(1))
+        assert must_hand_over(between(*known).members)
+        assert not must_hand_over(between(*known, settings=replace(SETTINGS, lanes=1)).members)
+
+    def test_whoever_holds_the_state_counts_while_others_have_not_told_how_far_they_are(self) -> None:
+        leaving = holder(0, 16, is_leaving=True, within=FIRST)
+        assert not must_hand_over(between(leaving, holder(1, 10)).members)
+        assert must_hand_over(between(replace(leaving, within=None), holder(1, 10)).members)
+
+
+def test_who_is_turned_away_is_not_missed_any_more() -> None:
+    present = frozenset({(0, pid_of(0)), (1, pid_of(1))})
+    state = succeed(NEXT, Handover(present, frozenset({2}), is_condemned=True), 0.0)
+    event = registered(0, position=Position(training().generation, has_left=True, has_trained=True))
+    decision = decide(state, event, 1.0)
+    assert Expel(0, pid_of(0)) in decision.actions
+    assert isinstance(decision.state, Recalling)
+    assert decision.state.missing == {(1, pid_of(1))}
+    last = decide(decision.state, registered(1, position=event.position), 1.0).state
+    assert isinstance(last, Forming)
+
+
+@pytest.mark.parametrize(("step", "exit_code"), [(0, 2), (7, 1)])
+def test_workers_that_differ_before_the_first_step_were_asked_for_wrongly(step: int, exit_code: int) -> None:
+    first = registered(0, cursor=Cursor(step))
+    difference = join_difference(registered(1, cursor=Cursor(step), tensors={"w": "2"}), first)
+    assert difference is not None
+    assert difference.exit_code == exit_code
+
+
+def test_a_stall_is_told_of_the_step_of_who_holds_it_up() -> None:
+    known = [replace(one, status=WorkerStatus(17, "compute")) for one in training().members.enrolled]
+    stall = find_stall(at_work(enrolled=tuple(known)), 10_000.0)
+    assert stall is not None
+    assert stall.step == 17
+    phases = ("data", "compute", "evaluation")
+    known = [replace(one, status=WorkerStatus(17, phase)) for one, phase in zip(known, phases, strict=True)]
+    stall = find_stall(at_work(enrolled=tuple(known)), 10_000.0)
+    assert stall is not None
+    assert "in the task's own code" in stall.failure(None).message
+
+
 class TestComingBackLate:
     """A worker that the next coordinator has given up on, and nobody has taken its place yet."""
 
@@ -318,6 +455,37 @@ class TestBadLinks:
         members = between(*known, links=(link,), ring=(0, 2)).members
         assert set(line_up(members, 2.0).left_out) == {1}
         assert set(line_up(replace(members, ring=(0, 1, 2)), 2.0).left_out) == {2}
+
+    def test_that_no_order_helps_against_cost_one_of_the_two_also_beside_others(self) -> None:
+        hopeless = WeakLink((0, 1), 2, failed=1.0, apart_helps=False)
+        helped = WeakLink((2, 3), 2, failed=1.0)
+        known = tuple(holder(worker) for worker in range(5))
+        members = between(*known, wanted=5, links=(hopeless, helped), ring=(0, 1, 2, 3, 4)).members
+        chosen = line_up(members, 2.0)
+        assert set(chosen.left_out) == {1}
+        assert not are_neighbours((2, 3), chosen.ring)
+        # Long after, it need not be shunned, but to keep them apart costs nothing.
+        old = replace(helped, failed=-1000.0)
+        chosen = line_up(replace(members, links=(hopeless, old)), 2.0)
+        assert set(chosen.left_out) == {1}
+        assert not are_neighbours((2, 3), chosen.ring)
+
+    def test_of_which_one_is_left_out_are_treated(self) -> None:
+        """Three workers, all linked to all: breaks for nothing are forgotten with the one that is left out."""
+        symptoms = (PEER_LOST.at(worker=0, peer=1), PEER_LOST.at(worker=1, peer=0))
+        state = between(
+            *(holder(0), holder(1), holder(2, within=FIRST)),
+            suspicion=Suspicion(symptoms, 1.0),
+            ring=(0, 1, 2),
+            links=(WeakLink((0, 1), 1, 0.5, apart_helps=False),),
+            furthest=Cursor(16),
+            cursor=Cursor(16),
+            futile=1,
+        )
+        after = decide(state, reported(2), 2.0).state
+        assert isinstance(after, Training)
+        assert [member.worker for member in after.generation.members] == [0, 2]
+        assert after.members.futile == 0
 
     @pytest.mark.parametrize("apart_helps", [True, False])
     def test_that_no_order_helps_against_are_not_treated_by_one(self, apart_helps: bool) -> None:
@@ -459,7 +627,8 @@ def test_when_replicas_differ_all_are_replaced_but_those_who_have_just_a_beginni
         enrolled(1, within=FIRST),  # it may have copied by now
         enrolled(2, cursor=Cursor(5)),  # it was left out since it trained
         enrolled(3),
+        enrolled(4, has_trained=True),  # from a generation that began where it did
     )
     decision = condemn(between(*known), Failure("ReplicasDiffer", "they differ."), 2.0)
-    assert [action.worker for action in decision.actions if isinstance(action, Expel)] == [0, 1, 2]
+    assert [action.worker for action in decision.actions if isinstance(action, Expel)] == [0, 1, 2, 4]
     assert [one.worker for one in members_of(decision.state).enrolled] == [3]
