@@ -42,7 +42,13 @@ def test_the_best_is_the_lowest_or_the_highest_and_the_earlier_of_two() -> None:
 
 
 def test_what_is_no_number_is_never_the_best() -> None:
-    evaluations = {1: {"loss": float("nan")}, 2: {"loss": True}, 3: {}, 4: {"loss": "0.1"}, 5: {"loss": 7}}
+    evaluations: dict[int, dict[str, Any]] = {
+        1: {"loss": float("nan")},
+        2: {"loss": True},
+        3: {},
+        4: {"loss": "0.1"},
+        5: {"loss": 7},
+    }
     assert best_of(evaluations, LOWEST) == BestEvaluation(LOWEST, 7.0, 5)
     assert best_of({1: {"loss": float("nan")}}, LOWEST) is None
 
