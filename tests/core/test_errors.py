@@ -71,14 +71,22 @@ def test_the_walk_finds_the_errors_that_carry_fields() -> None:
 
 
 def drawn() -> dict[str, str]:
-    """Name → parent of every error in the tree of the module's docstring, by its indentation."""
+    """Name → parent of every error in the tree of the module's docstring: by its indentation, or by whom it stands
+    beside, or in the parentheses of which it stands."""
     assert errors.__doc__ is not None
     above: list[tuple[int, str]] = []
     parents = {}
-    for depth, name in re.findall(r"^([ │├└─]*)([A-Z]\w+)\b", errors.__doc__.split("::")[1], re.MULTILINE):
-        above = [(other, parent) for other, parent in above if other < len(depth)]
-        parents[name] = above[-1][1] if above else "Exception"
-        above.append((len(depth), name))
+    for line in errors.__doc__.split("::")[1].splitlines():
+        names = list(re.finditer(r"(\(?)([A-Z]\w+)", line))
+        if names and not re.match(r" *│ ", line):
+            place, head = names[0].start(), names.pop(0)[2]
+            above = [(other, parent) for other, parent in above if other < place]
+            parents[head] = above[-1][1] if above else "Exception"
+            above.append((place, head))
+        last = ""
+        for found in names:
+            parents[found[2]] = last if found[1] else above[-1][1]
+            last = found[2]
     return parents
 
 

@@ -212,11 +212,12 @@ def test_memory_that_could_be_taken_away_again_is_refused() -> None:
     small.close()
 
 
-def test_too_little_memory_is_an_error_before_use() -> None:
-    with pytest.raises(JobError, match=r"not enough memory for the 2,000 bytes .*\(1,999 are free\).* fewer `workers`"):
-        Segment.create(2_000, available=1_999)
+def test_too_little_memory_is_an_error_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobError, match="not enough memory"):
         Segment.create(2**50)
+    monkeypatch.setattr("quorate.wire.shared_memory.machine_memory", lambda: 1_999)
+    with pytest.raises(JobError, match=r"not enough memory for the 2,000 bytes .*\(1,999 are free\).* fewer `workers`"):
+        Segment.create(2_000)
 
 
 def test_no_thread_serves_it() -> None:

@@ -16,8 +16,9 @@ from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
 from quorate.observe.events import StepCompleted
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.heartbeats import Backlog
-from quorate.worker.membership import Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.session import WorkerSession
 from simulation.clock import Clock, Process
@@ -219,7 +220,10 @@ class SimulatedWorker(Process):
     def _run_session(self) -> int:
         self.enter("register")
         try:
-            self._membership.register(Registration(self.slot, self.pid, "a", self.address, cursor=self.holding.cursor))
+            cursor = encode_cursor(self.holding.cursor)
+            self._membership.register(
+                pb.RegisterRequest(slot=self.slot, pid=self.pid, host="a", ring_address=self.address, cursor=cursor)
+            )
             WorkerSession(self.slot, self, self._membership, self._backlog, self._write_status).complete()
         except Dismissed:
             return LEFT

@@ -17,8 +17,8 @@ from bad_networks import BadNetworks
 from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.timing import Timing
-from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo, Watch
-from quorate.wire.stream import Stream
+from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo
+from quorate.wire.stream import Stream, Watch
 from quorate.wire.tcp import SHORTEST_CALL, Knock, connect
 from wire.pairs import credentials, listening, wait_until, within
 
@@ -142,7 +142,10 @@ def test_a_peer_that_is_stopped_for_longer_than_the_limit_is_not_lost(size: int,
     looks: list[float] = []
     with stopped_peer(takes=size) as (stream, peer):
 
-        class Looked:
+        class Looked(Stream):
+            def __init__(self) -> None:
+                pass
+
             def check_silence(self) -> None:
                 looks.append(time.monotonic())
                 stream.check_silence()
@@ -257,7 +260,7 @@ def test_a_path_that_heals_before_the_limit_is_not_noticed(
 # --- looking
 
 
-class Link:
+class Link(Stream):
     """Counts how often it is looked after."""
 
     def __init__(self, suspect: PeerLost | None = None) -> None:

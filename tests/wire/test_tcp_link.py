@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import reception, stream, tcp
 from quorate.wire.handshake import Handshake, introduce
 from quorate.wire.link import HEADER_SIZE, Tag, checksum_of, encode_header
-from quorate.wire.sockets import split_address
 from quorate.wire.stream import LOW_WATER
 from quorate.wire.tcp import Listener, TcpLink, connect
 from wire.pairs import GENERATION, credentials, listening, open_descriptors, tcp_pair, wait_until, within

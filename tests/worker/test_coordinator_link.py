@@ -14,7 +14,6 @@ from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.timing import Timing
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import CoordinatorLink, GrpcLink
-from quorate.worker.membership import Registration
 from simulation.clock import Process, VirtualClock
 from simulation.network import Network
 from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator
@@ -77,7 +76,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Body], None
 
 
 def registration(pid: int = 4710) -> pb.RegisterRequest:
-    return Registration(0, pid, "a", f"127.0.0.1:{pid}", {}, {"w": "1"}).request()
+    tensors = [pb.TensorDigest(name="w", digest="1")]
+    return pb.RegisterRequest(pid=pid, host="a", ring_address=f"127.0.0.1:{pid}", tensors=tensors, cursor=pb.Cursor())
 
 
 def test_a_call_is_answered_by_what_was_decided(run: Callable[[Body], None]) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,20 @@ from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Lease, Outbox
-from quorate.worker.membership import Membership, Registration
+from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded
 
 
-def registration(slot: int, **facts: str) -> Registration:
-    return Registration(slot, 4710 + slot, "a", f"127.0.0.1:{5000 + slot}", facts, {"w": "1"})
+def registration(slot: int, *, pid: int = 0, **facts: str) -> pb.RegisterRequest:
+    return pb.RegisterRequest(
+        slot=slot,
+        pid=pid or 4710 + slot,
+        host="a",
+        ring_address=f"127.0.0.1:{5000 + slot}",
+        facts=facts,
+        tensors=[pb.TensorDigest(name="w", digest="1")],
+        cursor=pb.Cursor(),
+    )
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -143,7 +150,7 @@ def test_a_taken_place_is_refused(tmp_path: Path) -> None:
         )
         try:
             first.register(registration(0))
-            taken = Registration(0, 9, "b", "127.0.0.1:9")
+            taken = registration(0, pid=9)
             with pytest.raises(FrameError, match=r"the place is taken: worker 0 \(pid 4710 on host a\)"):
                 second.register(taken)
         finally:
@@ -485,7 +492,8 @@ import os, sys
 from quorate.core.timing import Timing
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.core.worker_status import WorkerStatus
-from quorate.worker.membership import Membership, Registration
+from quorate.worker.membership import Membership
+from quorate.wire.proto import coordinator_pb2 as pb
 
 address, token = sys.argv[1:]
 children = []
@@ -493,7 +501,7 @@ for slot in range(2):
     children.append(os.fork())
     if children[-1] == 0:
         membership = Membership(GrpcLink(address, token), Timing(5.0), lambda: WorkerStatus(0, ""))
-        membership.register(Registration(slot, os.getpid(), "a", "127.0.0.1:1"))
+        membership.register(pb.RegisterRequest(slot=slot, pid=os.getpid(), host="a", ring_address="127.0.0.1:1"))
         membership.await_generation()
         membership.complete("digest", {})
         membership.close()
@@ -512,7 +520,7 @@ def test_workers_may_be_forked_from_a_process_that_imported_all_this(tmp_path: P
 
 def _work(address: str, failure_timeout: float, ready: Connection) -> None:
     member = Membership(GrpcLink(address, TOKEN), Timing(failure_timeout), lambda: WorkerStatus(17, "exchange"))
-    member.register(Registration(1, os.getpid(), "a", "127.0.0.1:5001", {}, {"w": "1"}))
+    member.register(registration(1, pid=os.getpid()))
     member.await_generation()
     ready.send("working")
     ready.recv()
@@ -646,7 +654,9 @@ def test_a_newcomer_is_announced_for_the_next_boundary_and_joins_there(tmp_path:
 
         newcomer = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, "join"))
         try:
-            newcomer.register(replace(registration(1), pid=99, ring_address="127.0.0.1:6001"))
+            other = registration(1, pid=99)
+            other.ring_address = "127.0.0.1:6001"
+            newcomer.register(other)
             wait_until(lambda: members[0].view.break_requested)
             members[0].check_lease()  # it goes on until then
             members[0].report_state(alone, Cursor(20), None)

@@ -93,7 +93,6 @@ class Fault:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Fault":
-        """From its fields in JSON."""
         whom = None if fields["whom"] is None else Whom(fields["whom"])
         return cls(**fields | {"act": Act(fields["act"]), "whom": whom})
 

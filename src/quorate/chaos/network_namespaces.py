@@ -19,10 +19,9 @@ import os
 import random
 import socket
 import subprocess
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from quorate.core.errors import RequestError
@@ -40,7 +39,7 @@ MOST_NAMESPACES = 200
 HUB, DEVICE, _LAUNCHER = "hub", "outside", "launcher"
 """Names of network devices: the bridge, each worker's end of its cable, and the launcher's."""
 _HUB_HOST, _LAUNCHER_HOST, _FIRST_HOST = 1, 2, 10
-_ORPHAN_RETRIES = 3
+_RETRIES_FILE, _ORPHAN_RETRIES = Path("/proc/sys/net/ipv4/tcp_orphan_retries"), 3
 _OWN = "/proc/thread-self/ns/net"
 
 
@@ -74,9 +73,7 @@ class NetworkNamespaces:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -97,7 +94,6 @@ class NetworkNamespaces:
         self._in(COORDINATOR, f"link set dev {port_of(place)} down")
 
     def heal(self, place: int) -> None:
-        """Undo the cut."""
         self._in(COORDINATOR, f"link set dev {port_of(place)} up")
 
     def _make(self) -> None:
@@ -151,9 +147,14 @@ class NetworkNamespaces:
         raise refusal
 
     def _new_network(self) -> str:
+        """A new one, in which what a dead process has left to send is given up soon.
+
+        It keeps the namespace, for minutes where the way is cut.
+        """
         self._descriptors.append(make_network())
         network = f"/proc/{os.getpid()}/fd/{self._descriptors[-1]}"
-        inside_network(network, _forget_the_dead_soon)
+        with contextlib.suppress(OSError):  # a container may not let it be written; then it takes the minutes
+            inside_network(network, lambda: _RETRIES_FILE.write_text(str(_ORPHAN_RETRIES)))
         return network
 
     def _in(self, place: int, *commands: str) -> None:
@@ -196,27 +197,8 @@ def inside_network(path: str, work: Callable[[], Result]) -> Result:
 
 def _aside(work: Callable[[], Result]) -> Result:
     """In a thread of its own: the namespace is the thread's, and ends to be anybody's with it."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="network", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _forget_the_dead_soon() -> None:
-    """What a dead process has left to send keeps its namespace, for minutes where the way is cut: try less often."""
-    with contextlib.suppress(OSError):  # a container may not let it be written; then it takes the minutes
-        Path("/proc/sys/net/ipv4/tcp_orphan_retries").write_text(str(_ORPHAN_RETRIES))
+    with ThreadPoolExecutor(1, "network") as thread:
+        return thread.submit(work).result()
 
 
 def port_of(place: int) -> str:
@@ -227,8 +209,7 @@ def port_of(place: int) -> str:
 def _routes() -> list[ipaddress.IPv4Network]:
     """Where this namespace has a way to, but for the one to everywhere."""
     routes = json.loads(call("ip", ["-json", "-4", "route", "show", "table", "all"]) or "[]")
-    found = (route["dst"] for route in routes if route["dst"] != "default")
-    return [ipaddress.IPv4Network(target, strict=False) for target in found]
+    return [ipaddress.IPv4Network(to, strict=False) for to in (route["dst"] for route in routes) if to != "default"]
 
 
 def _ip(*commands: str) -> None:

@@ -64,11 +64,9 @@ class FaultInjection:
         }
 
     def network_of(self, place: int) -> Network:
-        """Where the worker of a place lives."""
         return LOOPBACK if self._namespaces is None else self._namespaces.network_of(place)
 
     def on_start(self, assignment: Assignment) -> Assignment:
-        """Have the worker bring its own faults about."""
         return replace(assignment, hook=WORKER_HOOK, hook_options={"faults": [asdict(fault) for fault in self._faults]})
 
     def on_round(self, controls: Controls, now: float) -> None:
@@ -100,7 +98,6 @@ class FaultInjection:
                     os.kill(firing.pid, signal.SIGCONT)
 
     def _called_for(self, number: int) -> Firing | None:
-        """The moment of a fault, once it has come."""
         try:
             called = json.loads(call_of(self._logs, number).read_bytes())
         except (OSError, ValueError):  # nobody has called, or the call is being written

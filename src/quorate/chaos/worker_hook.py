@@ -68,19 +68,19 @@ class FaultWatch:
         }
 
     def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None:
-        """A bit of these tensors may flip from now on."""
         self._state = state
 
     def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
-        """A generation of these members begins; `is_ending` is true when it shall end at the next step boundary."""
         self._members, self._is_ending = members, is_ending
 
     def on_phase(self, step: int, phase: str, lane: int | None = None) -> None:
-        """The worker begins with this now: if a fault is for this moment, it happens here."""
         self._place = step + 1 if phase in BETWEEN_STEPS else step, phase
         for number, fault in list(self._pending.items()):
-            is_dragged_along = self._is_dragged_along(number, fault)
-            if is_dragged_along or (fault.is_due(step, phase) and self._is_noticed(fault)):
+            # Where all are to die, and somebody has, nobody may live on, whatever became of the moment for them.
+            is_dragged_along = fault.worker is None and fault.act is Act.KILL and self._has_begun(number, fault)
+            # Where a worker is alone, nobody can tell that a bit has flipped: it comes once another is there.
+            is_noticed = fault.act is not Act.FLIP or len(self._members) > 1
+            if is_dragged_along or (fault.is_due(step, phase) and is_noticed):
                 del self._pending[number]
                 self._bring_about(number, fault, delay=None if is_dragged_along else fault.after)
         for number, fault in list(self._outside.items()):
@@ -90,11 +90,8 @@ class FaultWatch:
                 met = marker_of(self._logs, number, None)
                 self._wait_while(lambda met=met: not met.exists(), lane)  # type: ignore[misc]
         if phase == PHASES["data"] and not self._wait_while(lambda: self._misses_somebody(step), lane):
-            self._give_up_on_the_absent(step)
-
-    def _is_noticed(self, fault: Fault) -> bool:
-        """Whether anybody can tell that a bit has flipped: where a worker is alone, it comes once another is there."""
-        return fault.act is not Act.FLIP or len(self._members) > 1
+            # Wait no more for those who did not come in time: one that stands by as a spare may never.
+            self._given_up |= {number for number, fault in enumerate(self._faults) if fault.step < step}
 
     def _call_for(self, number: int) -> None:
         """Ask the launcher for a fault from outside, which is to come at this moment."""
@@ -125,22 +122,16 @@ class FaultWatch:
 
     def _misses_somebody(self, step: int) -> bool:
         """Whether a fault of an earlier step waits for somebody who is not here."""
-        return any(
-            fault.step < step and self._needs_the_absent(fault) and not self._has_begun(number, fault)
-            for number, fault in enumerate(self._faults)
-            if number not in self._given_up
-        )
-
-    def _give_up_on_the_absent(self, step: int) -> None:
-        """Wait no more for those who did not come in time: one that stands by as a spare may never."""
-        self._given_up |= {number for number, fault in enumerate(self._faults) if fault.step < step}
-
-    def _needs_the_absent(self, fault: Fault) -> bool:
         if len(self._members) == len(self._everyone):
             return False
-        # Whoever it is for: it comes when somebody comes back.
-        is_about_joining = fault.phase in BETWEEN_STEPS
-        return is_about_joining or (fault.worker is not None and fault.worker not in self._members)
+        earlier = [(number, fault) for number, fault in enumerate(self._faults) if fault.step < step]
+        return any(
+            # One about joining comes when somebody comes back, whoever it is for.
+            (fault.phase in BETWEEN_STEPS or (fault.worker is not None and fault.worker not in self._members))
+            and not self._has_begun(number, fault)
+            for number, fault in earlier
+            if number not in self._given_up
+        )
 
     def _has_begun(self, number: int, fault: Fault) -> bool:
         """Whether a fault came about before this process began; one for all has, once the first worker met it."""
@@ -148,10 +139,6 @@ class FaultWatch:
             return marker_of(self._logs, number, None).exists()
         whom = self._everyone if fault.worker is None else [fault.worker]
         return any(marker_of(self._logs, number, worker).exists() for worker in whom)
-
-    def _is_dragged_along(self, number: int, fault: Fault) -> bool:
-        """Whether all are to die, and somebody has: nobody may live on, whatever became of the moment for them."""
-        return fault.worker is None and fault.act is Act.KILL and self._has_begun(number, fault)
 
     def _bring_about(self, number: int, fault: Fault, delay: float | None) -> None:
         """Now; or from a thread of its own, while the worker goes on with what it does."""

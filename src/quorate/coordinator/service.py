@@ -55,6 +55,7 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
+from quorate.core.addresses import join_address
 from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
@@ -74,7 +75,6 @@ from quorate.wire.proto.codec import (
     encode_id,
 )
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
-from quorate.wire.sockets import join_address
 
 log = logging.getLogger(__name__)
 _TICKS_PER_TIMEOUT = 20

@@ -1,50 +1,21 @@
 """Everything that Quorate raises, in one tree.
 
+What each of them means stands at its class; some are defined where they are raised.
+
 ::
 
     QuorateError
-    ├── RequestError            the request was wrong: nothing was trained and nothing is lost (exit code 2)
-    │   ├── JobFileError        one or more mistakes in a job file or in what goes over it, all told at once
-    │   ├── TaskError           the task cannot be found, or gives something that cannot be trained
-    │   ├── FaultError          a fault of a script that cannot be read, or cannot happen in its job
-    │   └── RunError            a run that does not exist, is complete, is in use, or has no checkpoint
-    │       └── DamagedFileError
-    │                           a file of a run that was cut off or edited
-    ├── OutputError             the command did its work and could not say so: standard output is full or closed
-    └── JobError                the job failed (exit code 1)
-        ├── JobFailed           a whole job ended with a Failure: what `quorate.train` raises
-        ├── UserCodeError       an exception in the task, with the user's own traceback (exit code 2 if it was raised
-        │                       before the first step)
-        ├── LossError           a loss that is not finite, not a scalar, or not a loss
-        ├── MetricError         a metric that is not a number, or that is not there
-        ├── UnsupportedModelError
-        │                       a kind of gradient or buffer that cannot keep the promise
-        ├── DivergedError       replicas, machines or code that should be equal are not
-        │   └── ReplicasDiffer  workers that have trained together hold other bits than each other
-        ├── CheckpointError     a checkpoint that cannot be written or read
-        │   ├── NewerFormatError
-        │   │                   one that a newer version of Quorate has written
-        │   ├── AttemptGone     a save that another worker has given up
-        │   ├── NoSpace         there is no room for a checkpoint
-        │   └── UntrustedError  a checkpoint that anybody may have written, where only those with the key should have
-        ├── StoreError          trouble with an object store
-        │   └── ObjectMissing   what is asked for is not there
-        ├── ShardError          a file of a dataset that is not what it should be
-        │   ├── BadRecord       a record that cannot be read
-        │   └── DamagedBlock    bytes that differ from the index
-        ├── Unreachable         a file of a dataset that cannot be read for now
-        │   └── StoreAway       its store answers nobody
-        ├── JobEnded            what a worker learns when its coordinator has ended the job
-        ├── Dismissed           what a worker learns when it may leave
-        ├── EngineLost          what starts the workers is gone, and they with it
-        ├── WorkerUnfit         a worker cannot go on, and another in its place can: it counts as lost
-        │   ├── HelperLost      a process that a worker has forked for itself is gone
-        │   └── OutOfMemory     there is not enough memory where a worker is
-        └── LinkError           trouble between two processes
-            ├── PeerLost        the other end is gone
-            ├── FrameError      the other end speaks of another job, generation or place
-            ├── LeaseExpired    the coordinator has not been heard for too long
-            └── GenerationOver  the coordinator has ended the generation that a worker is in
+    ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
+    ├── OutputError
+    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
+        │                    UnsupportedModelError
+        ├── DivergedError    ReplicasDiffer
+        ├── CheckpointError  NewerFormatError, AttemptGone, NoSpace, UntrustedError
+        ├── StoreError       ObjectMissing
+        ├── ShardError       BadRecord, DamagedBlock
+        ├── Unreachable      StoreAway
+        ├── WorkerUnfit      HelperLost, OutOfMemory
+        └── LinkError        PeerLost, FrameError, LeaseExpired, GenerationOver
 """
 
 import re
@@ -59,7 +30,6 @@ class QuorateError(Exception):
 
     @property
     def message(self) -> str:
-        """The text of the error."""
         return str(self)
 
 

@@ -51,7 +51,6 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an exception amounts to."""
         if isinstance(error, JobFailed):
             return error.failure
         return cls(
@@ -78,7 +77,6 @@ class Failure:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Failure":
-        """From JSON."""
         listed = {name: tuple(fields.get(name, ())) for name in ("samples", "culprits")}
         return cls(**fields | listed)
 
@@ -128,7 +126,6 @@ class JobFailed(JobError):  # noqa: N818
 
     @property
     def run(self) -> str:
-        """The name of the run; empty if there is none."""
         return self.remains.run if self.remains else ""
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -19,11 +19,9 @@ class Cursor:
     phase: Phase = Phase.TRAINED
 
     def trained(self) -> "Cursor":
-        """After one more step."""
         return Cursor(self.step + 1, Phase.TRAINED)
 
     def evaluated(self) -> "Cursor":
-        """After the evaluation at this step."""
         return Cursor(self.step, Phase.EVALUATED)
 
 
@@ -72,7 +70,6 @@ class Generation:
 
     @property
     def lanes(self) -> int:
-        """How many lanes the job has."""
         return sum(len(member.lanes) for member in self.members)
 
     @property
@@ -81,7 +78,6 @@ class Generation:
         return tuple(member for member in self.members if member.role is Role.WORKER)
 
     def position(self, worker: int) -> int:
-        """Where a worker stands on the ring."""
         return next(i for i, member in enumerate(self.members) if member.worker == worker)
 
     @property

@@ -6,8 +6,10 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import NoReturn
 SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 """Where programs for root are; not everybody's PATH has them."""
 
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 _PIECE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,6 +37,23 @@ def die_with_parent(parent: int | None = None) -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, in place of the first process of the machine."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """Have every process that is forked from now on close its copy of a socket. The original is not disturbed.
+
+    A data loader's process is a copy of its worker, descriptors included. If it outlives the worker, the copies keep
+    the worker's connections open, and its peers learn of its death seconds late.
+    """
+    _sockets.add(sock)
+
+
+def _close_copies() -> None:
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def children_of(parent: int, proc: Path = Path("/proc")) -> dict[int, int]:

@@ -14,15 +14,11 @@ from typing import Protocol
 class Condition(Protocol):
     """Held by one thread at a time, but for the time in which it waits: a `threading.Condition`, as far as needed."""
 
-    def __enter__(self) -> bool:
-        """Hold it."""
-        ...
+    def __enter__(self) -> bool: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Let go of it."""
-        ...
+    ) -> None: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until it holds, or for so many seconds; whether it does. Looked at whenever somebody notifies."""
@@ -60,13 +56,8 @@ class Runtime(Protocol):
 class SystemRuntime:
     """The machine's own clock and threads."""
 
-    def now(self) -> float:
-        """Seconds since some moment."""
-        return time.monotonic()
-
-    def condition(self) -> Condition:
-        """A new one."""
-        return threading.Condition()
+    now = staticmethod(time.monotonic)
+    condition = staticmethod(threading.Condition)
 
     def spawn(self, name: str, work: Callable[[], None]) -> Thread:
         """A daemon: who fails before it can end its threads must still be able to exit."""
@@ -86,7 +77,6 @@ class Latch:
         self.is_set = False
 
     def set(self) -> None:
-        """Wake everybody."""
         with self._changed:
             self.is_set = True
             self._changed.notify_all()

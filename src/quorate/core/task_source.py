@@ -40,7 +40,6 @@ class TaskSource:
 
     @property
     def size(self) -> int:
-        """Bytes in all files."""
         return sum(map(len, self.files.values()))
 
     def difference(self, other: "TaskSource", labels: tuple[str, str], most: int = _SHOWN) -> list[str]:

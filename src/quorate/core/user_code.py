@@ -26,17 +26,8 @@ Hint = Callable[[BaseException], str]
 """What to say beside the text of an exception; nothing for one that speaks for itself."""
 
 
-def no_hint(_: BaseException) -> str:
-    """Nothing to add."""
-    return ""
-
-
-def _say_nothing(_: str) -> None:
-    pass
-
-
 # Of a process, since it is the process that takes long in somebody's code.
-_announce: Callable[[str], None] = _say_nothing
+_announce: Callable[[str], None] | None = None
 
 
 @contextmanager
@@ -47,7 +38,7 @@ def announcing(tell: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        _announce = _say_nothing
+        _announce = None
 
 
 class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
@@ -60,7 +51,7 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
 
     __slots__ = ("_exit_code", "_hint", "_where")
 
-    def __init__(self, where: str, hint: Hint = no_hint, *, exit_code: int = JobError.exit_code) -> None:
+    def __init__(self, where: str, hint: Hint = lambda _: "", *, exit_code: int = JobError.exit_code) -> None:
         self._where = where
         self._hint = hint
         self._exit_code = exit_code
@@ -77,9 +68,10 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
         raise UserCodeError(message, user_traceback(error), self._exit_code) from error
 
 
-def building_code(where: str, hint: Hint = no_hint) -> user_code:
+def building_code(where: str, hint: Hint = lambda _: "") -> user_code:
     """The same for what runs before the first step: what is raised there is a mistake in the request."""
-    _announce(where)
+    if _announce is not None:
+        _announce(where)
     return user_code(where, hint, exit_code=RequestError.exit_code)
 
 

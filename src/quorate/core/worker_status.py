@@ -46,7 +46,6 @@ class Pace:
 
     @property
     def lane_s(self) -> float:
-        """Seconds that a lane takes."""
         return self.data_s + self.compute_s
 
     @property

@@ -17,13 +17,12 @@ from typing import NoReturn
 import torch
 
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
-from quorate.core.processes import describe_departure, die_with_parent, likely_cause
+from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
 from quorate.data.shards.threads import CHECK_EVERY
-from quorate.wire.sockets import close_in_children
 
 _GRACE = 1.0
 _LENGTH = struct.Struct("<Q")

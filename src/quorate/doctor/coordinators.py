@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, LinkError, RunError
 from quorate.core.regular_file import read_regular
 from quorate.doctor.report import Finding, Level
 from quorate.storage.run_folder import RunFolder
-from quorate.wire.sockets import split_address
 
 PATIENCE = 10.0
 

@@ -20,7 +20,7 @@ from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors, share_a_host
 from quorate.wire.shared_link import SharedLink, accept_shared, connect_shared
 from quorate.wire.shared_memory import Doorbell, Segment
-from quorate.wire.silence import Watch
+from quorate.wire.stream import Watch
 from quorate.wire.tcp import Knock, Listener, TcpLink
 from quorate.wire.tcp import connect as connect_tcp
 

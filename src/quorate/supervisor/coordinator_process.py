@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.client import SupervisorClient
+from quorate.core.addresses import split_address
 from quorate.core.errors import JobError, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.processes import describe_departure
 from quorate.core.timing import Timing
-from quorate.wire.sockets import split_address
 
 log = logging.getLogger(__name__)
 

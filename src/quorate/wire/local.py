@@ -14,13 +14,12 @@ from quorate.core.errors import FrameError, PeerLost
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
-from quorate.wire.sockets import close_in_children
 from quorate.wire.stream import Stream, wait_for
 
 MOST_DESCRIPTORS = 4
 
 
-class LocalListener:
+class LocalListener(Reception):
     """Where a worker waits for the other workers of its host. `address` is empty where that is impossible."""
 
     def __init__(self) -> None:
@@ -29,8 +28,7 @@ class LocalListener:
         sock.setblocking(False)
         sock.bind(f"\0{name}")
         sock.listen()
-        close_in_children(sock)
-        self._reception = Reception(sock)
+        super().__init__(sock)
         identity = host_identity()
         self.address = f"{identity}/{name}" if identity else ""
 
@@ -42,7 +40,7 @@ class LocalListener:
         if not awaited:
             return
         name = f"worker {min(awaited)}"
-        admitted = self._reception.admit_each(lambda: receive_introduction(credentials, peers), name, deadline)
+        admitted = self.admit(lambda: receive_introduction(credentials, peers), name, deadline)
         try:
             with contextlib.closing(admitted) as visitors:
                 for visitor in visitors:
@@ -56,10 +54,6 @@ class LocalListener:
                 raise
             # The one that was named may have come meanwhile.
             raise PeerLost(f"worker {min(awaited)}", lost.detail) from None
-
-    def close(self) -> None:
-        """Stop listening and turn everyone away."""
-        self._reception.close()
 
 
 def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:
@@ -130,18 +124,11 @@ def receive_descriptors(sock: socket.socket, count: int, peer: str, deadline: De
             raise PeerLost(peer, error.strerror or str(error)) from error
         if not message:
             raise PeerLost(peer, "it closed the connection")
-        found = _descriptors(ancillary)
+        found = array.array("i")
+        for _, _, content in ancillary:  # nothing but descriptors: for anything else one has to ask
+            found.frombytes(content[: len(content) - len(content) % found.itemsize])
         if len(found) != count:
             for descriptor in found:
                 os.close(descriptor)
             raise FrameError(f"{peer} passed {len(found)} descriptors where {count} were expected")
-        return found
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            raise FrameError("a worker passed something that is no memory")
-        found.frombytes(content[: len(content) - len(content) % found.itemsize])
-    return list(found)
+        return list(found)

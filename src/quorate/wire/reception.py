@@ -13,12 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
+from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.sockets import close_in_children, join_address
 
 MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""
@@ -41,7 +42,6 @@ class Visitor:
         self._received = b""
 
     def begin(self, handshake: Handshake) -> None:
-        """Start on a handshake, whose first turn is the visitor's."""
         self._handshake = handshake
         self._expect = next(handshake).expect
 
@@ -52,7 +52,6 @@ class Visitor:
 
     @property
     def host(self) -> str:
-        """Where it comes from, whatever the port."""
         return self.address.rpartition(":")[0]
 
     def advance(self) -> None:
@@ -92,6 +91,7 @@ class Reception:
     """Takes in connections at a listening socket until one of them is the peer that is waited for."""
 
     def __init__(self, listening: socket.socket) -> None:
+        close_in_children(listening)
         self._listening = listening
         self._visitors: list[Visitor] = []
         self._signatures: set[bytes] = set()
@@ -99,15 +99,10 @@ class Reception:
         self._waiting = False
         self._closed = False
 
-    def admit(self, introduction: Callable[[], Handshake], name: str, deadline: Deadline) -> Visitor:
-        """The first visitor that completes the handshake. One thread waits at a time."""
-        with closing(self.admit_each(introduction, name, deadline)) as visitors:
-            return next(visitors)
-
-    def admit_each(
+    def admit(
         self, introduction: Callable[[], Handshake], name: str, deadline: Deadline
     ) -> Generator[Visitor, None, None]:
-        """Every visitor that completes the handshake, until nobody asks for more."""
+        """Every visitor that completes the handshake, until nobody asks for more. One thread waits at a time."""
         refusals: list[FrameError] = []
         began = time.monotonic()
         with self._wait():
@@ -129,7 +124,7 @@ class Reception:
                     yield visitor
 
     def close(self) -> None:
-        """Stop listening; a wait in another thread ends with PeerLost."""
+        """Stop listening, and turn everyone away; a wait in another thread ends with PeerLost."""
         with self._lock:
             self._closed = True
             with suppress(OSError):

@@ -5,7 +5,6 @@ the receiver empties it, and rings back when several are free again. So a byte i
 frame of any length flows through a few slots while both ends work on it.
 """
 
-import mmap
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ import numpy
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import (
     CLOSED_HERE,
@@ -31,7 +31,6 @@ from quorate.wire.link import (
 )
 from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.shared_memory import Doorbell, Segment
-from quorate.wire.sockets import close_in_children
 
 SLOT = 2**19
 """Bytes in a slot: enough that ringing costs little beside copying, few enough that both ends soon have work."""
@@ -68,30 +67,29 @@ class SharedLink:
         self._memory = memory.shared()
         self._sockets = sending, receiving
         self._doorbells = Doorbell(sending, peer, generation), Doorbell(receiving, peer, generation)
-        self._outgoing = _Outgoing(self._memory, _room() * side, self._doorbells[0])
-        self._incoming = _Incoming(self._memory, _room() * (1 - side), self._doorbells[1])
+        # Where the slots of each direction begin; they are gone through in turn, so counting them says which is next.
+        self._places = _room() * side, _room() * (1 - side)
+        self._filled = self._emptied = 0
+        self._unused = SLOTS
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
-        """Send one frame; it is in the shared memory when this returns."""
         content = flat_bytes(payload)
         with self._use():
             message = encode_header(tag, content.nbytes)
             for start in _starts(content.nbytes):
-                self._outgoing.put(message, content[start : start + SLOT], self._patient(deadline))
+                self._fill_slot(message, content[start : start + SLOT], self._patient(deadline))
                 message = _GOES_ON
 
     def receive(self, tag: Tag, deadline: Deadline) -> bytearray:
-        """The payload of the next frame."""
         with self._use():
             payload = bytearray(self._receive_header(tag, None, deadline))
             self._receive_payload(memoryview(payload), deadline)
             return payload
 
     def receive_into(self, tag: Tag, buffer: Buffer, deadline: Deadline) -> None:
-        """Put the payload of the next frame into `buffer`."""
         view = flat_bytes(buffer)
         with self._use():
             self._receive_header(tag, view.nbytes, deadline)
@@ -103,12 +101,17 @@ class SharedLink:
             if not self._closed:
                 self._closed = True
                 for sock, doorbell in zip(self._sockets, self._doorbells, strict=True):
-                    _hang_up(sock)
+                    # Closed over messages that nobody has read, a connection would be reset, and the peer would not
+                    # have the last frames that were sent to it.
+                    with suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)  # nothing comes after this
+                        while sock.recv(1):
+                            pass
                     doorbell.close()
             self._release_if_unused()
 
     def _receive_header(self, expected: Tag, expected_length: int | None, deadline: Deadline) -> int:
-        header = self._incoming.hear(self._patient(deadline))
+        header = self._doorbells[1].answer(self._patient(deadline))
         if len(header) != HEADER_SIZE:
             raise FrameError(f"{self.peer} sent {len(header)} bytes where a frame begins with {HEADER_SIZE}")
         tag, length, _ = decode_header(header, self.peer)
@@ -118,8 +121,32 @@ class SharedLink:
     def _receive_payload(self, view: memoryview, deadline: Deadline) -> None:
         for start in _starts(view.nbytes):
             if start:
-                _check(self._incoming.hear(self._patient(deadline)), _GOES_ON, self.peer)
-            self._incoming.take(view[start : start + SLOT], self._patient(deadline))
+                self._expect(_GOES_ON, self._doorbells[1].answer(self._patient(deadline)))
+            self._empty_slot(view[start : start + SLOT], self._patient(deadline))
+
+    def _fill_slot(self, message: bytes, piece: memoryview, deadline: Deadline) -> None:
+        if not self._unused:
+            self._expect(_FREE, self._doorbells[0].answer(deadline))
+            self._unused = SLOTS // 2
+        start = self._places[0] + self._filled * SLOT
+        _copy(piece, memoryview(self._memory)[start : start + piece.nbytes])
+        self._filled, self._unused = (self._filled + 1) % SLOTS, self._unused - 1
+        self._doorbells[0].ring(message, deadline)
+
+    def _empty_slot(self, piece: memoryview, deadline: Deadline) -> None:
+        start = self._places[1] + self._emptied * SLOT
+        _copy(memoryview(self._memory)[start : start + piece.nbytes], piece)
+        self._emptied = (self._emptied + 1) % SLOTS
+        if self._emptied % (SLOTS // 2) == 0:
+            # A peer that has closed the link needs no slots any more, and its last frames are still to be had.
+            with suppress(PeerLost):
+                self._doorbells[1].ring(_FREE, deadline)
+
+    def _expect(self, expected: bytes, message: bytes) -> None:
+        if message != expected:
+            raise FrameError(
+                f"{self.peer} sent {message[:HEADER_SIZE]!r} where {expected!r} was expected: it has lost its place"
+            )
 
     def _patient(self, deadline: Deadline) -> Deadline:
         """A deadline that says, when it is over, for how long nothing came."""
@@ -162,51 +189,6 @@ class SharedLink:
                 self._memory.close()
 
 
-class _Slots:
-    """The slots of one direction, as both ends go through them: in turn."""
-
-    def __init__(self, memory: mmap.mmap, offset: int, doorbell: Doorbell) -> None:
-        self._memory = memory
-        self._offset = offset
-        self._turn = 0
-        self._doorbell = doorbell
-
-    def _next(self, size: int) -> memoryview:
-        """The first bytes of the slot whose turn it is."""
-        start = self._offset + self._turn * SLOT
-        self._turn = (self._turn + 1) % SLOTS
-        return memoryview(self._memory)[start : start + size]
-
-
-class _Outgoing(_Slots):
-    def __init__(self, memory: mmap.mmap, offset: int, doorbell: Doorbell) -> None:
-        super().__init__(memory, offset, doorbell)
-        self._unused = SLOTS
-
-    def put(self, message: bytes, piece: memoryview, deadline: Deadline) -> None:
-        """Fill the next slot, once it is free, and tell the peer."""
-        if not self._unused:
-            _check(self._doorbell.answer(deadline), _FREE, self._doorbell.peer)
-            self._unused = SLOTS // 2
-        self._unused -= 1
-        _copy(piece, self._next(piece.nbytes))
-        self._doorbell.ring(message, deadline)
-
-
-class _Incoming(_Slots):
-    def hear(self, deadline: Deadline) -> bytes:
-        """What the peer says of the slot that it has filled."""
-        return self._doorbell.answer(deadline)
-
-    def take(self, piece: memoryview, deadline: Deadline) -> None:
-        """Empty the next slot, which the peer has filled."""
-        _copy(self._next(piece.nbytes), piece)
-        if self._turn % (SLOTS // 2) == 0:
-            # A peer that has closed the link needs no slots any more, and its last frames are still to be had.
-            with suppress(PeerLost):
-                self._doorbell.ring(_FREE, deadline)
-
-
 def connect_shared(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
     """A link to worker `peer` of this host. Where nobody listens, it is lost at once."""
     name = f"worker {peer} (this host)"
@@ -234,23 +216,18 @@ def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, 
     with ExitStack() as received, ExitStack() as on_failure:
         on_failure.callback(forth.close)
         shared, connection = receive_descriptors(forth, 2, name, deadline)
-        back = _connection(connection, shared, name)
+        try:
+            back = socket.socket(fileno=connection)
+        except OSError as error:
+            os.close(connection)
+            os.close(shared)
+            raise FrameError(f"{name} passed something that is no connection") from error
         on_failure.callback(back.close)
         memory = Segment.adopt(shared, 2 * _room())
         received.callback(memory.close)
         link = SharedLink(name, credentials.generation, memory, sending=back, receiving=forth, side=1)
         on_failure.pop_all()
     return link
-
-
-def _connection(descriptor: int, companion: int, peer: str) -> socket.socket:
-    """The connection that a descriptor stands for. Where it is none, what came with it is let go too."""
-    try:
-        return socket.socket(fileno=descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        os.close(companion)
-        raise FrameError(f"{peer} passed something that is no connection") from error
 
 
 def _room() -> int:
@@ -269,21 +246,3 @@ def _copy(source: memoryview, target: memoryview) -> None:
         numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(source, numpy.uint8))
     elif source.nbytes:
         target[:] = source
-
-
-def _check(message: bytes, expected: bytes, peer: str) -> None:
-    if message != expected:
-        raise FrameError(
-            f"{peer} sent {message[:HEADER_SIZE]!r} where {expected!r} was expected: it has lost its place"
-        )
-
-
-def _hang_up(sock: socket.socket) -> None:
-    """End a connection in a way that lets the peer have what was sent to it.
-
-    Closed over messages that nobody has read, it would be reset, and the peer would not see the last frames.
-    """
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)  # nothing comes after this
-        while sock.recv(1):
-            pass

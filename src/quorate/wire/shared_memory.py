@@ -16,9 +16,10 @@ from collections.abc import Callable
 
 from quorate.core.errors import FrameError, OutOfMemory, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.core.machine import Limits, machine_memory, read_limits
-from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.sockets import close_in_children
+from quorate.core.machine import machine_memory, read_limits
+from quorate.core.processes import close_in_children
+from quorate.wire.link import CLOSED_HERE, Deadline
+from quorate.wire.stream import wait_for
 
 LONGEST_MESSAGE = 32 * 1024
 """Bytes that a doorbell carries."""
@@ -36,13 +37,12 @@ class Segment:
         self.size = size
 
     @classmethod
-    def create(cls, size: int, available: int | None = None, limits: Limits | None = None) -> "Segment":
+    def create(cls, size: int) -> "Segment":
         """All of it is there when this returns: too little memory is an error now, not a signal at the first write."""
         # Asked first: the kernel would hand out pages until it has to kill somebody, in a container as on the machine.
-        free = machine_memory() if available is None else available
+        free, inside = machine_memory(), read_limits().free_memory
         if size > free:
             raise _too_little(size, f"{free:,} are free")
-        inside = (read_limits() if limits is None else limits).free_memory
         if inside is not None and size > inside:
             raise _too_little(size, f"{inside:,} are free of what this container is given")
         descriptor = os.memfd_create("quorate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -113,7 +113,6 @@ class Doorbell:
         self._use(lambda: self._socket.send(packet), select.POLLOUT, deadline)
 
     def answer(self, deadline: Deadline) -> bytes:
-        """The peer's next message."""
         size = self._use(lambda: self._socket.recv_into(self._buffer), select.POLLIN, deadline)
         if size < _HEADER.size:
             raise self._lost("it closed the connection")
@@ -145,7 +144,8 @@ class Doorbell:
                 try:
                     return attempt()
                 except BlockingIOError:
-                    self._wait(events, deadline)
+                    if wait_for(self._socket, events, deadline) < 0:
+                        raise self._lost("nothing was heard from it until the deadline") from None
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
         finally:
@@ -157,14 +157,6 @@ class Doorbell:
         # Closed under a thread that polls it, the number could belong to another file by the time it is used.
         if self._closed and not self._users:
             self._socket.close()
-
-    def _wait(self, events: int, deadline: Deadline) -> None:
-        remaining = deadline()
-        if remaining <= 0:
-            raise self._lost("nothing was heard from it until the deadline")
-        poller = select.poll()
-        poller.register(self._socket, events)
-        poller.poll(min(remaining, LONGEST_WAIT) * 1000)
 
     def _lost(self, detail: str) -> PeerLost:
         return PeerLost(self.peer, CLOSED_HERE if self._closed else detail)

@@ -8,12 +8,7 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from quorate.core.errors import PeerLost
-from quorate.wire.link import Deadline
 
 LOOKS = 4
 """So many times is looked within the time after which a peer counts as silent."""
@@ -96,7 +91,6 @@ class Silence:
         return before if now is None else now
 
     def _look(self) -> tuple[float | None, float | None]:
-        """What is proven, and what is suspected."""
         info = TcpInfo.of(self._socket)
         if info is None:
             return None, None
@@ -118,43 +112,3 @@ class Silence:
         if self._owed is None or self._owed[0] != info.acknowledged:
             self._owed = info.acknowledged, now
         return now - self._owed[1]
-
-
-class Watched(Protocol):
-    """A link that may turn out to be silent."""
-
-    def check_silence(self) -> None:
-        """Raise PeerLost if the other end's host has not answered for too long."""
-        ...
-
-    def suspicion(self) -> PeerLost | None:
-        """The loss that was to come, if it has not answered for half of that time; also after the link was closed."""
-        ...
-
-
-class Watch:
-    """A deadline that looks after links whenever it is asked, if some time has passed.
-
-    Who waits for one neighbour finds out about the other too: what it has sent to it may be on its way for ever.
-    """
-
-    def __init__(self, deadline: Deadline, links: Sequence[Watched], limit: float) -> None:
-        self._deadline = deadline
-        self._links = links
-        self._pause = limit / LOOKS
-        self._next_look = 0.0
-
-    def __call__(self) -> float:
-        """Seconds that may be waited until it is asked again. Raises PeerLost for a link that is silent."""
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + self._pause
-            for link in self._links:
-                link.check_silence()
-        return min(self._deadline(), self._pause)
-
-    def blame(self, error: BaseException) -> BaseException:
-        """The reason why links broke: whoever notices a silent one first closes all that it has, the others follow."""
-        if not isinstance(error, PeerLost):
-            return error
-        return next((suspect for link in self._links if (suspect := link.suspicion()) is not None), error)

@@ -4,14 +4,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from quorate.core.errors import PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.silence import Silence
-from quorate.wire.sockets import close_in_children
+from quorate.wire.silence import LOOKS, Silence
 
 LOW_WATER = 512 * 2**10
 """Bytes of a large frame that are worth waking up for."""
@@ -51,14 +51,16 @@ class Stream:
         self.hung_up_at_once = False
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
-        """Send parts one after the other, without first joining them."""
         with self._use():
             began = time.monotonic()
             while parts:
                 try:
                     sent = self._socket.sendmsg(parts)
                 except BlockingIOError:
-                    self._wait_to_send(deadline, began)
+                    found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
+                    # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
+                    if found & select.POLLRDHUP:
+                        raise self._lost("it closed the connection") from None
                 else:
                     parts = _after(parts, sent)
                     began = time.monotonic()
@@ -139,12 +141,8 @@ class Stream:
             self.close()
             raise
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._closed:
+            with self._lock:
+                self._users -= 1
                 self._release_if_unused()
 
     def _note_hang_up(self) -> None:
@@ -157,7 +155,7 @@ class Stream:
 
     def _release_if_unused(self) -> None:
         # Closed under a thread that polls it, the number could belong to another file by the time it is used.
-        if self._users == 0:
+        if self._closed and self._users == 0:
             self._socket.close()
 
     def _sleep_through(self, missing: int) -> None:
@@ -169,17 +167,39 @@ class Stream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             self._low_water = low_water
 
-    def _wait_to_send(self, deadline: Deadline, began: float) -> None:
-        found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
-        # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
-        if found & select.POLLRDHUP:
-            raise self._lost("it closed the connection")
-
     def _wait(self, events: int, deadline: Deadline, began: float) -> int:
         found = wait_for(self._socket, events, deadline)
         if found < 0:
             raise self._lost(f"no frame for {time.monotonic() - began:.1f} s")
         return found
+
+
+class Watch:
+    """A deadline that looks after links whenever it is asked, if some time has passed.
+
+    Who waits for one neighbour finds out about the other too: what it has sent to it may be on its way for ever.
+    """
+
+    def __init__(self, deadline: Deadline, links: Sequence[Stream], limit: float) -> None:
+        self._deadline = deadline
+        self._links = links
+        self._pause = limit / LOOKS
+        self._next_look = 0.0
+
+    def __call__(self) -> float:
+        """Seconds that may be waited until it is asked again. Raises PeerLost for a link that is silent."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self._pause
+            for link in self._links:
+                link.check_silence()
+        return min(self._deadline(), self._pause)
+
+    def blame(self, error: BaseException) -> BaseException:
+        """The reason why links broke: whoever notices a silent one first closes all that it has, the others follow."""
+        if not isinstance(error, PeerLost):
+            return error
+        return next((suspect for link in self._links if (suspect := link.suspicion()) is not None), error)
 
 
 def _after(parts: list[memoryview], sent: int) -> list[memoryview]:

@@ -6,10 +6,13 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
+from quorate.core.addresses import join_address, split_address
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
+from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import (
     AGAIN,
@@ -24,9 +27,7 @@ from quorate.wire.link import (
     flat_bytes,
 )
 from quorate.wire.reception import Reception
-from quorate.wire.silence import Watch
-from quorate.wire.sockets import close_in_children, join_address, split_address
-from quorate.wire.stream import Stream, wait_for
+from quorate.wire.stream import Stream, Watch, wait_for
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 
@@ -45,20 +46,17 @@ class TcpLink(Stream):
         self._header = bytearray(HEADER_SIZE)
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
-        """Send one frame; it is in the kernel's hands when this returns."""
         content = flat_bytes(payload)
         header = encode_header(tag, content.nbytes, checksum_of(content))
         self.send_all([memoryview(header), content], deadline)
 
     def receive(self, tag: Tag, deadline: Deadline) -> bytearray:
-        """The payload of the next frame."""
         length, checksum = self._receive_header(tag, None, deadline)
         payload = bytearray(length)
         self._receive_payload(tag, memoryview(payload), checksum, deadline)
         return payload
 
     def receive_into(self, tag: Tag, buffer: Buffer, deadline: Deadline) -> None:
-        """Put the payload of the next frame into `buffer`."""
         view = flat_bytes(buffer)
         _, checksum = self._receive_header(tag, view.nbytes, deadline)
         self._receive_payload(tag, view, checksum, deadline)
@@ -107,12 +105,11 @@ def connect(
             raise
 
 
-class Listener:
+class Listener(Reception):
     """A port at which a worker waits for its peers, one after the other."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._reception = Reception(sock)
-        close_in_children(sock)
+        super().__init__(sock)
         host, port = sock.getsockname()[:2]
         self.address = join_address(host, port)
 
@@ -138,12 +135,9 @@ class Listener:
         came but did not fit is a FrameError, nobody at all a PeerLost.
         """
         name = f"worker {peer}"
-        visitor = self._reception.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)
+        with closing(self.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)) as visitors:
+            visitor = next(visitors)
         return TcpLink(visitor.socket, f"{name} ({visitor.address})", silence)
-
-    def close(self) -> None:
-        """Stop listening and turn everyone away; a wait for a peer ends with PeerLost."""
-        self._reception.close()
 
 
 class Knock:
@@ -179,7 +173,6 @@ class Knock:
             raise PeerLost(self._name, _unanswered(waited))
 
     def close(self) -> None:
-        """Ask no longer."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

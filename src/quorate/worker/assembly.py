@@ -65,12 +65,10 @@ class SessionParts:
 
     @cached_property
     def strategy(self) -> StrategyFactory:
-        """Connects the members of each generation."""
         return strategy_factory(self.spec, self.replica)
 
     @property
     def layout(self) -> StateLayout:
-        """How the state is spread over the workers."""
         return Replicated(self.replica)
 
 

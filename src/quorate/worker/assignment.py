@@ -58,12 +58,10 @@ class Assignment:
     hook_options: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Assignment":
-        """From that line."""
         fields = json.loads(text)
         return cls(**fields | {"mode": RunMode(**fields["mode"]), "network": Network(**fields["network"])})
 

@@ -58,7 +58,6 @@ class GrpcLink:
         self._is_closed = False
 
     def call(self, request: Request, timeout: float) -> Any:
-        """The reply, or None."""
         method = getattr(self._stub, _METHODS[type(request)])
         try:
             return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
@@ -71,7 +70,6 @@ class GrpcLink:
         return None
 
     def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
-        """One directive after the other."""
         try:
             self._stream = self._stub.Follow(request, metadata=self._metadata, wait_for_ready=True)
             if self._is_closed:  # `close` came before there was a stream that it could cancel
@@ -81,7 +79,6 @@ class GrpcLink:
             log.debug("the coordinator's directives broke off: %r", error)
 
     def close(self) -> None:
-        """End it."""
         self._is_closed = True
         if self._stream is not None:
             self._stream.cancel()

@@ -29,7 +29,6 @@ class Lease:
         self._ended = False
 
     def renew(self, sent: float, seconds: float) -> None:
-        """A call that was sent at `sent` has been answered with a lease."""
         if seconds > 0:
             self._answered = max(self._answered, sent)
             self._until = max(self._until, sent + seconds)
@@ -43,7 +42,6 @@ class Lease:
         return 0.0 if self._ended else self._until - self._now()
 
     def explain(self, address: str) -> str:
-        """Why it is over."""
         return (
             f"the coordinator at {address} has not answered for {self._now() - self._answered:.1f} s, longer than the"
             f" lease of {self._timing.lease:.1f} s (failure_timeout: {self._timing.failure_timeout}); this worker"
@@ -109,7 +107,6 @@ class Outbox:
         return ""
 
     def answered(self) -> None:
-        """The last batch has arrived."""
         if not self._answered:
             self.arrived += len(self._batch.lines) + self._left_out
             self._left_out = 0
@@ -117,7 +114,6 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has arrived."""
         return self.arrived >= self.queued
 
 
@@ -164,7 +160,6 @@ class PaceMeter:
         self._lanes = 0
 
     def add_step(self, seconds: Mapping[str, float], lanes: int) -> None:
-        """A step with so many lanes took so long, by phase."""
         with self._turn:
             for phase in _OWN:
                 self._seconds[phase] += seconds[phase]

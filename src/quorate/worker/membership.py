@@ -5,7 +5,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
@@ -13,11 +12,12 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation
 from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Pace, Position, WorkerStatus
+from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.event import Event
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (
+    decode_cursor,
     decode_failure,
     encode_cursor,
     encode_failure,
@@ -32,36 +32,6 @@ from quorate.worker.membership_view import JobEnded, MembershipView
 log = logging.getLogger(__name__)
 _REPORT_LIMIT = 2.0
 _REST_LIMIT = 0.5
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Who a worker is, and what it starts from. `slot` is the worker id that it wishes for."""
-
-    slot: int
-    pid: int
-    host: str
-    ring_address: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    cursor: Cursor = field(default_factory=Cursor)
-    local_address: str = ""
-
-    def request(self, position: Position | None = None) -> pb.RegisterRequest:
-        """To ask for its place; with a position, to come back to it."""
-        request = pb.RegisterRequest(
-            slot=self.slot,
-            pid=self.pid,
-            host=self.host,
-            ring_address=self.ring_address,
-            local_address=self.local_address,
-            facts=dict(self.facts),
-            tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in self.tensors.items()],
-            cursor=encode_cursor(self.cursor),
-        )
-        if position is not None:
-            request.position.CopyFrom(encode_position(position))
-        return request
 
 
 class Membership:
@@ -93,16 +63,18 @@ class Membership:
         self._turn = runtime.condition()
         self._is_sending = False
         self.view = MembershipView(runtime)
-        self._registration: Registration | None = None
+        self._registration: pb.RegisterRequest | None = None
         self._is_leaving = False
         self._threads: list[Thread] = []
 
     # --- joining
 
-    def register(self, registration: Registration) -> None:
-        """Ask for a place. Raises DivergedError, FrameError or JobEnded when it is refused."""
-        self.view.join(registration.slot, registration.pid, registration.ring_address, registration.cursor)
-        self._enrol(registration.request(), self._timing.connect)
+    def register(self, registration: pb.RegisterRequest) -> None:
+        """Ask for a place: it says who this worker is, and what it starts from; `slot` is the worker id that it wishes
+        for. Raises DivergedError, FrameError or JobEnded when it is refused."""
+        cursor = decode_cursor(registration.cursor)
+        self.view.join(registration.slot, registration.pid, registration.ring_address, cursor)
+        self._enrol(registration, self._timing.connect)
         self._registration = registration
         for name, work in (("heartbeat", self._keep_beating), ("follow", self._keep_following)):
             self._threads.append(self._runtime.spawn(f"membership-{name}", work))
@@ -127,7 +99,9 @@ class Membership:
         position = self.view.present(incarnation)
         log.info("the coordinator was started again: this worker presents itself at step %d", position.cursor.step)
         try:
-            answered = self._enrol(self._registered().request(position), self._timing.lease / 2)
+            again = pb.RegisterRequest(position=encode_position(position))
+            again.MergeFrom(self._registered())
+            answered = self._enrol(again, self._timing.lease / 2)
             if answered > incarnation:  # by one after the one that asked: what it was told holds for it as well
                 self.view.present(answered)
         except (LinkError, JobError) as error:
@@ -263,7 +237,6 @@ class Membership:
         return True
 
     def close(self) -> None:
-        """Leave: sends nothing more, and ends the threads."""
         self._closing.set()
         self._link.close()
         for thread in self._threads:
@@ -272,7 +245,7 @@ class Membership:
 
     # --- asking
 
-    def _registered(self) -> Registration:
+    def _registered(self) -> pb.RegisterRequest:
         assert self._registration is not None, "a worker registers first"
         return self._registration
 

@@ -52,7 +52,6 @@ class MembershipView:
     # --- what the worker does
 
     def join(self, worker: int, pid: int, address: str, cursor: Cursor) -> None:
-        """It has its place, is found at an address, and begins from a cursor."""
         self._member, self._pid, self._left_at = (worker, address), pid, cursor
 
     def leave(self, cursor: Cursor) -> None:
@@ -95,7 +94,6 @@ class MembershipView:
         return bool(self._saves_asked - self._saves_begun)
 
     def save_begun(self) -> None:
-        """What was asked for until now is being saved."""
         with self._changed:
             self._saves_begun |= self._saves_asked
 
@@ -132,7 +130,6 @@ class MembershipView:
     # --- what the coordinator declares
 
     def handle(self, directive: pb.Directive) -> None:
-        """Take note of it."""
         with self._changed:
             match directive.WhichOneof("what"):
                 case "formed":

@@ -42,11 +42,13 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
 from quorate.training.task import Task, configure
+from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
-from quorate.worker.membership import Membership, Registration
+from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.session import LoopTrainer, WorkerSession
@@ -188,15 +190,16 @@ class Worker:
             self._hook.on_built(parts.replica.state_tensors)
         listeners = Listeners.bind(assignment.network.address, shares_memory=self._spec.links == "auto")
         with contextlib.closing(listeners):
-            registration = Registration(
+            tensors = digests(parts.replica.tensors(), parts.replica.device)
+            registration = pb.RegisterRequest(
                 slot=assignment.slot,
                 pid=os.getpid(),
                 host=socket.gethostname(),
                 ring_address=listeners.network.address,
                 local_address=listeners.local_address,
                 facts=parts.environment,
-                tensors=digests(parts.replica.tensors(), parts.replica.device),
-                cursor=progress.cursor,
+                tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in tensors.items()],
+                cursor=encode_cursor(progress.cursor),
             )
             membership.register(registration)
             self._write_status(progress.cursor.step, WAITING, None)

@@ -92,7 +92,6 @@ class WorkerSession(Generic[L]):
     write_status: Tell
 
     def complete(self) -> None:
-        """Go on until the job is complete."""
         generation, is_complete = None, False
         while not is_complete:
             generation = self.membership.await_generation(after=generation)
@@ -151,7 +150,6 @@ class StrategyLinks(contextlib.ExitStack):
         self.callback(connection.close)
 
     def abort(self) -> None:
-        """Close the links between the members."""
         self.connection.links.close()
 
 
@@ -176,11 +174,9 @@ class LoopTrainer:
 
     @property
     def cursor(self) -> Cursor:
-        """Where it stands."""
         return self.progress.cursor
 
     def connect(self, generation: Generation) -> StrategyLinks:
-        """Have the strategy connect to the others."""
         self.is_saved = False
         if self.hook is not None:
             self.hook.on_generation({member.worker for member in generation.members}, self._is_called)
@@ -198,7 +194,6 @@ class LoopTrainer:
         return StrategyLinks(self.parts.strategy.connect(endpoint))
 
     def align(self, generation: Generation, links: StrategyLinks) -> None:
-        """Copy the state, or give it."""
         if not generation.behind:
             return
         self.write_status(generation.cursor.step, COPY, None)
@@ -212,7 +207,6 @@ class LoopTrainer:
             self.backlog.publish(StateCopied(step=step, generation=formed, bytes=size, seconds=seconds))
 
     def train(self, generation: Generation, links: StrategyLinks) -> str | None:
-        """Run the loop."""
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
         self.activity.begin_step(self.progress.cursor.step)
         hooks = Hooks(
@@ -241,7 +235,6 @@ class LoopTrainer:
             self.progress, self.is_saved = loop.progress, loop.is_saved
 
     def result(self, ending: str) -> tuple[str, dict[str, Any]]:
-        """What a worker that is done tells."""
         assert self._began is not None, "whoever is done has trained"
         progress, digest = self.progress, self.parts.replica.weights_digest()
         seconds, samples = time.perf_counter() - self._began[0], progress.samples - self._began[1]

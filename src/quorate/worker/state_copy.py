@@ -52,43 +52,47 @@ def align(
     for donor in sorted(set(donors.values())):
         receivers = [receiver for receiver, of in donors.items() if of == donor]
         broadcast = _numbered(reduction, step, donor, activity)
-        everybody = range(len(generation.members))
+        # Everybody has to know the size, to know how many pieces follow.
+        told = memoryview(bytearray(8))
         if position == donor and own is not None:
-            copied += _send(own.encoded, receivers, everybody, broadcast)
-        elif position in receivers:
-            content = _receive(receivers, everybody, broadcast)
-            if content is None:
-                raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
-            progress = _take_up(content, layout)
-            copied += len(content)
-            giver = generation.members[donor].worker
-            log.info("copied the state at step %d (%d bytes) from worker %d", step, len(content), giver)
+            source, size = _as_bytes(own.encoded)
+            told[:] = size.to_bytes(8)
+            broadcast(told, range(len(generation.members)))
+            _send(source, size, receivers, broadcast)
         else:
-            copied += _pass_on(receivers, everybody, broadcast)
+            broadcast(told, range(len(generation.members)))
+            size = int.from_bytes(told)
+            if position in receivers:
+                progress = _receive(size, receivers, broadcast, layout, step)
+                giver = generation.members[donor].worker
+                log.info("copied the state at step %d (%d bytes) from worker %d", step, size, giver)
+            else:
+                _pass_on(size, receivers, broadcast)
+        copied += size
     return progress, copied
 
 
-def _send(encoded: Encoded, receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> int:
-    """From where it lies: a donor needs no second copy of its state either."""
+def _as_bytes(encoded: Encoded) -> tuple[Iterator[Buffer], int]:
+    """The state as pieces of bytes from where it lies (a donor needs no second copy of it), and how many these are."""
     file = TensorFile(encoded.tensors)
     text = json.dumps(encoded.skeleton).encode()
     skeleton = text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)  # so that the tensors behind it are aligned
-    size = 8 + len(skeleton) + file.size
-    broadcast(memoryview(bytearray(size.to_bytes(8))), everybody)
+    return iter([len(skeleton).to_bytes(8), skeleton, *file.chunks()]), 8 + len(skeleton) + file.size
+
+
+def _send(source: Iterator[Buffer], size: int, receivers: Collection[int], broadcast: Broadcast) -> None:
     digest = xxhash.xxh3_128()
-    for piece in _pieces(iter([len(skeleton).to_bytes(8), skeleton, *file.chunks()]), size):
+    for piece in _pieces(source, size):
         digest.update(piece)
         broadcast(piece, receivers)
     broadcast(memoryview(bytearray(digest.digest())), receivers)
-    return size
 
 
-def _receive(receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> memoryview | None:
-    """Straight into memory of its own; None if it is not what was sent.
+def _receive(size: int, receivers: Collection[int], broadcast: Broadcast, layout: StateLayout, step: int) -> Progress:
+    """Straight into memory of its own, and from there into the replica; the progress that it has then.
 
-    Not into the replica: if the donor dies half way, this worker still holds a state that it can go on from.
+    If the donor dies half way, this worker still holds a state that it can go on from.
     """
-    size = _size(everybody, broadcast)
     content = fresh_memory(size)
     digest = xxhash.xxh3_128()
     for start in range(0, size, PIECE):
@@ -96,23 +100,17 @@ def _receive(receivers: Collection[int], everybody: Collection[int], broadcast: 
         digest.update(content[start : start + PIECE])
     sent = bytearray(digest.digest_size)
     broadcast(memoryview(sent), receivers)
-    return content if sent == digest.digest() else None
+    if sent != digest.digest():
+        raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
+    tensors = 8 + int.from_bytes(content[:8])
+    return layout.load(Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:])))
 
 
-def _pass_on(receivers: Collection[int], everybody: Collection[int], broadcast: Broadcast) -> int:
-    size = _size(everybody, broadcast)
+def _pass_on(size: int, receivers: Collection[int], broadcast: Broadcast) -> None:
     scratch = memoryview(bytearray(max(16, min(PIECE, size))))
     for start in range(0, size, PIECE):
         broadcast(scratch[: min(PIECE, size - start)], receivers)
     broadcast(scratch[:16], receivers)
-    return size
-
-
-def _size(everybody: Collection[int], broadcast: Broadcast) -> int:
-    """Everybody has to know it, to know how many pieces follow."""
-    size = bytearray(8)
-    broadcast(memoryview(size), everybody)
-    return int.from_bytes(size)
 
 
 def _pieces(chunks: Iterator[Buffer], size: int) -> Iterator[memoryview]:
@@ -130,11 +128,6 @@ def _pieces(chunks: Iterator[Buffer], size: int) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield scratch[:filled]
-
-
-def _take_up(content: memoryview, layout: StateLayout) -> Progress:
-    start = 8 + int.from_bytes(content[:8])
-    return layout.load(Encoded(json.loads(bytes(content[8:start])), tensors_in(content[start:])))
 
 
 def _numbered(reduction: Reduction, step: int, donor: int, activity: Activity) -> Broadcast:

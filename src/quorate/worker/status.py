@@ -67,11 +67,9 @@ class StatusPage:
 
     @property
     def status(self) -> Status:
-        """What was said last of its place."""
         return Status(*self._said)
 
     def write(self, step: int, phase: str, lane: int | None = None) -> None:
-        """Say what the worker does from now on."""
         _FORMAT.pack_into(self._memory, 0, step, _NO_LANE if lane is None else lane, phase.encode())
         self._said = (step, phase, lane)
         self.moves += 1

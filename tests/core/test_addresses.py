@@ -1,6 +1,6 @@
 import pytest
 
-from quorate.wire.sockets import join_address, split_address
+from quorate.core.addresses import join_address, split_address
 
 
 @pytest.mark.parametrize(
