@@ -13,8 +13,15 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_failure, decode_id, decode_position, encode_failure, encode_generation
-from quorate.worker.membership import Membership, Registration
+from quorate.wire.proto.codec import (
+    decode_failure,
+    decode_id,
+    decode_position,
+    encode_cursor,
+    encode_failure,
+    encode_generation,
+)
+from quorate.worker.membership import Membership
 from quorate.worker.membership_view import JobEnded
 
 TIMING = Timing(5.0)
@@ -145,8 +152,8 @@ def joined(member: Membership, link: Scripted) -> Membership:
     return member
 
 
-def registration() -> Registration:
-    return Registration(0, 4711, "a", HERE, cursor=Cursor(7))
+def registration() -> pb.RegisterRequest:
+    return pb.RegisterRequest(slot=0, pid=4711, host="a", ring_address=HERE, cursor=encode_cursor(Cursor(7)))
 
 
 def welcome(incarnation: int = 1) -> pb.RegisterReply:
