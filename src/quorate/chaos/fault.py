@@ -13,16 +13,8 @@ from quorate.storage.atomic import sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
 
-PHASES = {
-    "data": "data",
-    "forward": "compute",
-    "exchange": "exchange",
-    "apply": "apply",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoint",
-    "copy": "copy",
-    "join": "join",
-}
+_NAMES = ("data", "forward", "exchange", "apply", "evaluation", "checkpoint", "copy", "join")
+PHASES = {name: "compute" if name == "forward" else name for name in _NAMES}
 """The phases that a fault can name, each with the word by which a worker tells that it is in it."""
 
 BETWEEN_STEPS = frozenset({"copy", "join"})
@@ -95,10 +87,6 @@ class Fault:
     def from_dict(cls, fields: dict[str, Any]) -> "Fault":
         whom = None if fields["whom"] is None else Whom(fields["whom"])
         return cls(**fields | {"act": Act(fields["act"]), "whom": whom})
-
-    def concerns(self, worker: int) -> bool:
-        """Whether this worker brings it upon itself."""
-        return not self.is_outside and (self.worker is None or self.worker == worker)
 
     def is_due(self, step: int, phase: str) -> bool:
         """Whether its moment has come for a worker that tells this step and phase.

@@ -59,7 +59,7 @@ class FaultWatch:
         self._pending = {
             number: fault
             for number, fault in enumerate(faults)
-            if fault.concerns(worker) and not self._has_begun(number, fault)
+            if not fault.is_outside and fault.worker in (None, worker) and not self._has_begun(number, fault)
         }
         self._outside = {
             number: fault

@@ -143,7 +143,8 @@ def given(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {kind} of {len(value)} values" if len(value) != 1 else f"a {kind} of one value"
     shape = getattr(value, "shape", None)
-    return f"{_article(kind)} {kind}" if not isinstance(shape, tuple) else f"a {kind} of shape {tuple(shape)}"
+    article = "an" if kind[:1] in "AEIOaeio" else "a"
+    return f"a {kind} of shape {tuple(shape)}" if isinstance(shape, tuple) else f"{article} {kind}"
 
 
 def likely_slip(value: Any) -> str:
@@ -151,7 +152,3 @@ def likely_slip(value: Any) -> str:
     if value is None:
         return " Is a `return` missing?"
     return f" Is `()` missing after {value.__name__}?" if isinstance(value, type) else ""
-
-
-def _article(kind: str) -> str:
-    return "an" if kind[:1] in "AEIOaeio" else "a"

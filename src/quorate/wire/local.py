@@ -25,7 +25,6 @@ class LocalListener(Reception):
     def __init__(self) -> None:
         name = f"quorate-{secrets.token_hex(16)}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.setblocking(False)
         sock.bind(f"\0{name}")
         sock.listen()
         super().__init__(sock)

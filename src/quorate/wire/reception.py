@@ -61,7 +61,9 @@ class Visitor:
         try:
             while self._read():
                 turn = self._handshake.send(self._received)
-                self._reply(turn.send)
+                # An empty packet would be taken for the end.
+                if turn.send and self.socket.send(turn.send) < len(turn.send):
+                    raise ConnectionError("it does not read what it is told")
                 if turn.is_signed:
                     self.signature = self._received
                 self._expect, self._received = turn.expect, b""
@@ -81,16 +83,12 @@ class Visitor:
             self._received += content
         return True
 
-    def _reply(self, message: bytes) -> None:
-        # An empty packet would be taken for the end.
-        if message and self.socket.send(message) < len(message):
-            raise ConnectionError("it does not read what it is told")
-
 
 class Reception:
     """Takes in connections at a listening socket until one of them is the peer that is waited for."""
 
     def __init__(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
         close_in_children(listening)
         self._listening = listening
         self._visitors: list[Visitor] = []

@@ -116,17 +116,8 @@ class Listener(Reception):
     @classmethod
     def bind(cls, host: str, port: int = 0) -> "Listener":
         """Listen at a port of this host; 0 takes a free one. `address` tells which."""
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(place)
-            sock.listen()
-        except OSError:
-            sock.close()
-            raise
-        return cls(sock)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return cls(socket.create_server((host, port), family=family))
 
     def accept(self, credentials: Credentials, peer: int, deadline: Deadline, silence: float | None = None) -> TcpLink:
         """A link to worker `peer`, once it has connected and proven itself.

@@ -1,7 +1,6 @@
 """What a worker's heartbeats carry (its events, and how fast it is) and what they bring it: its lease."""
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 512 * 2**10
 _EVENT_LIMIT = 4 * 2**20
 MOST_KEPT = 10_000
-_OWN = (DATA, COMPUTE, APPLY)
 
 
 class Lease:
@@ -153,28 +151,18 @@ class PaceMeter:
     """Told of each step by the thread that trains, and asked by the one that sends heartbeats."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._seconds = dict.fromkeys(_OWN, 0.0)
-        self._steps = 0
-        self._runs = 0
-        self._lanes = 0
+        self._steps: deque[tuple[float, float, float, int]] = deque()
 
     def add_step(self, seconds: Mapping[str, float], lanes: int) -> None:
-        with self._turn:
-            for phase in _OWN:
-                self._seconds[phase] += seconds[phase]
-            self._steps += 1
-            self._runs += lanes
-            self._lanes = lanes
+        self._steps.append((seconds[DATA], seconds[COMPUTE], seconds[APPLY], lanes))
 
     def take(self) -> Pace | None:
         """The mean of the steps that have not been told yet, if there are any.
 
         Those of a heartbeat that is lost are lost with it: others follow.
         """
-        with self._turn:
-            seconds, steps, runs = self._seconds, self._steps, self._runs
-            self._seconds, self._steps, self._runs = dict.fromkeys(_OWN, 0.0), 0, 0
-        if not runs:
+        steps = [self._steps.popleft() for _ in range(len(self._steps))]
+        if not steps:
             return None
-        return Pace(steps, self._lanes, seconds[DATA] / runs, seconds[COMPUTE] / runs, seconds[APPLY] / steps)
+        data, compute, apply, lanes = map(sum, zip(*steps, strict=True))
+        return Pace(len(steps), steps[-1][3], data / lanes, compute / lanes, apply / len(steps))

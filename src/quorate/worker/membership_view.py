@@ -104,13 +104,13 @@ class MembershipView:
                 if self._is_dismissed:
                     raise Dismissed("this worker was asked to leave, and may")
                 check()
-                self._changed.wait_for(lambda: self._has_news(after), pause)  # a lease moves meanwhile: asked again
+                # A lease moves meanwhile: `check` is asked again.
+                self._changed.wait_for(
+                    lambda: self.ended or self._is_dismissed or self._generation not in (None, after), pause
+                )
             if self.ended or self._generation is None:
                 raise JobEnded(self.failure)
             return self._generation
-
-    def _has_news(self, after: Generation | None) -> bool:
-        return self.ended or self._is_dismissed or (self._generation is not None and self._generation is not after)
 
     def check(self) -> None:
         """Raise GenerationOver or JobEnded when this worker may act no longer."""
@@ -137,7 +137,12 @@ class MembershipView:
                 case "stop":
                     self.stop_requested = directive.stop.reason
                 case "regroup":
-                    self._regroup(directive.regroup)
+                    generation = decode_id(directive.regroup.generation)
+                    if not directive.regroup.at_boundary:
+                        self._over = generation
+                    else:
+                        self._break_at = generation
+                        self._save_at = generation if directive.regroup.saves else self._save_at
                 case "save":
                     self._ask_to_save(directive.save)
                 case "dismiss":
@@ -176,12 +181,3 @@ class MembershipView:
             return
         if self._generation.members[0].worker == self._member[0]:
             self._saves_asked |= {save.request}
-
-    def _regroup(self, regroup: pb.RegroupDirective) -> None:
-        generation = decode_id(regroup.generation)
-        if not regroup.at_boundary:
-            self._over = generation
-        elif regroup.saves:
-            self._break_at = self._save_at = generation
-        else:
-            self._break_at = generation

@@ -57,7 +57,13 @@ class StatusPage:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._memory = _map(path)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+            try:
+                # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
+                os.posix_fallocate(descriptor, 0, _SIZE)
+                self._memory = mmap.mmap(descriptor, _SIZE)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             # A full disk must not keep a worker from starting: its death will be told with less detail, that is all.
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
@@ -85,16 +91,6 @@ class StatusPage:
         self._memory[_SAMPLES_AT : _SAMPLES_AT + told.nbytes] = told
         # After them: whoever is killed in between has told of no samples.
         _READING.pack_into(self._memory, _READING_AT, step, _NO_LANE if lane is None else lane, epoch, len(samples))
-
-
-def _map(path: Path) -> mmap.mmap:
-    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-    try:
-        # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
-        os.posix_fallocate(descriptor, 0, _SIZE)
-        return mmap.mmap(descriptor, _SIZE)
-    finally:
-        os.close(descriptor)
 
 
 def read_status(path: Path) -> Status | None:
