@@ -216,7 +216,10 @@ class Campaign:
         """In place of the tests."""
         self._session = session
         self._functions = _functions_in({str(file) for file in decision_files()})
-        killers = [*self._tests(session), *self._simulations()]
+        killers = [
+            *(self._tests(session) if self._options.by != "simulation" else ()),
+            *(self._simulations() if self._options.by != "tests" else ()),
+        ]
         self._measure(killers)
         jobs = self._jobs(killers)
         for job in (one for one in jobs if not one.plan):
@@ -607,6 +610,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="by which a sample is chosen")
     parser.add_argument("--shard", default="1/1", help="a part of them, such as 2/4")
     parser.add_argument("--seeds", type=int, default=150, help="how many simulated jobs (default 150)")
+    parser.add_argument("--by", choices=("all", "tests", "simulation"), default="all", help="who is to show them")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds for each (default {LIMIT:.0f})")
     parser.add_argument("--without-listed", action="store_true", help="leave out who is listed as a survivor")
     parser.add_argument("--list", action="store_true", help="name the mutants, and do nothing")
