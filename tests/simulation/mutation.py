@@ -51,12 +51,13 @@ PACKAGES = {
 }
 FILES = ("training/save_decisions.py", "checkpoint/retention.py", "checkpoint/selection.py")
 
-# What shows a mistake: these tests, but for those that start processes; and simulated jobs.
-COLLECTED = (
-    *("coordinator", "worker", "simulation/test_simulated_parts.py", "training/test_save_decisions.py"),
-    *("training/test_checkpointer.py", "checkpoint/test_retention.py", "checkpoint/test_selection.py"),
-    "checkpoint/test_best_evaluation.py",
-)
+# What shows a mistake in a package: these tests, but for those that start processes; and simulated jobs.
+COLLECTED = {
+    "coordinator": ("coordinator", "simulation/test_simulated_parts.py"),
+    "worker": ("worker",),
+    "training": ("training/test_save_decisions.py", "training/test_checkpointer.py"),
+    "checkpoint": tuple(f"checkpoint/test_{what}.py" for what in ("retention", "selection", "best_evaluation")),
+}
 LEFT_OUT = (
     *("coordinator/test_coordinator_process.py", "coordinator/test_proto_stubs.py"),
     *("worker/test_trouble_in_user_code.py", "worker/test_state_copy.py"),
@@ -138,6 +139,9 @@ def main() -> int:
     """Try the mutants; 1 if one survives that is not listed, or one that is listed does not exist."""
     options = _options()
     mutations = all_mutations()
+    if not _choose(mutations, options):
+        print("there is no such mutant; `--list` names all")
+        return 2
     if options.list:
         for one in mutations:
             print(f"{one.file.relative_to(SOURCE)}:{one.line}  {one.name}")
@@ -146,7 +150,9 @@ def main() -> int:
     folder = tempfile.mkdtemp(prefix="quorate-mutation-")
     os.environ["TMPDIR"], tempfile.tempdir = folder, None
     campaign = Campaign(options, mutations, Path(folder))
-    paths = [str(TESTS / part) for part in COLLECTED] + [f"--ignore={TESTS / part}" for part in LEFT_OUT]
+    packages = {one.file.parent.name for one in campaign.chosen}
+    paths = [str(TESTS / path) for package in sorted(packages) for path in COLLECTED[package]]
+    paths += [f"--ignore={TESTS / path}" for path in LEFT_OUT]
     switches = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-n0", "--timeout=0"]
     wanted = ["-m", "not long and not faults", "--hypothesis-profile=mutation", f"--rootdir={TESTS.parent}"]
     try:
@@ -183,7 +189,7 @@ class Campaign:
         self.status = 2
         self._options = options
         self._all = mutations
-        self._chosen = _choose(mutations, options)
+        self.chosen = _choose(mutations, options)
         self._folder = folder
         self._session: pytest.Session | None = None
         self._failed = ""
@@ -291,7 +297,7 @@ class Campaign:
             for line in self._measured[killer.name].lines:
                 reaching.setdefault(line, []).append(number)
         jobs = []
-        for one in self._chosen:
+        for one in self.chosen:
             numbers = {number for line in one.lines for number in reaching.get((str(one.file), line), ())}
             plan = [usable[number] for number in sorted(numbers)]
             self._reached_by[one.name] = len(plan)
@@ -414,7 +420,7 @@ class Campaign:
 
     def _document(self) -> dict[str, Any]:
         listed = listed_survivors()
-        tried = [one for one in self._chosen if one.name in self._outcomes]
+        tried = [one for one in self.chosen if one.name in self._outcomes]
         return self._counts() | {
             "mutants": [
                 {
@@ -437,7 +443,7 @@ class Campaign:
         counted = len(self._outcomes) - by_outcome[UNBUILT] - len(equivalent)
         return {
             "mutants_in_all": len(self._all),
-            "chosen": len(self._chosen),
+            "chosen": len(self.chosen),
             "tried": len(self._outcomes),
             "killed_by_tests": sum(not one.is_simulated for one in shown),
             "killed_by_simulation": sum(one.is_simulated for one in shown),
