@@ -146,11 +146,11 @@ class Referee:
         if worker.holding.cursor.step > max(steps, default=0) + 1:
             self._break(2, f"worker {worker.slot} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
 
-    def lost(self, failure: Failure) -> None:
+    def lost(self, message: str) -> None:
         """A loss is written down."""
-        who = failure.message.partition(" on host")[0]
+        who = message.partition(" on host")[0]
         if who in self._told:
-            self._break(6, f"a loss is recorded twice: {failure.message}")
+            self._break(6, f"a loss is recorded twice: {message}")
         self._told.add(who)
 
     def sees_empty(self, places: list[int]) -> None:

@@ -42,8 +42,8 @@ PHASES = (
     *("checkpoint", "regroup", "complete"),
 )
 DECISIONS = (
-    *("DeclareGeneration", "Regroup", "RecordLoss", "Refill", "Expel", "Welcome", "Recall", "Dismiss"),
-    *("RecordResize", "RelayStop"),
+    *("DeclareGeneration", "Regroup", "WorkerLost", "Refill", "Expel", "Welcome", "Recall", "Dismiss"),
+    *("Resized", "RelayStop"),
 )
 RECENT = 0.05
 """Seconds for which a decision of the coordinator counts as being carried out."""
@@ -62,7 +62,7 @@ _RECOVERY = (
     *(REBUILD, "register", "wait", "join", "copy", "regroup", "checkpoint", "compute", "exchange", "apply"),
     *("evaluation", "complete", *DECISIONS),
 )
-_WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "RecordLoss", "Welcome")
+_WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "WorkerLost", "Welcome")
 """Where a second fault hurts most: while the job recovers from the first."""
 _OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, *(FLIP,) * 3, TERM, TERM, SPOIL, STOP, CUT, LINK, STORM, PAUSE, END)
 _CANDIDATES = 4

@@ -19,8 +19,8 @@ PHASES = (
 )
 
 DECISIONS = (
-    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "RecordLoss", "Refill", "Expel"),
-    *("Welcome", "Recall", "RecordEvents", "Dismiss", "RecordResize", "RelayStop"),
+    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "WorkerLost", "Refill", "Expel"),
+    *("Welcome", "Recall", "RecordEvents", "Dismiss", "Resized", "RelayStop"),
 )
 """In the middle of which a coordinator dies: having done only a part of what it has decided."""
 MOST_DRIFT = 0.05

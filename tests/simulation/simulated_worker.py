@@ -21,6 +21,7 @@ from quorate.worker.membership import Registration
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.outbox import Backlog
 from quorate.worker.session import WorkerSession
+from quorate.worker.status import Status
 from simulation.clock import Clock, Process
 from simulation.invariants import Referee
 from simulation.network import Network
@@ -151,6 +152,11 @@ class SimulatedWorker(Process):
     def address(self) -> str:
         """Where the others find it."""
         return f"host:{self.pid}"
+
+    @property
+    def last_status(self) -> Status | None:
+        """What stands on its status page."""
+        return Status(self.holding.cursor.step + 1, self.phase)
 
     def lease_remaining(self) -> float:
         """Seconds for which it may act."""

@@ -243,7 +243,7 @@ def test_the_referee_sees_what_is_written_down_twice() -> None:
     watching.recorded(["a", "b"])
     with pytest.raises(InvariantBroken, match="an event is recorded twice: b"):
         watching.recorded(["b"])
-    lost = Failure("WorkerLost", "worker 0 (pid 101 on host a) was killed by SIGKILL.")
+    lost = "worker 0 (pid 101 on host a) was killed by SIGKILL."
     watching.lost(lost)
     with pytest.raises(InvariantBroken, match="a loss is recorded twice"):
         watching.lost(lost)

@@ -109,7 +109,7 @@ def assert_every_kind_of_fault_befalls_somebody(verdicts: list[Verdict]) -> None
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
     decisions = {line.split(";")[0].split()[-1] for line in told if line.startswith("crash") and " at the " in line}
-    assert {"DeclareGeneration", "Regroup", "EndJob", "RecordLoss", "Welcome", "Refill"} <= decisions
+    assert {"DeclareGeneration", "Regroup", "EndJob", "WorkerLost", "Welcome", "Refill"} <= decisions
     coverage = Coverage()
     for verdict in verdicts:
         coverage.add(verdict.pairs)
