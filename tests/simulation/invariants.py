@@ -86,15 +86,9 @@ class Referee:
         """A process begins, in a place."""
         self._found[worker.pid] = len(self.commits)
 
-    def spoil_newest(self) -> None:
-        """The newest checkpoint cannot be read any more, if there is another: without any the job has to fail."""
-        whole = [number for number, commit in enumerate(self.commits) if commit.is_whole]
-        newest = max(whole, key=lambda number: self.commits[number].holding.cursor, default=None)
-        if newest is not None and len({self.commits[number].holding.cursor for number in whole}) > 1:
-            spoilt = self.commits[newest].holding.cursor
-            self.commits = [
-                replace(one, is_whole=one.is_whole and one.holding.cursor != spoilt) for one in self.commits
-            ]
+    def spoilt(self, cursor: Cursor | None) -> None:
+        """The newest checkpoint cannot be read any more."""
+        self.commits = [replace(one, is_whole=one.is_whole and one.holding.cursor != cursor) for one in self.commits]
 
     # --- what the coordinator does
 
@@ -210,11 +204,24 @@ class Referee:
         self.steps += 1
         self._check_holding(worker)
 
-    def commits_checkpoint(self, worker: Watched, generation: Generation) -> None:
-        """A worker makes a checkpoint visible."""
-        self._check_right(worker, generation, f"commits a checkpoint of {_at(worker.holding.cursor)}")
-        self._check_holding(worker)
-        self.commits.append(Commit(worker.holding, self._latest))
+    def committed(self, writer: Watched, holding: Holding) -> None:
+        """A worker has made a checkpoint visible, which holds this. It may do so in a later generation than it was
+        begun in, or between two: what all had agreed on stays true."""
+        if writer.lease_remaining() <= 0:
+            self._break(6, f"worker {writer.slot} commits {_at(holding.cursor)} after its lease ended")
+        expected = self._undisturbed.get(holding.cursor)
+        if holding.digest != expected:
+            self._break(5, f"the checkpoint of {_at(holding.cursor)} holds {holding.digest}, not {expected}")
+        self.commits.append(Commit(holding, self._latest))
+
+    def removed(self, writer: Watched, cursor: Cursor) -> None:
+        """A worker has removed a checkpoint."""
+        if writer.lease_remaining() <= 0:
+            self._break(6, f"worker {writer.slot} removes a checkpoint after its lease ended")
+        newest = self.newest_checkpoint()
+        if newest is not None and newest.cursor == cursor:
+            self._break(5, f"worker {writer.slot} removes the newest whole checkpoint, of {_at(cursor)}")
+        self.spoilt(cursor)
 
     def newest_checkpoint(self) -> Holding | None:
         """What a worker that restores begins with."""

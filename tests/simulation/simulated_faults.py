@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from quorate.core.seeds import derive_seed
 from quorate.core.timing import Timing
@@ -104,6 +105,8 @@ class Scenario:
     shares_memory: bool = False
     spares: int = 0
     drift: float = 0.0
+    keep: int = 2
+    when_busy: Literal["wait", "skip"] = "skip"
 
     @property
     def calm_from(self) -> float:

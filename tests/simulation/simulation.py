@@ -15,12 +15,14 @@ from quorate.coordinator.succession import take_over
 from quorate.core.seeds import derive_seed
 from quorate.observe.events import WorkerLost
 from quorate.observe.tail import events_in
+from quorate.spec.job import CheckpointSpec
 from simulation.clock import Clock, HostClock, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.mutants import SOUND, Mutant
 from simulation.network import Network, Weather
 from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
 from simulation.simulated_coordinator import MemorySink, Office, SimulatedCoordinator
+from simulation.simulated_disk import SimulatedDisk
 from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault
 from simulation.simulated_memory import SimulatedMemory
 from simulation.simulated_supervisor import SimulatedSupervisor
@@ -105,14 +107,17 @@ class Simulation:
             habits=mutant.habits,
         )
         memory = SimulatedMemory(is_fresh=mutant.habits.takes_fresh_memory)
-        self._ground = Ground(course, self._referee, self._workers, memory if self._scenario.shares_memory else None)
+        self._disk = SimulatedDisk(self._referee)
+        rules = CheckpointSpec(every=course.save_every, keep=self._scenario.keep, when_busy=self._scenario.when_busy)
+        shared = memory if self._scenario.shares_memory else None
+        self._ground = Ground(course, self._referee, self._workers, self._disk, rules, shared)
         self._supervisor = SimulatedSupervisor(
             self._host_clock("launcher"),
             self._network,
             coordinator,
             timing,
             self._begin_worker,
-            lambda: Path("newest") if self._referee.newest_checkpoint() else None,
+            self._newest,
             lambda: self._sink.has_begun,
             kills_the_expelled=mutant.habits.kills_the_expelled,
         )
@@ -177,17 +182,20 @@ class Simulation:
 
     def _begin_worker(self, slot: int, checkpoint: Path | None) -> SimulatedWorker:
         self._pids += 1
-        holding = None if checkpoint is None else self._referee.newest_checkpoint()
         chance = self._random("worker", self._pids)
-        what = f" from step {holding.cursor.step}" if holding else ""
+        what = f" from {checkpoint.name}" if checkpoint else ""
         self._note(f"worker {slot} is started as pid {self._pids}{what}")
         worker = SimulatedWorker(
-            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
+            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, checkpoint, chance
         )
         self._workers[slot] = worker
         self._started.append(worker)
         self._referee.started(worker)
         return worker
+
+    def _newest(self) -> Path | None:
+        newest = self._disk.newest_whole()
+        return None if newest is None else newest.path
 
     def _on_exit(self, worker: SimulatedWorker) -> None:
         self._deaths += 1
@@ -341,7 +349,7 @@ class Simulation:
             case "crash":
                 self._crash(self._coordinator, fault.seconds)
             case "spoil":
-                self._referee.spoil_newest()
+                self._referee.spoilt(self._disk.spoil_newest())
             case "resize":
                 self._supervisor.ask_to_resize(fault.workers)
             case _:
