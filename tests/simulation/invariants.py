@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quorate.core.cursor import Cursor
-from quorate.core.failure import Failure
+from quorate.core.failure import POISON_BATCH, Failure
 from quorate.core.generation import Generation, GenerationId
 from simulation.clock import VirtualClock
 from simulation.task import Contribution, Course, Holding, undisturbed
@@ -25,7 +25,7 @@ EMPTY_AT_MOST = 5.0
 """Seconds after which a place without a process, in calm times, has been forgotten."""
 
 
-class InvariantBroken(AssertionError):
+class InvariantBroken(BaseException):
     """An invariant does not hold."""
 
 
@@ -43,6 +43,11 @@ class Watched(Protocol):
         """Seconds for which it may act."""
         ...
 
+    @property
+    def has_heard_the_end(self) -> bool:
+        """Whether it knows that the job is over: there is no later generation then, and what was agreed on holds."""
+        ...
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -56,7 +61,8 @@ class Commit:
 class Referee:
     """Follows a job and raises InvariantBroken at the first thing that must not happen."""
 
-    def __init__(self, course: Course, clock: VirtualClock) -> None:
+    def __init__(self, course: Course, clock: VirtualClock, *, has_poison: bool = False) -> None:
+        self._has_poison = has_poison
         self._course = course
         self._clock = clock
         self._undisturbed = undisturbed(course)
@@ -164,9 +170,11 @@ class Referee:
     def ended(self, failure: Failure | None, digest: str, ending: str) -> None:
         """The job is over, in the coordinator's eyes."""
         if failure is not None:
-            if "so the job is given up" in failure.message:
+            if "so the job is given up" in failure.message or (failure.kind == POISON_BATCH and self._has_poison):
                 return
             self._break(4, f"the job ends with {failure.kind}: {failure.message}")
+        elif ending == "complete" and self._has_poison:
+            self._break(4, "the job is complete although a lane of it kills every worker")
         elif ending == "complete" and digest != self._undisturbed[max(self._undisturbed)]:
             self._break(2, f"the job is complete with {digest}, not with what the undisturbed run ends with")
 
@@ -207,7 +215,7 @@ class Referee:
     def committed(self, writer: Watched, holding: Holding) -> None:
         """A worker has made a checkpoint visible, which holds this. It may do so in a later generation than it was
         begun in, or between two: what all had agreed on stays true."""
-        if writer.lease_remaining() <= 0:
+        if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
             self._break(6, f"worker {writer.slot} commits {_at(holding.cursor)} after its lease ended")
         expected = self._undisturbed.get(holding.cursor)
         if holding.digest != expected:
@@ -216,7 +224,7 @@ class Referee:
 
     def removed(self, writer: Watched, cursor: Cursor) -> None:
         """A worker has removed a checkpoint."""
-        if writer.lease_remaining() <= 0:
+        if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
             self._break(6, f"worker {writer.slot} removes a checkpoint after its lease ended")
         newest = self.newest_checkpoint()
         if newest is not None and newest.cursor == cursor:

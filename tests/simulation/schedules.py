@@ -19,11 +19,14 @@ from simulation.simulated_faults import (
     END,
     FAILURE_TIMEOUT,
     FLIP,
+    HANG,
     KILL,
     LINK,
     MOST_DRIFT,
     PAUSE,
+    POWER,
     RESIZE,
+    SAVE,
     SPOIL,
     STOP,
     STORM,
@@ -32,6 +35,7 @@ from simulation.simulated_faults import (
     SimulatedFault,
     draw,
     drawn,
+    with_manners,
 )
 from simulation.task import Course
 
@@ -47,7 +51,7 @@ DECISIONS = (
 )
 RECENT = 0.05
 """Seconds for which a decision of the coordinator counts as being carried out."""
-FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, FLIP, END)
+FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, FLIP, SAVE, POWER, HANG, END)
 
 Pair = tuple[str, str]
 PAIRS = frozenset((event, fault) for event in (*PHASES, *DECISIONS) for fault in FAULTS)
@@ -70,7 +74,7 @@ _CANDIDATES = 4
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
-    return aimed(seed) if seed % 2 else drawn(seed)
+    return with_manners(aimed(seed) if seed % 2 else drawn(seed), seed)
 
 
 def aimed(seed: int) -> Scenario:

@@ -17,7 +17,7 @@ from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Position, WorkerStatus
+from quorate.core.worker_status import Pace, Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import Request
 from quorate.worker.membership import Membership
@@ -223,10 +223,11 @@ class SimulatedMembership(Membership):
         link: SimulatedLink,
         timing: Timing,
         status: Callable[[], WorkerStatus],
+        pace: Callable[[], Pace | None],
         runtime: SimulatedRuntime,
         habits: Habits,
     ) -> None:
-        super().__init__(link, timing, status, runtime=runtime)
+        super().__init__(link, timing, status, pace, runtime)
         self._worker = worker
         self._habits = habits
         self._welcomed_by = 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from greenlet import GreenletExit
+
 from quorate.checkpoint.retention import Retention
 from quorate.core.cursor import Cursor
 from quorate.core.digests import outvoted
@@ -18,7 +20,7 @@ from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import CheckpointSpec
 from quorate.training.checkpointer import Checkpointer
@@ -35,13 +37,16 @@ from simulation.clock import Clock, Process
 from simulation.invariants import Referee
 from simulation.network import Network
 from simulation.simulated_coordinator import SimulatedCoordinator
-from simulation.simulated_disk import HeldLayout, SimulatedDisk, WorkerDisk
+from simulation.simulated_disk import HeldLayout, SimulatedArena, SimulatedDisk, WorkerDisk
+from simulation.simulated_faults import Scenario
 from simulation.simulated_membership import Habits, SimulatedLink, SimulatedMembership
 from simulation.simulated_memory import Segment, SimulatedMemory
 from simulation.task import BEGINNING, Contribution, Course, Holding, apply_evaluation, apply_step, contribute
 from simulation.threads import SimulatedRuntime
 
 COMPLETE = "complete"
+HANGS_FOR = 1000.0
+SLOW = 4.0
 SAVING_PATIENCE = 10.0
 """Seconds for which whoever leaves completes what it saves."""
 
@@ -85,6 +90,7 @@ class Ground:
     workers: dict[int, "SimulatedWorker"]
     disk: SimulatedDisk
     rules: CheckpointSpec
+    scenario: Scenario
     memory: SimulatedMemory | None = None
     paces: Paces = field(default_factory=Paces)
 
@@ -168,6 +174,9 @@ class SimulatedWorker(Process):
         self._ground = ground
         self._chance = chance
         self._is_flipped = False
+        self._hangs = False
+        self._lane: int | None = None
+        self._steps_since = 0
         self.is_saved = False
         self._is_training = False
         self._gathers = 0
@@ -179,8 +188,9 @@ class SimulatedWorker(Process):
         self._runtime = SimulatedRuntime(self)
         self._changed = self._runtime.condition()
         self._link = SimulatedLink(self, around.network, lambda: around.coordinator, self._runtime)
+        self._slowness = SLOW if slot == ground.scenario.slow else 1.0
         self._membership = SimulatedMembership(
-            self, self._link, around.timing, self._status, self._runtime, around.habits
+            self, self._link, around.timing, self._status, self._pace, self._runtime, around.habits
         )
         self._backlog = Backlog(self._membership.publish, around.timing)
         self._saver: Checkpointer | None = None
@@ -194,17 +204,27 @@ class SimulatedWorker(Process):
     @property
     def last_status(self) -> Status | None:
         """What stands on its status page."""
-        return Status(self.holding.cursor.step + 1, self.phase)
+        status = Status(self.holding.cursor.step + 1, self.phase)
+        return status if self._lane is None else replace(status, lane=self._lane, epoch=0, samples=(1,), sample_count=1)
 
     def lease_remaining(self) -> float:
         """Seconds for which it may act."""
         return self._membership.lease_remaining()
+
+    @property
+    def has_heard_the_end(self) -> bool:
+        """Whether it knows that the job is over."""
+        return self._membership.ended
 
     # --- what befalls it
 
     def flip(self) -> None:
         """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
         self._is_flipped = True
+
+    def hang(self) -> None:
+        """Come no further, with live heartbeats, from the next thing on that it is busy with."""
+        self._hangs = True
 
     def ask_to_leave(self) -> None:
         """As SIGTERM does."""
@@ -281,6 +301,7 @@ class SimulatedWorker(Process):
             clock=self._runtime.now,
             start=lambda work: self._runtime.spawn("checkpoint", work) and None,
             wait=self._wait_for_save,
+            arena=SimulatedArena(),
         )
         restored = self.holding.cursor if self._checkpoint is not None and self.holding is not BEGINNING else None
         layout = HeldLayout(lambda: self.holding)
@@ -293,7 +314,9 @@ class SimulatedWorker(Process):
         return event.is_set()
 
     def _busy(self, seconds: float) -> None:
-        self._runtime.sleep(seconds * (0.5 + self._chance.random()))
+        if self._hangs:
+            self._runtime.sleep(HANGS_FOR)
+        self._runtime.sleep(seconds * self._slowness * (0.5 + self._chance.random()))
 
     def leave(self) -> None:
         """Its generation is over for it."""
@@ -316,6 +339,14 @@ class SimulatedWorker(Process):
     def _status(self) -> WorkerStatus:
         return WorkerStatus(self.holding.cursor.step + 1, self.phase)
 
+    def _pace(self) -> Pace | None:
+        """How long its own work takes it, of the steps since it was last asked."""
+        steps, self._steps_since = self._steps_since, 0
+        if not steps or self._in is None:
+            return None
+        paces, lanes = self._ground.paces, len(self._in.members[self._in.position(self.slot)].lanes)
+        return Pace(steps, lanes, 0.0, paces.lane * self._slowness, paces.apply * self._slowness)
+
     def _write_status(self, step: int, phase: str, lane: int | None) -> None:
         self.enter(phase)
 
@@ -335,7 +366,7 @@ class SimulatedWorker(Process):
     def _sleep(self, phase: str, seconds: float) -> None:
         """Be busy for about so long."""
         self.enter(phase)
-        self._runtime.sleep(seconds * (0.5 + self._chance.random()))
+        self._busy(seconds)
 
     # --- what its session calls
 
@@ -469,6 +500,7 @@ class SimulatedWorker(Process):
         self._membership.check_lease()
         self._apply(generation, frames, summed)
         publish = self._backlog.publish if 0 in lanes else self._backlog.keep
+        self._steps_since += 1
         publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
         return StepRequest.combine(frame.request for frame in frames if frame.request is not None)
 
@@ -493,7 +525,12 @@ class SimulatedWorker(Process):
         parts = []
         for lane in lanes:
             self._membership.check_lease()
+            self._lane = lane
             self._sleep("compute", self._ground.paces.lane)
+            if (self.cursor.step + 1, lane) == self._ground.scenario.poison:
+                self.die()
+                raise GreenletExit
+            self._lane = None
             part = contribute(self.holding, lane)
             if self._segment is None:
                 parts.append(part)

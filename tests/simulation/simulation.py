@@ -91,7 +91,7 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         self._clock = VirtualClock()
         self._network = Network(self._clock, self._random("network"))
-        self._referee = Referee(course, self._clock)
+        self._referee = Referee(course, self._clock, has_poison=self._scenario.poison is not None)
         self._workers: dict[int, SimulatedWorker] = {}
         self._started: list[SimulatedWorker] = []
         self._sink = MemorySink()
@@ -110,7 +110,7 @@ class Simulation:
         self._disk = SimulatedDisk(self._referee)
         rules = CheckpointSpec(every=course.save_every, keep=self._scenario.keep, when_busy=self._scenario.when_busy)
         shared = memory if self._scenario.shares_memory else None
-        self._ground = Ground(course, self._referee, self._workers, self._disk, rules, shared)
+        self._ground = Ground(course, self._referee, self._workers, self._disk, rules, self._scenario, shared)
         self._supervisor = SimulatedSupervisor(
             self._host_clock("launcher"),
             self._network,
@@ -207,7 +207,16 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         return Office(
             self._host_clock("launcher"),
-            JobSettings(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
+            JobSettings(
+                incarnation,
+                course.lanes,
+                workers,
+                timing,
+                self._scenario.min_workers,
+                self._scenario.step_timeout,
+                self._scenario.spares,
+                self._scenario.balance,
+            ),
             self._mutant.decide,
             EventLog(self._sink),
             self,
@@ -338,20 +347,23 @@ class Simulation:
     def _befall(self, number: int, fault: SimulatedFault, met: SimulatedWorker | None = None) -> None:
         self._note_befallen(number, fault)
         match fault.kind:
-            case "kill" | "stop" | "term" | "cut" | "link" | "flip":
+            case "kill" | "stop" | "term" | "cut" | "link" | "flip" | "hang":
                 for worker in self._whom(fault, met):
                     self._befall_worker(fault, worker)
             case "storm":
                 self._network.weather = fault.weather
                 self._clock.after(fault.seconds, self._clear_up)
-            case "pause":
-                self._hold_up(self._coordinator, fault.seconds)
-            case "crash":
-                self._crash(self._coordinator, fault.seconds)
+            case "pause" | "crash":
+                befall = self._hold_up if fault.kind == "pause" else self._crash
+                befall(self._coordinator, fault.seconds)
             case "spoil":
                 self._referee.spoilt(self._disk.spoil_newest())
             case "resize":
                 self._supervisor.ask_to_resize(fault.workers)
+            case "save":
+                self._supervisor.ask_to_save(f"request {number}")
+            case "power":
+                self._cut_power()
             case _:
                 self._supervisor.ask_to_stop("interrupted")
 
@@ -361,6 +373,8 @@ class Simulation:
                 worker.die()
             case "flip":
                 worker.flip()
+            case "hang":
+                worker.hang()
             case "stop":
                 if worker.is_alive:
                     worker.stop()
@@ -386,6 +400,12 @@ class Simulation:
         if coordinator.is_alive:
             coordinator.die()
             self._bury(coordinator, seconds)
+
+    def _cut_power(self) -> None:
+        """All workers die at once, and with them what was not on the disk for sure."""
+        for worker in list(self._workers.values()):
+            worker.die()
+        self._disk.lose_unsynced()
 
     def _clear_up(self) -> None:
         self._network.weather = Weather()
