@@ -69,11 +69,14 @@ class SimulatedLink:
         # Calls that have not been answered, and whom they were made to; and what is followed.
         self._calls: list[tuple[SimulatedCoordinator, Callable[[Any], None]]] = []
         self._stream: _Stream | None = None
+        # By the clock of its host, how long it may act: counted here from the sending of what was granted.
+        self.leased_until = 0.0
         self._lags_behind: SimulatedCoordinator | None = None
 
     def call(self, request: Request, timeout: float) -> Any:
         """The reply, once there is a coordinator to give it; None if it does not come in time, or any more."""
         event = event_of(request)
+        sent = self._runtime.now()
         answered, replies = self._runtime.condition(), list[Any]()
 
         def finish(reply: Any) -> None:
@@ -108,7 +111,12 @@ class SimulatedLink:
             answered.wait_for(lambda: bool(replies), timeout)
         if not replies:
             finish(None)
+        self._note_lease(sent, replies[0])
         return replies[0]
+
+    def _note_lease(self, sent: float, reply: Any) -> None:
+        if isinstance(reply, pb.RegisterReply | pb.HeartbeatReply) and reply.lease:
+            self.leased_until = max(self.leased_until, sent + reply.lease)
 
     def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
         """What a coordinator declares, from the beginning; a message that is lost breaks the connection."""

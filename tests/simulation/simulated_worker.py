@@ -208,8 +208,8 @@ class SimulatedWorker(Process):
         return status if self._lane is None else replace(status, lane=self._lane, epoch=0, samples=(1,), sample_count=1)
 
     def lease_remaining(self) -> float:
-        """Seconds for which it may act."""
-        return self._membership.lease_remaining()
+        """Seconds for which it may act, by itself and by what was granted to it."""
+        return min(self._membership.lease_remaining(), self._link.leased_until - self.clock.now)
 
     @property
     def has_heard_the_end(self) -> bool:
