@@ -104,12 +104,12 @@ def assert_every_kind_of_fault_befalls_somebody(verdicts: list[Verdict]) -> None
     kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
     assert set(kinds) == {
         *("kill", "stop", "cut", "link", "storm", "coordinator", "job"),
-        *("crash", "term", "resize", "spoil", "flip"),
+        *("crash", "term", "resize", "spoil", "flip", "save", "power", "hang"),
     }
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
     decisions = {line.split(";")[0].split()[-1] for line in told if line.startswith("crash") and " at the " in line}
-    assert {"DeclareGeneration", "Regroup", "EndJob", "RecordLoss", "Welcome", "Refill"} <= decisions
+    assert {"DeclareGeneration", "Regroup", "EndJob", "WorkerLost", "Welcome", "Refill"} <= decisions
     coverage = Coverage()
     for verdict in verdicts:
         coverage.add(verdict.pairs)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
 from quorate.coordinator.service import CoordinatorServer, CoordinatorService
-from quorate.coordinator.states import Handover, JobSettings, State
-from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.states import Ended, Handover, JobSettings, State
+from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
+from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 
@@ -128,17 +129,12 @@ def _begin(settings: JobSettings, event_log: EventLog, roster: dict[str, Any] | 
     """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
     if roster is None:
         return start(settings, time.monotonic())
-    recalled = event_log.recall(roster["events_from"])
-    if recalled.end is not None:
-        return ended_as_told(recalled.end)
-    if recalled.workers is not None:
-        settings = replace(settings, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
-    event_log.coordinator_replaced(settings.incarnation, len(present))
-    # The launcher may not have read yet what the one before has written last.
-    has_begun = roster["has_begun"] or recalled.has_begun
-    told = Handover(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)
-    return succeed(settings, told, time.monotonic())
+    handover = Handover(present, frozenset(roster["awaited"]), roster["has_begun"])
+    state = take_over(settings, handover, event_log.recall(roster["events_from"]), time.monotonic())
+    if not isinstance(state, Ended):
+        event_log.publish(CoordinatorReplaced(incarnation=settings.incarnation, present=len(present)))
+    return state
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Inform, RecordRollback, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_links
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
+from quorate.coordinator.autopsy import autopsy_of_links, warning
 from quorate.coordinator.places import call_to_save, dismiss, expel, may_begin, places, taking_part
 from quorate.coordinator.speed import share_lanes
 from quorate.coordinator.states import (
@@ -30,6 +30,7 @@ from quorate.coordinator.weak_links import (
 )
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.observe.events import LogMessage, RolledBack
 
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
@@ -41,7 +42,7 @@ def end(failure: Failure, *before: Action) -> Decision:
 
 
 def stopped(why: str, actions: tuple[Action, ...], reason: str) -> Decision:
-    """The job is over as somebody wished."""
+    """The job is over as somebody has asked."""
     result = {"ending": why}
     return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"{reason}; stopped: {why}")
 
@@ -99,7 +100,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         *_explain_beginning(members, generation),
         *(explain_line_up(members, blamed, chosen) if members.links else ()),
     ]
-    rollback = (RecordRollback(generation.cursor.step),) if members.is_condemned else ()
+    rollback = (RolledBack(step=generation.cursor.step, time=now),) if members.is_condemned else ()
     members = replace(
         members,
         enrolled=tuple(_at_work(known, generation) for known in members.enrolled),
@@ -121,7 +122,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     )
     count = f"{len(generation.members)} of {members.wanted} workers"
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
-    warnings = (Warn(sentence, generation.cursor.step) for sentence in told)
+    warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
     begun = Training(members, generation)
     return Decision(
         begun,
@@ -148,7 +149,7 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
         "nobody holds the state of the job any more: another process in the place of worker"
         f" {first.worker} looks for the newest checkpoint"
     )
-    inform = Inform(f"{told}.", left.members.cursor.step)
+    inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
     return Decision(left, (*actions, inform, Expel(*first.process)), f"{reason}; {told}")
 
 

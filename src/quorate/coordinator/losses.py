@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, Expel, RecordLoss, Refill, Warn
+from quorate.coordinator.actions import Action, Expel, Refill
 from quorate.coordinator.autopsy import (
     autopsy_of_divergence,
     autopsy_of_divergences,
     autopsy_of_exit,
     autopsy_of_futility,
+    loss_of,
+    warning,
 )
 from quorate.coordinator.events import ExitReported, FailureReported
 from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
@@ -137,16 +139,15 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     if isinstance(reaped, Recalling) and is_missing:
         reaped = without_missing(reaped, process)
-    return fill_place(reaped, event.worker, failure, (RecordLoss(failure, 0.0),), now, is_vacant=True)
+    return fill_place(reaped, event.worker, failure, (loss_of(failure, 0.0, now),), now, is_vacant=True)
 
 
 def _reap(state: Active, event: ExitReported, now: float) -> Decision:
     """One whose loss has been told is gone for sure: now its place is free."""
     members, process = state.members, (event.worker, event.pid)
     reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
-    if process in members.reaped and event.worker not in members.awaited:
-        return Decision(state, (), reason)
-    # An exit whose answer was lost is reported again: the place is ordered again, and nobody is counted twice.
+    if process in members.reaped and (members.stop is None or event.worker not in members.awaited):
+        return Decision(state, (), reason)  # the answer to the first report was lost
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     return vacate(reaped, event.worker, (), reason, now)
 
@@ -192,7 +193,7 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         # It may have saved a checkpoint after others have looked for one.
         founders=before.founders if known.is_ready and not known.has_trained else frozenset(),
     )
-    actions: tuple[Action, ...] = (RecordLoss(failure, detect),)
+    actions: tuple[Action, ...] = (loss_of(failure, detect, now),)
     if not is_reaped:
         actions = (*actions, Expel(*known.process))
     left: Active = replace(state, members=members)
@@ -231,7 +232,7 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     gone = {worker for worker, _ in processes}
     blamed = gone.intersection(failure.culprits) or gone
     losses = [
-        RecordLoss(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0)
+        loss_of(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0, now)
         for process in sorted(processes)
         if process[0] in blamed
     ]
@@ -280,8 +281,9 @@ def fill_place(
     left = replace(state, members=members)
     if not is_vacant:
         return form_if_ready(left, actions, failure.message, now)
-    if members.stop is None:
-        actions = (*actions, *_explain_giving_up(members, worker, failure.message))
+    if members.stop is None and members.given_up.get(worker) == REPORTED_GIVEN_UP:
+        told = _explain_giving_up(members, worker, failure.message)
+        actions = (*actions, warning(told, members.cursor.step, now))
     return vacate(left, worker, actions, failure.message, now)
 
 
@@ -291,20 +293,25 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
     Not where there is no such place any more, nor where the job is stopping.
     """
     members = state.members
-    if worker not in places(members):
-        left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
-        return form_if_ready(left, actions, reason, now)
-    if members.stop is None:
-        founders = members.founders if members.has_state else members.founders | {worker}
-        left = replace(state, members=replace(members, founders=founders))
-        return form_if_ready(left, (*actions, refill(members, worker)), reason, now)
+    if worker in places(members) and members.stop is None:
+        order = _refill(members, worker)
+        left = replace(
+            state,
+            members=replace(
+                members,
+                founders=members.founders | {worker} if order.restore else members.founders,
+                refills={**members.refills, worker: (now + order.after, order.restore)},
+            ),
+        )
+        return form_if_ready(left, (*actions, order), reason, now)
     left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
-    if isinstance(left, Forming) and holds_nothing(left.members):
+    is_over = worker in places(members) and isinstance(left, Forming) and holds_nothing(left.members)
+    if members.stop is not None and is_over:
         return stopped(members.stop, actions, reason)
     return form_if_ready(left, actions, reason, now)
 
 
-def refill(members: Members, worker: int) -> Refill:
+def _refill(members: Members, worker: int) -> Refill:
     """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
     timing = members.settings.timing
     excess = min(members.deaths + members.stillborn - members.wanted, _MOST_DOUBLINGS)
@@ -318,15 +325,12 @@ def _back_off(members: Members, worker: int) -> float:
     return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 2))
 
 
-def _explain_giving_up(members: Members, worker: int, why: str) -> tuple[Action, ...]:
-    if members.given_up.get(worker) != REPORTED_GIVEN_UP:
-        return ()
+def _explain_giving_up(members: Members, worker: int, why: str) -> str:
     resize = (
         f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
     )
-    message = (
+    return (
         f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed"
         f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(members, worker):.0f} s, the ones"
         f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )
-    return (Warn(message, members.cursor.step),)

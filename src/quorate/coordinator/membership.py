@@ -13,15 +13,19 @@ from quorate.coordinator.actions import (
     EndJob,
     Expel,
     RecordEvents,
-    RecordLoss,
-    RecordResize,
     Refuse,
     Regroup,
     RelaySave,
     RelayStop,
-    Warn,
 )
-from quorate.coordinator.autopsy import WORKER_LOST, autopsy_of_launcher, autopsy_of_no_return, autopsy_of_silence
+from quorate.coordinator.autopsy import (
+    WORKER_LOST,
+    autopsy_of_launcher,
+    autopsy_of_no_return,
+    autopsy_of_silence,
+    loss_of,
+    warning,
+)
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -57,6 +61,7 @@ from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
+from quorate.observe.events import Resized
 
 _SELDOM = 3600.0
 """Seconds at most between two tellings of the same."""
@@ -159,7 +164,7 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
         return Decision(state, (), f"the job has {workers} workers already")
     changed: Active = replace(state, members=resized(members, workers))
     reason = f"the job goes on with {workers} workers instead of {members.wanted}"
-    actions = (RecordResize(members.wanted, workers), *call_together(changed))
+    actions = (Resized(before=members.wanted, workers=workers, time=now), *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
 
 
@@ -248,7 +253,7 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         if now >= killed.tell_at:
             later = replace(killed, tell_at=now + min(2 * seconds, _SELDOM))
             told = replace(state, members=replace(members, unended={**members.unended, (worker, pid): later}))
-            return Decision(told, (Warn(message, members.cursor.step),), message)
+            return Decision(told, (warning(message, members.cursor.step, now),), message)
     return None
 
 
@@ -259,13 +264,13 @@ def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
         failure = stall.failure(step_timeout)
         members = count_hang(members, stall)
         if hopeless := autopsy_of_hangs(members, failure):
-            return end(hopeless, RecordLoss(failure, stall.seconds))
+            return end(hopeless, loss_of(failure, stall.seconds, now))
         return lose(replace(state, members=members), stall.culprit, failure, stall.seconds, now, is_reaped=False)
     if members.reported_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
     message = stall.warning(step_timeout)
     told = replace(state, members=replace(members, reported_stall=stall.since))
-    return Decision(told, (Warn(message, stall.step),), message)
+    return Decision(told, (warning(message, stall.step, now),), message)
 
 
 def _give_up_missing(state: Recalling, now: float) -> Decision:
@@ -276,7 +281,7 @@ def _give_up_missing(state: Recalling, now: float) -> Decision:
     failure = autopsy_of_no_return(worker, pid, state.members.settings)
     gone = without_missing(state, process)
     left = replace(gone, members=expel(gone.members, {process}))
-    actions = (RecordLoss(failure, now - state.since), Expel(worker, pid))
+    actions = (loss_of(failure, now - state.since, now), Expel(worker, pid))
     return fill_place(left, worker, failure, actions, now, is_vacant=False)
 
 

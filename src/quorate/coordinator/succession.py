@@ -20,10 +20,25 @@ from quorate.coordinator.states import (
     JobSettings,
     Members,
     Recalling,
+    Recollection,
+    State,
     Training,
 )
 from quorate.core.generation import Generation, GenerationId
-from quorate.observe.events import RunFailed, RunFinished
+from quorate.observe.events import RunFinished
+
+
+def take_over(settings: JobSettings, handover: Handover, recalled: Recollection, now: float) -> State:
+    """The state to begin with, after what a predecessor has written down: the job goes on, or has ended already."""
+    if isinstance(recalled.end, RunFinished):
+        return Ended(None, recalled.end.result or {})  # it may not have been told
+    if recalled.end is not None:
+        return Ended(recalled.end.failure)
+    if recalled.workers is not None:
+        settings = replace(settings, workers=recalled.workers)
+    # The launcher may not have read yet what the one before has written last.
+    has_begun = handover.has_begun or recalled.has_begun
+    return succeed(settings, replace(handover, has_begun=has_begun, is_condemned=recalled.is_condemned), now)
 
 
 def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
@@ -42,11 +57,6 @@ def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
         is_condemned=handover.is_condemned,
     )
     return Recalling(members, now, handover.present)
-
-
-def ended_as_told(event: RunFinished | RunFailed) -> Ended:
-    """The end that a predecessor has written down, and may not have told."""
-    return Ended(None, event.result or {}) if isinstance(event, RunFinished) else Ended(event.failure)
 
 
 def take_back(state: Active, event: Registered, now: float) -> Active:

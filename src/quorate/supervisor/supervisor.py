@@ -14,14 +14,15 @@ from typing import Any, Protocol
 
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.news import Outcome
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
-from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
+from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, RunFailed, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.tail import EventTail
 from quorate.spec.job import JobSpec
@@ -193,7 +194,7 @@ class Supervisor:
                 return
         # The run's events are the coordinator's to write, unless it cannot any more.
         with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
-            event_log.job_failed(failure)
+            event_log.publish(RunFailed.of(failure))
 
     def _supervise(
         self,
