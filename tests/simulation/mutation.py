@@ -254,14 +254,18 @@ class Campaign:
         return [killer_of(item) for item in session.items]
 
     def _simulations(self) -> list[Killer]:
-        from simulation.hand_written import SCHEDULES
+        from simulation.hand_written import SCHEDULES, SEEDS
         from simulation.simulation import Simulation
 
         def killer_of(name: str, seed: int, **given: Any) -> Killer:
             return Killer(name, lambda: Simulation(seed, **given).run().broken or "", is_simulated=True)
 
         seeds = dict.fromkeys((*TELLING_SEEDS, *range(self._options.seeds)))
-        by_hand = [killer_of(f"schedule '{name}'", 0, given=one) for name, one in SCHEDULES.items()]
+        by_hand = [
+            killer_of(f"schedule '{name}', seed {seed}", seed, given=one)
+            for name, one in SCHEDULES.items()
+            for seed in SEEDS
+        ]
         return [*by_hand, *(killer_of(f"seed {seed}", seed) for seed in seeds)]
 
     def _measure(self, killers: Sequence[Killer]) -> None:
