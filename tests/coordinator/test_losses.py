@@ -32,7 +32,6 @@ from coordinator.played import (
 from quorate.coordinator.actions import EndJob, Expel, GrantLease, Refill, Refuse, Regroup, RelayStop, Welcome
 from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, StopRequested, Tick
 from quorate.coordinator.forming import MOST_FUTILE
-from quorate.coordinator.losses import deaths_allowed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.failure import Failure
@@ -630,7 +629,7 @@ def die_again_and_again(state: State, *, life: int = 1) -> tuple[Ended, list[flo
 def test_a_job_that_cannot_start_is_given_up_soon() -> None:
     begun = start(SETTINGS, 0.0)
     ended, pauses = die_again_and_again(begun)
-    assert len(pauses) == deaths_allowed(begun.members) == 3
+    assert len(pauses) == 3
     assert ended.failure is not None
     assert "It is the last of 4 workers that were lost without a completed step in between" in ended.failure.message
     assert "quorate resume" not in ended.failure.message, "whether there is a checkpoint is for the launcher to say"
@@ -641,7 +640,7 @@ def test_a_job_whose_workers_die_without_a_step_is_given_up_with_more_and_more_p
     assert isinstance(left, Forming)
     ended, pauses = die_again_and_again(left)
     # Two of them were lost before.
-    assert len(pauses) == deaths_allowed(left.members) - 2
+    assert len(pauses) == 2 * left.members.wanted + 3 - 2
     assert pauses[:4] == [1.0, 2.0, 4.0, 5.0]
     assert set(pauses[3:]) == {5.0}
     assert ended.failure is not None

@@ -122,7 +122,7 @@ def test_no_place_is_filled_before_everybody_is_back_and_then_it_is_at_once(tmp_
     """Or one would be started from a checkpoint, although those who come back hold the state."""
 
     async def ask() -> None:
-        service = CoordinatorService(NEXT, EventLog(JsonlSink(tmp_path / "e")), taking_over(), lambda: 100.1)
+        service = CoordinatorService(NEXT, EventLog(JsonlSink(tmp_path / "e")), taking_over())
         service.apply(killed(2))
         processes = [pb.Process(slot=worker, pid=pid_of(worker)) for worker in range(2)]
         reply = await service.Outcome(pb.OutcomeRequest(timeout=0.01, processes=processes), None)

@@ -20,8 +20,9 @@ from typing import Any
 
 from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import LauncherGone
 from quorate.coordinator.membership import start
-from quorate.coordinator.service import CoordinatorServer, CoordinatorService
+from quorate.coordinator.service import CoordinatorService, open_server
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
@@ -104,15 +105,15 @@ async def _serve(appointment: Appointment) -> None:
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
-        server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
+        server, address = open_server(service, appointment.token, appointment.host, appointment.port)
         await server.start()
-        run.write_address(server.address, appointment.token)
+        run.write_address(address, appointment.token)
         try:
-            _answer({"address": server.address})
+            _answer({"address": address})
             await _until_over(service, timing)
         finally:
             run.remove_address()
-            await server.stop(grace=timing.heartbeat_every)
+            await server.stop(timing.heartbeat_every)
 
 
 def _incarnation_elsewhere(run: RunFolder) -> int:
@@ -145,7 +146,7 @@ async def _until_over(service: CoordinatorService, timing: Timing) -> None:
         gone = group.create_task(launcher_gone.wait())
         await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            service.launcher_gone()
+            service.apply(LauncherGone())
         for task in (time_keeping, told, gone):
             task.cancel()
 

@@ -61,12 +61,15 @@ def regroup(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
 
 def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Begin the next generation if everybody who is to take part stands ready."""
-    state, recalled = settled(state, now)
-    actions = (*actions, *recalled)
     if isinstance(state, Recalling):
-        return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
-    members, dismissals = dismiss(state.members, is_training=isinstance(state, Training))
-    state, actions = replace(state, members=members), (*actions, *dismissals)
+        if state.missing:
+            return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
+        state, recalled = settled(state, now)
+        actions = (*actions, *recalled)
+    members = state.members
+    if any(known.is_leaving for known in members.enrolled):
+        members, dismissals = dismiss(members, is_training=isinstance(state, Training))
+        state, actions = replace(state, members=members), (*actions, *dismissals)
     if isinstance(state, Training):
         return Decision(state, actions, reason)
     is_deserted = not members.enrolled and not members.awaited
@@ -96,10 +99,11 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
     if futile > MOST_FUTILE and members.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(members, members.suspicion, blamed), futile), *actions)
-    told = [
-        *_explain_beginning(members, generation),
-        *(explain_line_up(members, blamed, chosen) if members.links else ()),
-    ]
+    told = explain_line_up(members, blamed, chosen) if members.links else []
+    if members.generations and not members.has_state and not generation.cursor.step:
+        # Nobody shall wonder where its steps have gone.
+        again = "nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."
+        told.insert(0, again)
     rollback = (RolledBack(step=generation.cursor.step, time=now),) if members.is_condemned else ()
     members = replace(
         members,
@@ -129,13 +133,6 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         (*actions, *warnings, *rollback, DeclareGeneration(generation), *call_to_save(begun)),
         "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
     )
-
-
-def _explain_beginning(members: Members, generation: Generation) -> list[str]:
-    """That a job begins once more, as a sentence: nobody shall wonder where its steps have gone."""
-    if not members.generations or members.has_state or generation.cursor.step:
-        return []
-    return ["nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."]
 
 
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:

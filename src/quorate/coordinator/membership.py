@@ -119,16 +119,12 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
         return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
-        return _record_last_events(state, event)
+        heard = state.heard.get(event.worker)
+        if heard is None or event.sequence <= heard:
+            return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
+        later = replace(state, heard={**state.heard, event.worker: event.sequence})
+        return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
     return Decision(state, (), "the job has ended")
-
-
-def _record_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
-    heard = state.heard.get(event.worker)
-    if heard is None or event.sequence <= heard:
-        return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
-    later = replace(state, heard={**state.heard, event.worker: event.sequence})
-    return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
 
 
 # --- requests from outside
@@ -154,9 +150,12 @@ def on_save_requested(state: Active, event: SaveRequested) -> Decision:
 
 def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> Decision:
     """The job shall go on with another number of workers."""
-    members = state.members
-    workers = event.workers
-    why = _why_not_resized(members, workers)
+    members, settings, workers = state.members, state.members.settings, event.workers
+    why = f"it is stopping ({members.stop})." if members.stop is not None else ""
+    if workers < settings.min_workers:
+        why = f"min_workers is {settings.min_workers}."
+    if not 1 <= workers <= settings.lanes:
+        why = f"it has {settings.lanes} lanes, so 1 to {settings.lanes} are possible."
     if why:
         message = f"the job cannot have {workers} workers: {why}"
         return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
@@ -166,14 +165,6 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
     reason = f"the job goes on with {workers} workers instead of {members.wanted}"
     actions = (Resized(before=members.wanted, workers=workers, time=now), *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
-
-
-def _why_not_resized(members: Members, workers: int) -> str:
-    if not 1 <= workers <= members.settings.lanes:
-        return f"it has {members.settings.lanes} lanes, so 1 to {members.settings.lanes} are possible."
-    if workers < members.settings.min_workers:
-        return f"min_workers is {members.settings.min_workers}."
-    return f"it is stopping ({members.stop})." if members.stop is not None else ""
 
 
 def on_launcher_gone(state: Active) -> Decision:
@@ -204,16 +195,12 @@ def on_tick(state: Active, now: float) -> Decision:
         return lose(state, quietest, failure, now - quietest.heard, now, is_reaped=False)
     if isinstance(state, Recalling):
         return _give_up_missing(state, now)
-    return _find_unended(state, now) or _watch_work(state, now)
-
-
-def _watch_work(state: Forming | Training, now: float) -> Decision:
+    if unended and (told := _find_unended(state, now)):
+        return told
     if stall := find_stall(state, now):
         return _act_on_stall(state, stall, now)
-    if isinstance(state, Training):
-        return _let_in_again(state, now)
     # Whoever is on the way to its place takes what time it needs: its supervisor tells when it is gone.
-    return Decision(state, (), "nothing is overdue")
+    return _let_in_again(state, now) if isinstance(state, Training) else Decision(state, (), "nothing is overdue")
 
 
 def _forgive_silence(state: Active, now: float) -> Decision:

@@ -196,7 +196,7 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
     why = f" ({event.symptom.message})" if event.symptom else ""
     reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
     left: Active = replace(state, members=members)
-    if proof := proof_against(members):
+    if members.accused is not None and (proof := proof_against(members.accused, members)):
         return condemn(left, proof, now)
     if isinstance(left, Training) and event.generation != left.generation.id:
         return Decision(left, call_together(left), reason)

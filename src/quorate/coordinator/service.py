@@ -35,7 +35,6 @@ from quorate.coordinator.events import (
     ExitReported,
     FailureReported,
     HeartbeatReceived,
-    LauncherGone,
     MembershipEvent,
     Reading,
     Registered,
@@ -45,7 +44,7 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
-from quorate.coordinator.membership import decide, start
+from quorate.coordinator.membership import decide
 from quorate.coordinator.news import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.core.addresses import join_address
@@ -82,17 +81,10 @@ _OBSOLETE = {"formed": ("formed", "regroup", "save"), "save": ("save",)}
 class CoordinatorService(CoordinatorServicer):
     """One job's coordinator. Made and used on one asyncio loop."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        event_log: EventLog,
-        state: State | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: JobSettings, event_log: EventLog, state: State) -> None:
         self._settings = settings
         self._event_log = event_log
-        self._clock = clock
-        self._state = start(settings, clock()) if state is None else state
+        self._state = state
         self._directives = Directives()
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -103,13 +95,12 @@ class CoordinatorService(CoordinatorServicer):
 
     # --- the calls, in the order of the .proto file
 
-    async def Register(self, request: pb.RegisterRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        """Give a worker its place, or say why not."""
-        return self._answer(request)
+    async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """Give a worker its place, renew its lease, or hear where it stands."""
+        decision = self.apply(event_of(request))
+        return reply_to(request, decision.actions, self._settings.incarnation)
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        """Renew a worker's lease."""
-        return self._answer(request)
+    Heartbeat = ReportState = Register
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""
@@ -124,12 +115,7 @@ class CoordinatorService(CoordinatorServicer):
                     return
             await changed.wait()
 
-    async def ReportState(self, request: pb.StateReport, context: Any) -> Any:  # noqa: N802, ARG002
-        """Hear where a worker stands that has left its generation."""
-        return self._answer(request)
-
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
-        """Hear why a worker stops."""
         try:
             self.apply(event_of(request))
         except (ValueError, TypeError) as error:
@@ -153,13 +139,9 @@ class CoordinatorService(CoordinatorServicer):
         assert isinstance(self._state, Ended)
         return pb.CompleteReply(failure=encode_failure(self._state.failure))
 
-    def _answer(self, request: Any) -> Any:
-        decision = self.apply(event_of(request))
-        return reply_to(request, decision.actions, self._settings.incarnation)
-
     async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.Ack:  # noqa: N802, ARG002
-        """Hear that a process is gone."""
         by_signal = request.HasField("signal")
+        reading = Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
         self.apply(
             ExitReported(
                 worker=request.slot,
@@ -168,18 +150,16 @@ class CoordinatorService(CoordinatorServicer):
                 exit_code=None if by_signal else request.exit_code,
                 signal=request.signal if by_signal else None,
                 status=WorkerStatus(request.step if request.HasField("step") else None, request.phase),
-                reading=_reading(request),
+                reading=reading if request.HasField("lane") else None,
             )
         )
         return pb.Ack()
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.Ack:  # noqa: N802, ARG002
-        """Hear that the job shall stop."""
         self.apply(StopRequested(request.reason))
         return pb.Ack()
 
     async def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply:  # noqa: N802, ARG002
-        """Hear how many workers the job shall have."""
         if isinstance(self._state, Ended):
             return pb.ResizeReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
         decision = self.apply(ResizeRequested(request.workers))
@@ -201,9 +181,9 @@ class CoordinatorService(CoordinatorServicer):
         processes = {(process.slot, process.pid) for process in request.processes}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
-                while not news_of(self._state, processes, self._clock()).is_new_to(request.workers):
+                while not news_of(self._state, processes, time.monotonic()).is_new_to(request.workers):
                     await self._changed.wait()
-        news = news_of(self._state, processes, self._clock())
+        news = news_of(self._state, processes, time.monotonic())
         if news.outcome is not None:
             self.outcome_fetched.set()
             result = json.dumps(news.outcome.result)
@@ -239,7 +219,7 @@ class CoordinatorService(CoordinatorServicer):
 
     def apply(self, event: MembershipEvent) -> Decision:
         """Decide, and carry out what was decided; what is for one caller alone, its call answers."""
-        decision = decide(self._state, event, self._clock())
+        decision = decide(self._state, event, time.monotonic())
         self._state = decision.state
         is_notable = wakes(event, decision)
         log.log(logging.INFO if is_notable else logging.DEBUG, "%s: %s", type(event).__name__, decision.reason)
@@ -259,16 +239,6 @@ class CoordinatorService(CoordinatorServicer):
         while not self.ended.is_set():
             await asyncio.sleep(self._settings.timing.failure_timeout / _TICKS_PER_TIMEOUT)
             self.apply(Tick())
-
-    def launcher_gone(self) -> None:
-        """End the job because nobody looks after it any more."""
-        self.apply(LauncherGone())
-
-
-def _reading(request: pb.ExitReport) -> Reading | None:
-    if not request.HasField("lane"):
-        return None
-    return Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
 
 
 # --- what workers ask and are answered
@@ -406,7 +376,6 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
         self._turn_away = grpc.unary_unary_rpc_method_handler(_turn_away)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Go on with the call if it may."""
         return await continuation(call) if carries_token(call.invocation_metadata, self._token) else self._turn_away
 
 
@@ -414,27 +383,17 @@ async def _turn_away(_request: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
 
 
-class CoordinatorServer:
-    """A served coordinator. `address` is where it listens."""
-
-    def __init__(self, service: CoordinatorService, token: str, host: str, port: int) -> None:
-        # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
-        options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
-        self._server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
-        add_CoordinatorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
-        try:
-            bound = self._server.add_insecure_port(join_address(host, port))
-        except RuntimeError as error:
-            raise RequestError(explain_refusal(host, port, str(error))) from None
-        self.address = join_address(host, bound)
-
-    async def start(self) -> None:
-        """Begin to answer."""
-        await self._server.start()
-
-    async def stop(self, grace: float) -> None:
-        """Answer nothing new, let calls under way end for at most `grace` seconds, and give the port back."""
-        await self._server.stop(grace)
+def open_server(service: CoordinatorService, token: str, host: str, port: int) -> tuple[grpc.aio.Server, str]:
+    """What serves a coordinator once it is started, and the address that it listens at."""
+    # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
+    options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
+    server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
+    add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    try:
+        bound = server.add_insecure_port(join_address(host, port))
+    except RuntimeError as error:
+        raise RequestError(explain_refusal(host, port, str(error))) from None
+    return server, join_address(host, bound)
 
 
 def explain_refusal(host: str, port: int, detail: str) -> str:

@@ -5,7 +5,6 @@ work in it, they go on as if nothing had happened. Otherwise it is over for all 
 coordinator before may have told only some of its workers of the last.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Regroup
@@ -24,7 +23,6 @@ from quorate.coordinator.states import (
     State,
     Training,
 )
-from quorate.core.generation import Generation, GenerationId
 from quorate.observe.events import RunFinished
 
 
@@ -95,36 +93,21 @@ def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
     return replace(state, members=members, missing=state.missing - {process})
 
 
-def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
-    """The state to go on with, once nobody is missing any more."""
-    if not isinstance(state, Recalling) or state.missing:
-        return state, ()
+def settled(state: Recalling, now: float) -> tuple[Forming | Training, tuple[Action, ...]]:
+    """The state to go on with, now that nobody is missing any more."""
     newest = state.newest
     if newest is None:
         return Forming(state.members, since=now), ()
     ring = tuple(member.worker for member in newest.members)
     members = replace(state.members, generations=newest.id.number, cursor=newest.cursor, ring=ring)
     entered = {known.within for known in members.enrolled if known.within is not None}
-    if not _is_at_work(newest, members):
-        return Forming(members, since=now), _end_all(entered)
-    actions = _end_all(entered - {newest.id})
+    known = {one.worker: (one.within, one.registration.address) for one in members.enrolled}
+    if any(known.get(member.worker) != (newest.id, member.address) for member in newest.members):
+        return Forming(members, since=now), tuple(Regroup(each, at_boundary=False) for each in sorted(entered))
+    # All its members are in it, as they were; what is older is over.
+    older = (Regroup(each, at_boundary=False) for each in sorted(entered - {newest.id}))
     at_work = Training(members, newest)
-    return at_work, (*actions, *call_together(at_work))
-
-
-def _end_all(generations: Collection[GenerationId]) -> tuple[Action, ...]:
-    return tuple(Regroup(generation, at_boundary=False) for generation in sorted(generations))
-
-
-def _is_at_work(generation: Generation, members: Members) -> bool:
-    """Whether all its members are in it, as they were."""
-    known = {one.worker: one for one in members.enrolled}
-    return all(
-        member.worker in known
-        and known[member.worker].within == generation.id
-        and known[member.worker].registration.address == member.address
-        for member in generation.members
-    )
+    return at_work, (*older, *call_together(at_work))
 
 
 def is_expected(state: Active, worker: int, pid: int) -> bool:
