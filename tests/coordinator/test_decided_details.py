@@ -17,7 +17,7 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
-from quorate.coordinator.losses import condemn, proof_against
+from quorate.coordinator.losses import condemn
 from quorate.coordinator.membership import decide
 from quorate.coordinator.places import must_hand_over, taking_part
 from quorate.coordinator.reports import join_difference
@@ -552,18 +552,25 @@ class TestProof:
     ACCUSED = Failure("UserCodeError", "no", worker=0, step=17, phase="apply")
 
     @pytest.mark.parametrize(
-        ("known", "is_proof"),
+        ("worker", "step", "began", "is_proof"),
         [
-            pytest.param(holder(1, 17), True, id="another that has applied it"),
-            pytest.param(holder(1, 16), False, id="another that has not come so far"),
-            pytest.param(holder(1, 17, within=FIRST), False, id="another that has not told yet"),
-            pytest.param(holder(0, 17), False, id="itself"),
-            pytest.param(enrolled(1, cursor=Cursor(17)), False, id="another that just began there"),
+            pytest.param(1, 17, 16, True, id="another that has applied it"),
+            pytest.param(1, 16, 16, False, id="another that has not come so far"),
+            pytest.param(0, 17, 16, False, id="itself"),
+            pytest.param(3, 17, 18, False, id="another that was behind and has not copied"),
         ],
     )
-    def test_is_the_word_of_another_that_applied_the_same(self, known: Enrolled, is_proof: bool) -> None:
-        members = between(known, accused=self.ACCUSED).members
-        assert (proof_against(members) is not None) is is_proof
+    def test_is_the_word_of_another_that_applied_the_same(
+        self, worker: int, step: int, began: int, is_proof: bool
+    ) -> None:
+        known = (
+            *(holder(0, within=FIRST), holder(1, within=FIRST)),
+            holder(2, 17, within=FIRST),  # which has not told yet whether it has applied it
+            enrolled(3, within=FIRST),
+        )
+        state = between(*known, accused=self.ACCUSED, cursor=Cursor(began))
+        after = decide(state, reported(worker, step), 2.0).state
+        assert members_of(after).is_condemned is is_proof
 
 
 @pytest.mark.parametrize(("now", "forgiven"), [(2.5, False), (2.75, True)])
