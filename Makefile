@@ -3,11 +3,12 @@ PYTHON ?= python3
 SEEDS ?= 10000
 N ?= 20
 MINUTES ?= 30
+JOBS ?= $(shell nproc)
 WHAT ?= step startup allreduce
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test coverage test-long test-faults soak simulate check format proto setup-all bench bench-setup clean help
+.PHONY: demo setup test coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -35,6 +36,9 @@ soak: .venv/.stamp-dev        ## random faults upon several jobs for MINUTES, wi
 
 simulate: .venv/.stamp-dev    ## simulate SEEDS jobs under faults, and check what must hold
 	PYTHONPATH=tests $(BIN)/python -m simulation --seeds $(SEEDS)
+
+mutants: .venv/.stamp-dev     ## make every small mistake in the decisions, and see that tests or simulation show it
+	PYTHONPATH=tests $(BIN)/python -m simulation.mutation --jobs $(JOBS) --json mutants.json
 
 check: .venv/.stamp-dev       ## linters, types, layers
 	$(BIN)/ruff check .

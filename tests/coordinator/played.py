@@ -1,6 +1,7 @@
 """Histories of a job, played to the pure membership: no process, no socket, no clock but the numbers given."""
 
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob
@@ -19,6 +20,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
+from quorate.observe.events import LogMessage
 
 SETTINGS = JobSettings(incarnation=3, lanes=8, workers=3, timing=Timing(5.0))
 FIRST = GenerationId(3, 1)
@@ -103,6 +105,11 @@ def workers_of(generation: Generation) -> list[int]:
 
 def kinds(actions: tuple[Action, ...]) -> list[str]:
     return [type(action).__name__ for action in actions]
+
+
+def messages_of(actions: Iterable[Action], level: str = "warning") -> list[str]:
+    """What the user is told by these actions."""
+    return [action.message or "" for action in actions if isinstance(action, LogMessage) and action.level == level]
 
 
 def ending(*events: Timed, state: State | None = None) -> Failure | None:

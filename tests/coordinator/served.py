@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.service import CoordinatorServer, CoordinatorService
+from quorate.coordinator.membership import start
+from quorate.coordinator.service import CoordinatorService, open_server
 from quorate.coordinator.states import JobSettings
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink
@@ -48,15 +50,15 @@ def serve(
     async def run() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         event_log = EventLog(JsonlSink(events_file))
-        service = CoordinatorService(settings, event_log)
-        server = CoordinatorServer(service, TOKEN, "127.0.0.1", port)
+        service = CoordinatorService(settings, event_log, start(settings, time.monotonic()))
+        server, address = open_server(service, TOKEN, "127.0.0.1", port)
         await server.start()
         time_keeping = asyncio.create_task(service.keep_time())
-        ready.append((server.address, lambda: loop.call_soon_threadsafe(stop.set)))
+        ready.append((address, lambda: loop.call_soon_threadsafe(stop.set)))
         started.set()
         await stop.wait()
         time_keeping.cancel()
-        await server.stop(grace=0)
+        await server.stop(0)
         event_log.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)

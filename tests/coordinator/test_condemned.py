@@ -22,7 +22,7 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import EndJob, Expel, RecordLoss, RecordRollback, Refill, Regroup
+from quorate.coordinator.actions import DeclareGeneration, EndJob, Expel, Refill, Regroup
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import FailureReported, ResizeRequested, StopRequested
 from quorate.coordinator.losses import MOST_DIVERGED
@@ -32,6 +32,7 @@ from quorate.coordinator.succession import succeed
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import DIVERGED, Position
+from quorate.observe.events import RolledBack, WorkerLost
 from quorate.observe.jsonl import JsonlSink
 
 
@@ -41,8 +42,12 @@ def differing(by: int, *culprits: int, generation: GenerationId = FIRST, life: i
 
 
 def losses(decision: Decision) -> dict[int, str]:
-    found = (action.failure for action in decision.actions if isinstance(action, RecordLoss))
-    return {failure.worker: failure.message for failure in found if failure.worker is not None}
+    found = (action for action in decision.actions if isinstance(action, WorkerLost))
+    return {lost.worker: lost.message or "" for lost in found if lost.worker is not None}
+
+
+def rollbacks(decision: Decision) -> list[int | None]:
+    return [action.step for action in decision.actions if isinstance(action, RolledBack)]
 
 
 def expelled(decision: Decision) -> list[int]:
@@ -136,7 +141,7 @@ def test_the_next_coordinator_knows_of_it_and_turns_those_away_who_come_back() -
     assert [worker for decision in decisions for worker in expelled(decision)] == [0, 1, 2]
     *_, formed = play(decisions[-1].state, *reaped((0, 1, 2), 1.2), *back((0, 1, 2), 2.0, life=1))
     assert declared(formed).cursor == Cursor(10)
-    assert RecordRollback(10) in formed.actions
+    assert rollbacks(formed) == [10]
 
 
 def test_what_was_written_of_it_is_recalled_until_a_generation_has_begun(tmp_path: Path) -> None:
@@ -146,12 +151,12 @@ def test_what_was_written_of_it_is_recalled_until_a_generation_has_begun(tmp_pat
     def recalled() -> bool:
         return EventLog(JsonlSink(tmp_path / "events.jsonl")).recall(0).is_condemned
 
-    event_log.generation_formed(training().generation)
+    event_log.record(DeclareGeneration(training().generation))
     assert not recalled()
-    event_log.worker_lost(Failure("ReplicasDiffer", "they differ", worker=2), 0.0)
-    event_log.worker_lost(Failure("WorkerLost", "killed", worker=1), 0.0)
+    event_log.publish(WorkerLost(cause="ReplicasDiffer", message="they differ", worker=2))
+    event_log.publish(WorkerLost(cause="WorkerLost", message="killed", worker=1))
     assert recalled()
-    event_log.generation_formed(training().generation)
+    event_log.record(DeclareGeneration(training().generation))
     assert not recalled()
     sink.close()
 
@@ -164,13 +169,13 @@ def test_all_begin_again_from_the_checkpoint_and_what_was_told_since_is_told_aga
     formed = play(gone[-1].state, *back((0, 1, 2), 2.0, life=1))
     generation = declared(formed[-1])
     assert (workers_of(generation), generation.cursor) == ([0, 1, 2], Cursor(10))
-    assert RecordRollback(10) in formed[-1].actions
+    assert rollbacks(formed[-1]) == [10]
 
 
 def test_nothing_is_told_again_after_a_usual_loss() -> None:
     died = play(training(), *((1.0, killed(worker)) for worker in range(3)))
     formed = last_of(died[-1].state, *back((0, 1, 2), 2.0, life=1))
-    assert not [action for action in formed.actions if isinstance(action, RecordRollback)]
+    assert rollbacks(formed) == []
 
 
 def test_different_weights_in_the_end_are_the_same_case() -> None:

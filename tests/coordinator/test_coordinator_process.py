@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quorate.coordinator.__main__ import Appointment, _begin
+from quorate.coordinator.actions import DeclareGeneration
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.states import JobSettings, Recalling
@@ -134,7 +135,7 @@ def test_a_generation_that_the_launcher_has_not_read_of_yet_is_known_to_the_next
     with closing(EventLog(JsonlSink(run.events_file))) as event_log:
         begins = _begin(settings, event_log, handover)
         member = Member(0, "127.0.0.1:1", range(2))
-        event_log.generation_formed(Generation(GenerationId(1, 1), (member,)))
+        event_log.record(DeclareGeneration(Generation(GenerationId(1, 1), (member,))))
         goes_on = _begin(settings, event_log, handover)
     assert isinstance(begins, Recalling)
     assert isinstance(goes_on, Recalling)

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from coordinator.served import TOKEN, serve
-from quorate.coordinator.client import News, SupervisorClient, Vacancy
+from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.news import News, Vacancy
 from quorate.coordinator.service import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure

@@ -10,6 +10,7 @@ from coordinator.played import (
     heartbeat,
     killed,
     last_of,
+    messages_of,
     pid_of,
     play,
     registered,
@@ -17,18 +18,7 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import (
-    DeclareGeneration,
-    Dismiss,
-    Expel,
-    Inform,
-    RecordLoss,
-    Refill,
-    Refuse,
-    Regroup,
-    Warn,
-    Welcome,
-)
+from quorate.coordinator.actions import DeclareGeneration, Dismiss, Expel, Refill, Refuse, Regroup, Welcome
 from quorate.coordinator.events import (
     ExitReported,
     HeartbeatReceived,
@@ -42,6 +32,7 @@ from quorate.coordinator.states import Decision, Ended, Handover, Training
 from quorate.coordinator.succession import succeed
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import Position, WorkerStatus
+from quorate.observe.events import WorkerLost
 
 ALONE = replace(SETTINGS, workers=1, spares=1)
 
@@ -106,7 +97,7 @@ def test_a_newcomer_that_is_behind_the_checkpoint_makes_room_for_one_that_is_not
     assert DeclareGeneration not in kinds(came)
     reaped = decide(came.state, killed(0, life=1), 2.1)
     assert Refill(0, 0.0, restore=True) in reaped.actions
-    assert RecordLoss not in kinds(reaped)
+    assert WorkerLost not in kinds(reaped)
     # If the checkpoint cannot be read, an older one has to do: it is not tried for ever.
     formed = declared(decide(reaped.state, registered(0, life=2, cursor=Cursor(9)), 3.0))
     assert formed.cursor == Cursor(9)
@@ -151,27 +142,27 @@ def test_a_newcomer_without_state_does_not_begin_anew_when_the_place_of_who_was_
     shrunk = decide(with_newcomer_alone().state, ResizeRequested(1), 2.1)
     assert DeclareGeneration not in kinds(shrunk)
     assert Expel(0, pid_of(0, life=1)) in shrunk.actions
-    assert any(isinstance(action, Inform) and "newest checkpoint" in action.message for action in shrunk.actions)
+    assert any("newest checkpoint" in message for message in messages_of(shrunk.actions, "info"))
     late = decide(shrunk.state, registered(1, life=1, cursor=Cursor(16)), 2.2)
     assert kinds(late) == [Refuse], "its place is no more"
     reaped = decide(late.state, killed(0, life=1), 2.3)
     assert Refill(0, 0.0, restore=True) in reaped.actions
     formed = decide(reaped.state, registered(0, life=2, cursor=Cursor(16)), 3.0)
     assert declared(formed).cursor == Cursor(16)
-    assert Warn not in kinds(formed)
+    assert messages_of(formed.actions) == []
 
 
 def test_where_no_checkpoint_exists_the_job_begins_again_and_says_so() -> None:
     formed = decide(with_newcomer_alone().state, registered(1, life=1), 2.1)
     assert declared(formed).cursor == Cursor()
-    (told,) = [action.message for action in formed.actions if isinstance(action, Warn)]
+    (told,) = messages_of(formed.actions)
     assert "no checkpoint exists" in told
 
 
 def test_a_generation_that_ends_before_its_first_step_is_not_told_as_a_new_beginning() -> None:
     decisions = play(training(PAIR), (1.0, killed(0)), (1.1, reported(1, step=0)))
     assert declared(decisions[-1]).cursor == Cursor()
-    assert Warn not in kinds(decisions[-1])
+    assert messages_of(decisions[-1].actions) == []
 
 
 def test_a_stop_while_nobody_holds_the_state_ends_the_job_as_it_was_saved() -> None:
@@ -211,7 +202,7 @@ def test_before_the_first_generation_the_next_coordinator_begins_with_whoever_is
     state = succeed(replace(PAIR, incarnation=4), handover, 100.0)
     formed = last_of(state, (100.1, registered(0, position=Position())), (100.2, registered(1)))
     assert declared(formed).cursor == Cursor()
-    assert Warn not in kinds(formed)
+    assert messages_of(formed.actions) == []
 
 
 def test_a_donor_that_dies_leaves_nobody_who_begins_from_less_than_the_checkpoint() -> None:

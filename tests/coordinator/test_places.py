@@ -19,7 +19,7 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import Action, Dismiss, RecordLoss, RecordResize, Refill, Refuse, Regroup, RelaySave
+from quorate.coordinator.actions import Action, Dismiss, Refill, Refuse, Regroup, RelaySave
 from quorate.coordinator.events import (
     HeartbeatReceived,
     Registered,
@@ -31,6 +31,7 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, State, Training
 from quorate.core.generation import GenerationId
+from quorate.observe.events import Resized, WorkerLost
 
 WITH_SPARE = replace(SETTINGS, spares=1)
 ALONE = replace(SETTINGS, workers=1)
@@ -100,7 +101,7 @@ class TestLeaving:
 
     def test_one_that_dies_before_it_could_leave_is_a_loss(self) -> None:
         state = decide(training(), leaving(1), 1.0).state
-        assert RecordLoss in kinds(decide(state, killed(1), 1.1))
+        assert WorkerLost in kinds(decide(state, killed(1), 1.1))
 
     def test_whoever_leaves_alone_saves_first_and_another_goes_on_from_there(self) -> None:
         first = decide(training(ALONE), leaving(0), 1.0)
@@ -145,13 +146,13 @@ class TestLeaving:
 class TestResizing:
     def test_more_are_awaited_and_let_in_at_a_boundary(self) -> None:
         grown = decide(training(), ResizeRequested(5), 1.0)
-        assert grown.actions == (RecordResize(3, 5),)
+        assert grown.actions == (Resized(before=3, workers=5, time=1.0),)
         assert grown.state.members.awaited == {3, 4}  # type: ignore[union-attr]
         assert Regroup(FIRST, at_boundary=True) in decide(grown.state, registered(3), 2.0).actions
 
     def test_fewer_go_on_from_the_next_boundary(self) -> None:
         decisions = play(training(), (1.0, ResizeRequested(1)), *((1.1, reported(worker, 17)) for worker in range(3)))
-        assert decisions[0].actions == (RecordResize(3, 1), Regroup(FIRST, at_boundary=True))
+        assert decisions[0].actions == (Resized(before=3, workers=1, time=1.0), Regroup(FIRST, at_boundary=True))
         assert workers_of(declared(decisions[-1])) == [0]
         assert [one for one in decisions[-1].actions if isinstance(one, Dismiss)] == [
             Dismiss(1, pid_of(1)),
@@ -163,7 +164,7 @@ class TestResizing:
     def test_one_that_dies_in_a_place_that_is_no_more_is_not_replaced(self) -> None:
         state = decide(training(), ResizeRequested(2), 1.0).state
         decision = decide(state, killed(2), 1.1)
-        assert RecordLoss in kinds(decision)
+        assert WorkerLost in kinds(decision)
         assert Refill not in kinds(decision)
 
     def test_there_and_back_before_anybody_came(self) -> None:

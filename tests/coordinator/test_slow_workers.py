@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.played import SETTINGS, declared, killed, last_of, pid_of, registered, reported, training
-from quorate.coordinator.actions import Action, DeclareGeneration, Expel, Inform, RecordLoss, Regroup, Warn
+from coordinator.played import SETTINGS, declared, killed, last_of, messages_of, pid_of, registered, reported, training
+from quorate.coordinator.actions import Action, DeclareGeneration, Expel, Regroup
 from quorate.coordinator.events import HeartbeatReceived, StopRequested
 from quorate.coordinator.membership import decide
 from quorate.coordinator.speed import measure, share_lanes
 from quorate.coordinator.states import JobSettings, Measured, State, Training
 from quorate.core.generation import GenerationId
 from quorate.core.worker_status import Pace, WorkerStatus
+from quorate.observe.events import WorkerLost
 
 SPEED = replace(SETTINGS, balance="speed")
 STEPS_EACH = 5
@@ -61,10 +62,10 @@ class Watch:
         return tuple(len(member.lanes) for member in generation.members)
 
     def warnings(self) -> list[str]:
-        return [action.message for action in self.done if isinstance(action, Warn)]
+        return messages_of(self.done)
 
     def notices(self) -> list[str]:
-        return [action.message for action in self.done if isinstance(action, Inform)]
+        return messages_of(self.done, "info")
 
     def regroupings(self) -> list[Regroup]:
         return [action for action in self.done if isinstance(action, Regroup) and action.at_boundary]
@@ -83,7 +84,7 @@ def test_a_straggler_is_named_once_with_its_host_phase_lanes_and_the_remedy() ->
         "those of the others (21 ms), who wait for it at every step. Look at that host, or set `balance: speed`, which "
         "gives it fewer lanes and changes no bit of the result."
     ]
-    assert not [action for action in watch.done if isinstance(action, RecordLoss | Expel | Regroup)]
+    assert not [action for action in watch.done if isinstance(action, WorkerLost | Expel | Regroup)]
 
 
 def test_slow_data_is_told_from_slow_compute() -> None:
@@ -209,7 +210,7 @@ def test_by_speed_lanes_are_shared_anew_at_a_step_boundary_and_the_reason_is_tol
     assert watch.regroup() == (4, 1, 3)
     watch.beat(ONE_SLOW | {1: pace(0.08, lanes=1)}, times=50)
     assert len(watch.regroupings()) == 1, "it is as good as can be"
-    assert not [action for action in watch.done if isinstance(action, RecordLoss | Expel)]
+    assert not [action for action in watch.done if isinstance(action, WorkerLost | Expel)]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SPEED, timing=replace(SPEED.timing, failure_timeout=1000.0))])

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.coordinator.actions import Action, Expel, RecordLoss, Regroup, Warn
+from coordinator.played import messages_of
+from quorate.coordinator.actions import Action, Expel, Regroup
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -21,6 +22,7 @@ from quorate.coordinator.states import Ended, Forming, JobSettings, State, Train
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
+from quorate.observe.events import WorkerLost
 
 SETTINGS = JobSettings(incarnation=1, lanes=4, workers=2, timing=Timing(5.0))
 
@@ -74,10 +76,10 @@ class Watch:
         assert len(self.state.generation.members) == len(self.pids)
 
     def warnings(self) -> list[str]:
-        return [action.message for action in self.done if isinstance(action, Warn)]
+        return messages_of(self.done)
 
-    def losses(self) -> list[RecordLoss]:
-        return [action for action in self.done if isinstance(action, RecordLoss)]
+    def losses(self) -> list[WorkerLost]:
+        return [action for action in self.done if isinstance(action, WorkerLost)]
 
 
 WAITS = WorkerStatus(17, "exchange")
@@ -170,8 +172,8 @@ def test_every_phase_is_watched(stuck: WorkerStatus, what: str, why: str) -> Non
     assert watch.losses() == []
     watch.pass_seconds(2, waiting, stuck)
     (loss,) = watch.losses()
-    assert (loss.failure.worker, loss.failure.step, loss.failure.phase) == (1, 17, stuck.phase)
-    assert loss.failure.message.endswith("longer than step_timeout (not set, so 1800 s without any progress).")
+    assert (loss.worker, loss.step, loss.phase) == (1, 17, stuck.phase)
+    assert (loss.message or "").endswith("longer than step_timeout (not set, so 1800 s without any progress).")
     assert Expel(1, 4711) in watch.done
 
 
@@ -182,7 +184,7 @@ def test_each_piece_of_work_starts_the_clock_anew(phase: str) -> None:
         watch.pass_seconds(19, WAITS, WorkerStatus(17, phase, moves))
     assert (watch.warnings(), watch.losses()) == ([], [])
     watch.pass_seconds(3, WAITS, WorkerStatus(17, phase, 49))
-    assert [loss.failure.worker for loss in watch.losses()] == [1]
+    assert [loss.worker for loss in watch.losses()] == [1]
 
 
 def test_whoever_moved_last_is_not_to_blame_because_another_waits_for_longer() -> None:
@@ -192,7 +194,7 @@ def test_whoever_moved_last_is_not_to_blame_because_another_waits_for_longer() -
     for moves in range(100):
         watch.pass_seconds(2, done, WorkerStatus(17, "evaluation", moves))
     watch.pass_seconds(1801, done, WorkerStatus(17, "evaluation", 99))
-    assert [loss.failure.worker for loss in watch.losses()] == [1]
+    assert [loss.worker for loss in watch.losses()] == [1]
 
 
 def test_whoever_is_done_waits_for_the_one_whose_last_save_is_stuck() -> None:
@@ -200,7 +202,7 @@ def test_whoever_is_done_waits_for_the_one_whose_last_save_is_stuck() -> None:
     last = WorkerStatus(17, "checkpoint")
     watch.take(Completed(1, "digest", pid=4711, generation=GenerationId(1, 1)))
     watch.pass_seconds(4, replace(last, waits_for="the disk"), last)
-    assert [loss.failure.worker for loss in watch.losses()] == [0]
+    assert [loss.worker for loss in watch.losses()] == [0]
 
 
 def test_the_time_limit_grows_with_what_has_taken_longest_so_far() -> None:
@@ -209,7 +211,7 @@ def test_the_time_limit_grows_with_what_has_taken_longest_so_far() -> None:
     watch.pass_seconds(2096, WorkerStatus(2, "exchange"), WorkerStatus(2, "compute"), every=2)
     assert watch.losses() == []
     watch.pass_seconds(8, WorkerStatus(2, "exchange"), WorkerStatus(2, "compute"))
-    assert [loss.failure.worker for loss in watch.losses()] == [1]
+    assert [loss.worker for loss in watch.losses()] == [1]
 
 
 @settings(max_examples=30)
@@ -279,7 +281,7 @@ def test_those_who_hang_in_one_generation_count_as_one() -> None:
         assert not isinstance(watch.state, Ended)
         for worker, pid in watch.state.members.expelled:
             watch.take(ExitReported(worker, pid, "a", None, 9, stuck))
-    assert [loss.failure.worker for loss in watch.losses()] == [0, 1, 2, 3]
+    assert [loss.worker for loss in watch.losses()] == [0, 1, 2, 3]
     assert isinstance(watch.state, Forming)
 
 
@@ -287,8 +289,8 @@ def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
     watch = Watch(step_timeout=3.0)
     watch.pass_seconds(4, WAITS, WorkerStatus(17, "compute"))
     (loss,) = watch.losses()
-    assert (loss.failure.worker, loss.failure.step, loss.failure.phase, loss.detect) == (1, 17, "compute", 3.0)
-    assert loss.failure.message == (
+    assert (loss.worker, loss.step, loss.phase, loss.detect_s) == (1, 17, "compute", 3.0)
+    assert loss.message == (
         "step 17 has not come any further for 3.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 (pid 4711 "
         "on host a) is in compute; worker 1 is held up in the task's own code (computing its lanes). That is longer "
         "than step_timeout (3.0)."
@@ -302,9 +304,9 @@ def test_of_two_that_hang_the_second_does_not_keep_the_next_generation_waiting()
     watch = Watch(step_timeout=3.0)
     stuck = WorkerStatus(17, "compute")
     watch.pass_seconds(8, stuck, stuck)
-    assert [loss.failure.worker for loss in watch.losses()] == [0]  # the other has its time to leave the generation
+    assert [loss.worker for loss in watch.losses()] == [0]  # the other has its time to leave the generation
     watch.pass_seconds(1, stuck, stuck)
-    assert [loss.failure.worker for loss in watch.losses()] == [0, 1]
+    assert [loss.worker for loss in watch.losses()] == [0, 1]
 
 
 def test_a_step_that_goes_on_is_not_hung() -> None:

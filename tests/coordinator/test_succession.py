@@ -28,7 +28,6 @@ from quorate.coordinator.actions import (
     Expel,
     GrantLease,
     Recall,
-    RecordLoss,
     Refill,
     Refuse,
     Regroup,
@@ -38,12 +37,22 @@ from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import Registered, StateReported, StopRequested, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.service import CoordinatorService
-from quorate.coordinator.states import Decision, Forming, Handover, JobSettings, Recalling, State, Training
-from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.states import (
+    Decision,
+    Ended,
+    Forming,
+    Handover,
+    JobSettings,
+    Recalling,
+    Recollection,
+    State,
+    Training,
+)
+from quorate.coordinator.succession import succeed, take_over
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position
-from quorate.observe.events import RunFailed, RunFinished, read_event
+from quorate.observe.events import RunFailed, RunFinished, WorkerLost, read_event
 from quorate.observe.jsonl import JsonlSink
 from quorate.wire.proto import coordinator_pb2 as pb
 
@@ -113,7 +122,7 @@ def test_no_place_is_filled_before_everybody_is_back_and_then_it_is_at_once(tmp_
     """Or one would be started from a checkpoint, although those who come back hold the state."""
 
     async def ask() -> None:
-        service = CoordinatorService(NEXT, EventLog(JsonlSink(tmp_path / "e")), taking_over(), lambda: 100.1)
+        service = CoordinatorService(NEXT, EventLog(JsonlSink(tmp_path / "e")), taking_over())
         service.apply(killed(2))
         processes = [pb.Process(slot=worker, pid=pid_of(worker)) for worker in range(2)]
         reply = await service.Outcome(pb.OutcomeRequest(timeout=0.01, processes=processes), None)
@@ -158,8 +167,8 @@ def test_members_of_an_older_generation_leave_it_too() -> None:
 
 def test_one_that_was_reaped_meanwhile_is_lost_at_once() -> None:
     decisions = play(taking_over(), (100.1, at_work(0)), (100.1, at_work(1)), (100.2, killed(2)))
-    assert [kind for kind in kinds(decisions[-1]) if kind in (RecordLoss, Refill, Regroup)] == [
-        RecordLoss,
+    assert [kind for kind in kinds(decisions[-1]) if kind in (WorkerLost, Refill, Regroup)] == [
+        WorkerLost,
         Refill,
         Regroup,
     ]
@@ -171,7 +180,7 @@ def test_one_that_the_coordinator_before_has_let_go_is_no_loss() -> None:
     pair = later(17, without=2)
     events: list[Timed] = [(100.1, at_work(0, pair)), (100.1, at_work(1, pair)), (100.2, exited(2, LEFT))]
     decision = play(taking_over(), *events)[-1]
-    assert RecordLoss not in kinds(decision)
+    assert WorkerLost not in kinds(decision)
     assert isinstance(decision.state, Training)
     assert Refill in kinds(decision)
 
@@ -255,7 +264,8 @@ def test_an_end_that_was_written_down_is_the_end(failure: Failure | None) -> Non
     end = RunFinished(weights_digest="d", result={"steps": 17}) if failure is None else RunFailed.of(failure)
     told = read_event(end.to_json())
     assert isinstance(told, RunFinished | RunFailed)
-    ended = ended_as_told(told)
+    ended = take_over(SETTINGS, Handover(frozenset(), frozenset()), Recollection(told, None, True), 1.0)
+    assert isinstance(ended, Ended)
     assert ended.failure == failure
     assert ended.result == ({} if failure else {"steps": 17})
 
@@ -299,5 +309,5 @@ def test_a_death_while_workers_come_back_explains_the_links_that_broke() -> None
 def test_one_that_was_let_go_and_presents_itself_all_the_same_is_no_loss() -> None:
     everybody: list[Timed] = [(100.1, at_work(worker)) for worker in range(3)]
     decision = play(taking_over(), *everybody, (100.2, exited(2, LEFT)))[-1]
-    assert RecordLoss not in kinds(decision)
+    assert WorkerLost not in kinds(decision)
     assert Regroup(before().id, at_boundary=False) in decision.actions

@@ -14,13 +14,14 @@ from coordinator.played import (
     killed,
     kinds,
     last_of,
+    messages_of,
     play,
     registered,
     reported,
     training,
     workers_of,
 )
-from quorate.coordinator.actions import EndJob, Regroup, Warn
+from quorate.coordinator.actions import EndJob, Regroup
 from quorate.coordinator.events import StopRequested, Tick
 from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide
@@ -60,7 +61,7 @@ def fail(state: Training, one: int, other: int, now: float, step: int) -> Decisi
 
 
 def warnings_of(decision: Decision) -> list[str]:
-    return [action.message for action in decision.actions if isinstance(action, Warn)]
+    return messages_of(decision.actions)
 
 
 def links_of(decision: Decision) -> dict[tuple[int, int], int]:
@@ -316,7 +317,7 @@ def test_the_death_of_one_that_is_left_out_disturbs_nobody() -> None:
     dead = decide(state, killed(1), 3.0)
     assert isinstance(dead.state, Training)
     assert dead.state.generation is state.generation
-    assert kinds(dead.actions) == ["RecordLoss", "Refill"]
+    assert kinds(dead.actions) == ["WorkerLost", "Refill"]
     assert dead.state.members.links == ()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bad_networks import BadNetworks
 from command import await_condition
-from quorate.coordinator.client import Outcome
+from quorate.coordinator.news import Outcome
 from quorate.core.failure import JobFailed
 from quorate.core.networks import LOOPBACK
 from quorate.engines.local import COORDINATOR, LocalEngine

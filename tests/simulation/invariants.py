@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quorate.core.failure import Failure
+from quorate.core.failure import POISON_BATCH, Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from simulation.clock import VirtualClock
 from simulation.task import Contribution, Course, Holding, undisturbed
@@ -24,7 +24,7 @@ EMPTY_AT_MOST = 5.0
 """Seconds after which a place without a process, in calm times, has been forgotten."""
 
 
-class InvariantBroken(AssertionError):
+class InvariantBroken(BaseException):
     """An invariant does not hold."""
 
 
@@ -42,6 +42,11 @@ class Watched(Protocol):
         """Seconds for which it may act."""
         ...
 
+    @property
+    def has_heard_the_end(self) -> bool:
+        """Whether it knows that the job is over: there is no later generation then, and what was agreed on holds."""
+        ...
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -55,7 +60,8 @@ class Commit:
 class Referee:
     """Follows a job and raises InvariantBroken at the first thing that must not happen."""
 
-    def __init__(self, course: Course, clock: VirtualClock) -> None:
+    def __init__(self, course: Course, clock: VirtualClock, *, has_poison: bool = False) -> None:
+        self._has_poison = has_poison
         self._course = course
         self._clock = clock
         self._undisturbed = undisturbed(course)
@@ -85,15 +91,9 @@ class Referee:
         """A process begins, in a place."""
         self._found[worker.pid] = len(self.commits)
 
-    def spoil_newest(self) -> None:
-        """The newest checkpoint cannot be read any more, if there is another: without any the job has to fail."""
-        whole = [number for number, commit in enumerate(self.commits) if commit.is_whole]
-        newest = max(whole, key=lambda number: self.commits[number].holding.cursor, default=None)
-        if newest is not None and len({self.commits[number].holding.cursor for number in whole}) > 1:
-            spoilt = self.commits[newest].holding.cursor
-            self.commits = [
-                replace(one, is_whole=one.is_whole and one.holding.cursor != spoilt) for one in self.commits
-            ]
+    def spoilt(self, cursor: Cursor | None) -> None:
+        """The newest checkpoint cannot be read any more."""
+        self.commits = [replace(one, is_whole=one.is_whole and one.holding.cursor != cursor) for one in self.commits]
 
     # --- what the coordinator does
 
@@ -145,11 +145,11 @@ class Referee:
         if worker.holding.cursor.step > max(steps, default=0) + 1:
             self._break(2, f"worker {worker.slot} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
 
-    def lost(self, failure: Failure) -> None:
+    def lost(self, message: str) -> None:
         """A loss is written down."""
-        who = failure.message.partition(" on host")[0]
+        who = message.partition(" on host")[0]
         if who in self._told:
-            self._break(6, f"a loss is recorded twice: {failure.message}")
+            self._break(6, f"a loss is recorded twice: {message}")
         self._told.add(who)
 
     def sees_empty(self, places: list[int]) -> None:
@@ -169,9 +169,11 @@ class Referee:
     def ended(self, failure: Failure | None, digest: str, ending: str) -> None:
         """The job is over, in the coordinator's eyes."""
         if failure is not None:
-            if "so the job is given up" in failure.message:
+            if "so the job is given up" in failure.message or (failure.kind == POISON_BATCH and self._has_poison):
                 return
             self._break(4, f"the job ends with {failure.kind}: {failure.message}")
+        elif ending == "complete" and self._has_poison:
+            self._break(4, "the job is complete although a lane of it kills every worker")
         elif ending == "complete" and digest != self._undisturbed[max(self._undisturbed)]:
             self._break(2, f"the job is complete with {digest}, not with what the undisturbed run ends with")
 
@@ -209,11 +211,24 @@ class Referee:
         self.steps += 1
         self._check_holding(worker)
 
-    def commits_checkpoint(self, worker: Watched, generation: Generation) -> None:
-        """A worker makes a checkpoint visible."""
-        self._check_right(worker, generation, f"commits a checkpoint of {_at(worker.holding.cursor)}")
-        self._check_holding(worker)
-        self.commits.append(Commit(worker.holding, self._latest))
+    def committed(self, writer: Watched, holding: Holding) -> None:
+        """A worker has made a checkpoint visible, which holds this. It may do so in a later generation than it was
+        begun in, or between two: what all had agreed on stays true."""
+        if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
+            self._break(6, f"worker {writer.slot} commits {_at(holding.cursor)} after its lease ended")
+        expected = self._undisturbed.get(holding.cursor)
+        if holding.digest != expected:
+            self._break(5, f"the checkpoint of {_at(holding.cursor)} holds {holding.digest}, not {expected}")
+        self.commits.append(Commit(holding, self._latest))
+
+    def removed(self, writer: Watched, cursor: Cursor) -> None:
+        """A worker has removed a checkpoint."""
+        if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
+            self._break(6, f"worker {writer.slot} removes a checkpoint after its lease ended")
+        newest = self.newest_checkpoint()
+        if newest is not None and newest.cursor == cursor:
+            self._break(5, f"worker {writer.slot} removes the newest whole checkpoint, of {_at(cursor)}")
+        self.spoilt(cursor)
 
     def newest_checkpoint(self) -> Holding | None:
         """What a worker that restores begins with."""

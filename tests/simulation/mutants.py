@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from quorate.coordinator.actions import DeclareGeneration, Refill, Regroup
+from quorate.coordinator.actions import DeclareGeneration, Regroup
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -77,8 +77,11 @@ def decide_from_nothing(state: State, event: MembershipEvent, now: float) -> Dec
 def decide_without_restoring(state: State, event: MembershipEvent, now: float) -> Decision:
     """Have replacements begin from nothing, also where nobody is left to copy from."""
     decision = decide(state, event, now)
-    actions = tuple(replace(one, restore=False) if isinstance(one, Refill) else one for one in decision.actions)
-    return replace(decision, actions=actions)
+    if isinstance(decision.state, Ended):
+        return decision
+    members = decision.state.members
+    refills = dict.fromkeys(members.awaited, (now, False))
+    return replace(decision, state=replace(decision.state, members=replace(members, refills=refills)))
 
 
 def decide_before_the_copy(state: State, event: MembershipEvent, now: float) -> Decision:

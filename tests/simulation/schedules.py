@@ -19,11 +19,14 @@ from simulation.simulated_faults import (
     END,
     FAILURE_TIMEOUT,
     FLIP,
+    HANG,
     KILL,
     LINK,
     MOST_DRIFT,
     PAUSE,
+    POWER,
     RESIZE,
+    SAVE,
     SPOIL,
     STOP,
     STORM,
@@ -32,6 +35,7 @@ from simulation.simulated_faults import (
     SimulatedFault,
     draw,
     drawn,
+    with_manners,
 )
 from simulation.task import Course
 
@@ -42,12 +46,12 @@ PHASES = (
     *("checkpoint", "regroup", "complete"),
 )
 DECISIONS = (
-    *("DeclareGeneration", "Regroup", "RecordLoss", "Refill", "Expel", "Welcome", "Recall", "Dismiss"),
-    *("RecordResize", "RelayStop"),
+    *("DeclareGeneration", "Regroup", "WorkerLost", "Refill", "Expel", "Welcome", "Recall", "Dismiss"),
+    *("Resized", "RelayStop"),
 )
 RECENT = 0.05
 """Seconds for which a decision of the coordinator counts as being carried out."""
-FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, FLIP, END)
+FAULTS = (KILL, STOP, CUT, LINK, STORM, PAUSE, CRASH, TERM, RESIZE, SPOIL, FLIP, SAVE, POWER, HANG, END)
 
 Pair = tuple[str, str]
 PAIRS = frozenset((event, fault) for event in (*PHASES, *DECISIONS) for fault in FAULTS)
@@ -62,7 +66,7 @@ _RECOVERY = (
     *(REBUILD, "register", "wait", "join", "copy", "regroup", "checkpoint", "compute", "exchange", "apply"),
     *("evaluation", "complete", *DECISIONS),
 )
-_WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "RecordLoss", "Welcome")
+_WINDOWS = (REBUILD, "copy", "register", "join", "Refill", "DeclareGeneration", "WorkerLost", "Welcome")
 """Where a second fault hurts most: while the job recovers from the first."""
 _OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, *(FLIP,) * 3, TERM, TERM, SPOIL, STOP, CUT, LINK, STORM, PAUSE, END)
 _CANDIDATES = 4
@@ -70,7 +74,7 @@ _CANDIDATES = 4
 
 def scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
-    return aimed(seed) if seed % 2 else drawn(seed)
+    return with_manners(aimed(seed) if seed % 2 else drawn(seed), seed)
 
 
 def aimed(seed: int) -> Scenario:

@@ -1,15 +1,20 @@
 """The coordinator of a simulation: the real `decide`, with a simulated service around it that can be cut short."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, RecordEvents, RecordLoss, RecordResize
+from quorate.coordinator.actions import Action
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import MembershipEvent, Tick
-from quorate.coordinator.service import Directives, directive_of
+from quorate.coordinator.news import News, news_of, wakes
+from quorate.coordinator.service import Directives, directive_of, end_directive
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
-from quorate.core.errors import ReplicasDiffer
+from quorate.observe.event import Event
+from quorate.observe.events import GenerationFormed
+from quorate.observe.jsonl import JsonlSink
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_failure
 from simulation.clock import Clock, Process
@@ -21,33 +26,20 @@ Tell = Callable[[pb.Directive], None]
 TICKS_PER_TIMEOUT = 20
 
 
-@dataclass(frozen=True)
-class News:
-    """What the supervisor is told: whom to kill, which places to fill and how, how many workers there are to be."""
-
-    expelled: tuple[tuple[int, int], ...] = ()
-    vacant: tuple[int, ...] = ()
-    restore: bool = False
-    workers: int = 0
-    has_ended: bool = False
-
-
-@dataclass
-class EventLog:
+class MemorySink(JsonlSink):
     """What the coordinators of a job have written down, and survives them."""
 
-    has_begun: bool = False
-    is_condemned: bool = False
-    end: EndJob | None = None
+    def __init__(self) -> None:
+        super().__init__(Path("events.jsonl"))
+        self.lines: list[str] = []
+        self.has_begun = False
 
-    def write(self, action: Action) -> None:
-        """Add what was decided."""
-        if isinstance(action, DeclareGeneration):
-            self.has_begun, self.is_condemned = True, False
-        elif isinstance(action, RecordLoss):
-            self.is_condemned = self.is_condemned or action.failure.kind == ReplicasDiffer.__name__
-        elif isinstance(action, EndJob):
-            self.end = self.end or action
+    def handle(self, event: Event) -> None:
+        self.has_begun = self.has_begun or isinstance(event, GenerationFormed)
+        super().handle(event)
+
+    def append(self, line: str) -> None:
+        self.lines.append(line)
 
 
 class Onlooker(Protocol):
@@ -59,10 +51,6 @@ class Onlooker(Protocol):
 
     def sees_written(self, state: State, action: Action) -> None:
         """An action was written down."""
-        ...
-
-    def sees_news(self, coordinator: "SimulatedCoordinator") -> None:
-        """There is something for the supervisor to do."""
         ...
 
 
@@ -90,8 +78,9 @@ class SimulatedCoordinator(Process):
         self._directives = Directives()
         self._followers: list[Tell] = []
         self._waiting: list[Callable[[pb.CompleteReply | None], None]] = []
+        self._looking: list[Callable[[], bool]] = []
         if isinstance(state, Ended):
-            self._declare_end(state)
+            self._directives.add(end_directive(state.failure))
         self.after(self._tick_every, self._tick)
 
     @property
@@ -103,15 +92,25 @@ class SimulatedCoordinator(Process):
         """Whether the job is over."""
         return isinstance(self.state, Ended)
 
-    @property
-    def news(self) -> News:
-        """What there is to do for the supervisor, until it is done."""
-        if isinstance(self.state, Ended):
-            return News(has_ended=True)
-        members = self.state.members
-        lost = {worker for worker, _ in members.expelled}
-        vacant = () if members.stop is not None else tuple(sorted(members.awaited - lost))
-        return News(tuple(sorted(members.expelled)), vacant, not members.has_state, members.wanted)
+    def tell_news(
+        self, processes: Collection[tuple[int, int]], workers: int, timeout: float, answer: Callable[[News], None]
+    ) -> None:
+        """Tell a supervisor what there is to know for it, at once or when there is something, or after the timeout."""
+        answered: list[bool] = []
+
+        def look(*, is_over: bool = False) -> bool:
+            news = news_of(self.state, processes, self.clock.now)
+            if not answered and (is_over or news.is_new_to(workers)):
+                answered.append(True)
+                answer(news)
+            return bool(answered)
+
+        def give_up() -> None:
+            look(is_over=True)
+
+        if not look():
+            self._looking.append(look)
+            self.after(timeout, give_up)
 
     def hear(self, event: MembershipEvent, answer: Answer | None = None) -> None:
         """A call arrives."""
@@ -127,8 +126,8 @@ class SimulatedCoordinator(Process):
                 tell(told)
         if answer is not None:
             answer(decision.actions)
-        if any(isinstance(action, Expel | RecordResize) for action in decision.actions):
-            self._office.onlooker.sees_news(self)
+        if wakes(event, decision):
+            self._looking = [look for look in self._looking if not look()]
         self._answer_those_who_wait()
 
     def _die_at_work(self, decision: Decision, answer: Answer | None) -> None:
@@ -149,7 +148,7 @@ class SimulatedCoordinator(Process):
         self.die()
 
     def _write_down(self, action: Action) -> None:
-        self._office.event_log.write(action)
+        self._office.event_log.record(action)
         self._office.onlooker.sees_written(self.state, action)
 
     def _declare(self, decision: Decision) -> list[pb.Directive]:
@@ -160,14 +159,7 @@ class SimulatedCoordinator(Process):
         ]
         for directive in told:
             self._directives.add(directive)
-        if isinstance(self.state, Ended) and any(isinstance(action, EndJob) for action in decision.actions):
-            told.append(self._declare_end(self.state))
         return told
-
-    def _declare_end(self, state: Ended) -> pb.Directive:
-        end = pb.Directive(end=pb.EndDirective(failure=encode_failure(state.failure)))
-        self._directives.add(end)
-        return end
 
     def complete(self, event: MembershipEvent, answer: Callable[[pb.CompleteReply | None], None]) -> None:
         """A worker is done; it is answered when the job is over, or when there is another generation to come.
@@ -204,10 +196,3 @@ class SimulatedCoordinator(Process):
         self.after(self._tick_every, self._tick)
         if not self.has_ended:
             self.hear(Tick())
-        if self.is_alive and (self.has_ended or self.news.expelled or self.news.vacant):
-            self._office.onlooker.sees_news(self)
-
-
-def events_in(action: Action) -> list[str]:
-    """The events that an action writes down."""
-    return list(action.lines) if isinstance(action, RecordEvents) else []

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from quorate.core.digests import derive_seed
 from quorate.core.timing import Timing
@@ -12,6 +13,7 @@ from simulation.task import Course
 FAILURE_TIMEOUT = 1.0
 KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
 CRASH, TERM, RESIZE, SPOIL, FLIP = "crash", "term", "resize", "spoil", "flip"
+SAVE, POWER, HANG = "save", "power", "hang"
 ANYBODY = -1
 PHASES = (
     *("build", "register", "wait", "join", "copy", "copy", "copy"),
@@ -19,8 +21,8 @@ PHASES = (
 )
 
 DECISIONS = (
-    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "RecordLoss", "Refill", "Expel"),
-    *("Welcome", "Recall", "RecordEvents", "Dismiss", "RecordResize", "RelayStop"),
+    *("DeclareGeneration", "DeclareGeneration", "Regroup", "EndJob", "EndJob", "WorkerLost", "Refill", "Expel"),
+    *("Welcome", "Recall", "RecordEvents", "Dismiss", "Resized", "RelayStop"),
 )
 """In the middle of which a coordinator dies: having done only a part of what it has decided."""
 MOST_DRIFT = 0.05
@@ -85,6 +87,12 @@ class SimulatedFault:
                 return f"spoil the newest checkpoint {when}{where}"
             case "resize":
                 return f"resize to {self.workers} workers {when}"
+            case "save":
+                return f"save, which somebody asks for {when}{where}"
+            case "power":
+                return f"power of the host of all workers is cut {when}{where}"
+            case "hang":
+                return f"hang of {who} {when}{where}"
             case _:
                 return f"the job is asked to stop {when}"
 
@@ -94,7 +102,8 @@ class Scenario:
     """A job, and all that befalls it.
 
     `shares_memory`: its workers run on one host; otherwise they form a ring. `drift`: by how much at most the clock of
-    a host is faster or slower than the true one.
+    a host is faster or slower than the true one. `poison`: the step and lane whose samples kill every worker that takes
+    them. `slow`: the worker that is several times slower than the others.
     """
 
     course: Course
@@ -104,6 +113,13 @@ class Scenario:
     shares_memory: bool = False
     spares: int = 0
     drift: float = 0.0
+    keep: int = 2
+    when_busy: Literal["wait", "skip"] = "skip"
+    min_workers: int = 1
+    step_timeout: float | None = None
+    balance: str = "even"
+    poison: tuple[int, int] | None = None
+    slow: int | None = None
 
     @property
     def calm_from(self) -> float:
@@ -143,6 +159,36 @@ def drawn(seed: int) -> Scenario:
     in_order = tuple(sorted(faults, key=lambda fault: fault.at))
     drift, spares = powers.choice((0.0, 0.01, MOST_DRIFT)), powers.choice((0, 0, 0, 1))
     return Scenario(course, workers, Timing(FAILURE_TIMEOUT), in_order, shares_memory, spares, drift)
+
+
+def with_manners(whole: Scenario, seed: int) -> Scenario:
+    """With what a job may say of how it runs, and what goes with it: requests to save, hangs, cuts of power, poison."""
+    chance = random.Random(derive_seed(seed, "manners"))
+    course, workers, faults = whole.course, whole.workers, list(whole.faults)
+    length = 0.4 + course.steps * (0.012 * course.lanes / workers + 0.01)
+    faults += [SimulatedFault(SAVE, chance.uniform(0.2, length)) for _ in range(chance.choice((0, 0, 0, 1, 3)))]
+    if chance.random() < 0.1:
+        faults.append(SimulatedFault(POWER, chance.uniform(0.2, length), ANYBODY, "checkpoint", chance.randint(2, 9)))
+    step_timeout = FAILURE_TIMEOUT * chance.choice((3.0, 6.0)) if chance.random() < 0.15 else None
+    if step_timeout is not None:
+        phase = chance.choice(("compute", "compute", "apply", "checkpoint"))
+        faults.append(SimulatedFault(HANG, chance.uniform(0.2, length), ANYBODY, phase, chance.randint(1, 9)))
+    poison = (chance.randint(1, course.steps), chance.randrange(course.lanes)) if chance.random() < 0.03 else None
+    is_balanced = workers > 1 and chance.random() < 0.08
+    if is_balanced:
+        course = replace(course, steps=chance.randint(60, 120))
+    return replace(
+        whole,
+        course=course,
+        faults=tuple(faults),
+        keep=chance.choice((1, 1, 2, 3)),
+        when_busy=chance.choice(("wait", "skip", "skip")),
+        min_workers=chance.choice((1, 1, 1, workers, max(1, workers - 1))),
+        step_timeout=step_timeout,
+        balance="speed" if is_balanced else "even",
+        poison=poison,
+        slow=chance.randrange(workers) if is_balanced else None,
+    )
 
 
 def _crashes(chance: random.Random, others: list[SimulatedFault], length: float) -> list[SimulatedFault]:

@@ -16,7 +16,7 @@ from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import Position, WorkerStatus
+from quorate.core.worker_status import Pace, Position, WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import Request
 from quorate.worker.membership import Membership
@@ -68,11 +68,14 @@ class SimulatedLink:
         # Calls that have not been answered, and whom they were made to; and what is followed.
         self._calls: list[tuple[SimulatedCoordinator, Callable[[Any], None]]] = []
         self._stream: _Stream | None = None
+        # By the clock of its host, how long it may act: counted here from the sending of what was granted.
+        self.leased_until = 0.0
         self._lags_behind: SimulatedCoordinator | None = None
 
     def call(self, request: Request, timeout: float) -> Any:
         """The reply, once there is a coordinator to give it; None if it does not come in time, or any more."""
         event = event_of(request)
+        sent = self._runtime.now()
         answered, replies = self._runtime.condition(), list[Any]()
 
         def finish(reply: Any) -> None:
@@ -107,7 +110,12 @@ class SimulatedLink:
             answered.wait_for(lambda: bool(replies), timeout)
         if not replies:
             finish(None)
+        self._note_lease(sent, replies[0])
         return replies[0]
+
+    def _note_lease(self, sent: float, reply: Any) -> None:
+        if isinstance(reply, pb.RegisterReply | pb.HeartbeatReply) and reply.lease:
+            self.leased_until = max(self.leased_until, sent + reply.lease)
 
     def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
         """What a coordinator declares, from the beginning; a message that is lost breaks the connection."""
@@ -222,10 +230,11 @@ class SimulatedMembership(Membership):
         link: SimulatedLink,
         timing: Timing,
         status: Callable[[], WorkerStatus],
+        pace: Callable[[], Pace | None],
         runtime: SimulatedRuntime,
         habits: Habits,
     ) -> None:
-        super().__init__(link, timing, status, runtime=runtime)
+        super().__init__(link, timing, status, pace, runtime)
         self._worker = worker
         self._habits = habits
         self._welcomed_by = 0

@@ -5,34 +5,50 @@ weights.
 """
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
+from greenlet import GreenletExit
+
+from quorate.checkpoint.retention import Retention
 from quorate.core.digests import outvoted
 from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, WorkerStatus
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
+from quorate.spec.job import CheckpointSpec
+from quorate.training.checkpointer import Checkpointer
+from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
+from quorate.training.save import LOOK, SaveContext
+from quorate.training.strategy import Save, StepOutcome, StepRequest
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.session import WorkerSession
+from quorate.worker.status import Status
 from simulation.clock import Clock, Process
 from simulation.invariants import Referee
 from simulation.network import Network
 from simulation.simulated_coordinator import SimulatedCoordinator
+from simulation.simulated_disk import HeldLayout, SimulatedArena, SimulatedDisk, WorkerDisk
+from simulation.simulated_faults import Scenario
 from simulation.simulated_membership import Habits, SimulatedLink, SimulatedMembership
 from simulation.simulated_memory import Segment, SimulatedMemory
 from simulation.task import BEGINNING, Contribution, Course, Holding, apply_evaluation, apply_step, contribute
 from simulation.threads import SimulatedRuntime
 
-BREAK = "break"
-SAVE_AND_BREAK = "save and break"
 COMPLETE = "complete"
+HANGS_FOR = 1000.0
+SLOW = 4.0
+SAVING_PATIENCE = 10.0
+"""Seconds for which whoever leaves completes what it saves."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,9 @@ class Frame:
     worker: int
     parts: tuple[Contribution, ...] = ()
     holding: Holding | None = None
-    wish: str | None = None
+    request: StepRequest | None = None
+    wants_answer: bool = False
+    payload: bytes = b""
     digest: str = ""
 
 
@@ -70,6 +88,9 @@ class Ground:
     course: Course
     referee: Referee
     workers: dict[int, "SimulatedWorker"]
+    disk: SimulatedDisk
+    rules: CheckpointSpec
+    scenario: Scenario
     memory: SimulatedMemory | None = None
     paces: Paces = field(default_factory=Paces)
 
@@ -99,7 +120,29 @@ class SimulatedConnection:
 
     def close(self) -> None:
         """The others read the end of the file."""
+        self.worker.leave()
         self.worker.close_links()
+
+
+@dataclass(frozen=True)
+class SimulatedStrategy:
+    """What the checkpointer asks of the strategy of a generation."""
+
+    gathered: Callable[[bytes], tuple[bytes, ...]]
+    worker: int
+    hosted: range
+
+    def begin(self, step: int) -> None:
+        """The worker itself trains."""
+
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        raise AssertionError("the worker itself trains")
+
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        return self.gathered(payload)
+
+    def close(self) -> None:
+        """The worker closes its links."""
 
 
 class SimulatedWorker(Process):
@@ -112,13 +155,14 @@ class SimulatedWorker(Process):
         clock: Clock,
         slot: int,
         pid: int,
-        holding: Holding | None,
+        checkpoint: Path | None,
         chance: random.Random,
     ) -> None:
         super().__init__(clock, f"worker {slot}")
         self.slot = slot
         self.pid = pid
-        self.holding = holding or BEGINNING
+        self.holding = BEGINNING
+        self._checkpoint = checkpoint
         self.exit_code: int | None = None
         self.phase = ""
         self.is_dirty = False
@@ -130,9 +174,12 @@ class SimulatedWorker(Process):
         self._ground = ground
         self._chance = chance
         self._is_flipped = False
-        # What this generation has saved, and what this worker has written of it.
-        self._saved: Holding | None = None
-        self._written: Holding | None = None
+        self._hangs = False
+        self._lane: int | None = None
+        self._steps_since = 0
+        self.is_saved = False
+        self._is_training = False
+        self._gathers = 0
         # Links of the generation that it is in.
         self._in: Generation | None = None
         self._broken: list[int] = []
@@ -141,10 +188,12 @@ class SimulatedWorker(Process):
         self._runtime = SimulatedRuntime(self)
         self._changed = self._runtime.condition()
         self._link = SimulatedLink(self, around.network, lambda: around.coordinator, self._runtime)
+        self._slowness = SLOW if slot == ground.scenario.slow else 1.0
         self._membership = SimulatedMembership(
-            self, self._link, around.timing, self._status, self._runtime, around.habits
+            self, self._link, around.timing, self._status, self._pace, self._runtime, around.habits
         )
         self._backlog = Backlog(self._membership.publish, around.timing)
+        self._saver: Checkpointer | None = None
         self._runtime.spawn("main", self._live)
 
     @property
@@ -152,15 +201,30 @@ class SimulatedWorker(Process):
         """Where the others find it."""
         return f"host:{self.pid}"
 
+    @property
+    def last_status(self) -> Status | None:
+        """What stands on its status page."""
+        status = Status(self.holding.cursor.step + 1, self.phase)
+        return status if self._lane is None else replace(status, lane=self._lane, epoch=0, samples=(1,), sample_count=1)
+
     def lease_remaining(self) -> float:
-        """Seconds for which it may act."""
-        return self._membership.lease_remaining()
+        """Seconds for which it may act, by itself and by what was granted to it."""
+        return min(self._membership.lease_remaining(), self._link.leased_until - self.clock.now)
+
+    @property
+    def has_heard_the_end(self) -> bool:
+        """Whether it knows that the job is over."""
+        return self._membership.view.ended
 
     # --- what befalls it
 
     def flip(self) -> None:
         """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
         self._is_flipped = True
+
+    def hang(self) -> None:
+        """Come no further, with live heartbeats, from the next thing on that it is busy with."""
+        self._hangs = True
 
     def ask_to_leave(self) -> None:
         """As SIGTERM does."""
@@ -205,8 +269,14 @@ class SimulatedWorker(Process):
     def _live(self) -> None:
         """As worker/process.py has it."""
         self._sleep("build", self._ground.paces.build)
+        if self._checkpoint is not None:
+            self.holding = self._ground.disk.restore(self._checkpoint) or BEGINNING
+        self._saver = self._make_saver()
         try:
-            self._exit(self._run_session())
+            code = self._run_session()
+            self._saver.close(SAVING_PATIENCE)
+            self._membership.flush_last()
+            self._exit(code)
         except ReplicasDiffer as error:
             # Its word may be lost on the way; its exit code is told until it is heard.
             self._membership.report_failure(Failure.of(error))
@@ -216,6 +286,44 @@ class SimulatedWorker(Process):
                 self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
                 self._membership.report_failure(Failure.of(error))
             self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
+            self._saver.close(SAVING_PATIENCE)
+            self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
+
+    def _make_saver(self) -> Checkpointer:
+        """As worker/assembly.py does."""
+        rules, membership = self._ground.rules, self._membership
+        context = SaveContext(
+            WorkerDisk(self._ground.disk, self, lambda: self._busy(self._ground.paces.write)),
+            Retention(rules.keep, rules.keep_every),
+            self._membership.publish,
+            membership.check_commit,
+            membership.flush,
+            lambda: membership.view.generation_id,
+            clock=self._runtime.now,
+            start=lambda work: self._runtime.spawn("checkpoint", work) and None,
+            wait=self._wait_for_save,
+            arena=SimulatedArena(),
+        )
+        restored = self.holding.cursor if self._checkpoint is not None and self.holding is not BEGINNING else None
+        layout = HeldLayout(lambda: self.holding)
+        return Checkpointer(context, layout, rules, {}, {}, check_lease=membership.check_lease, restored=restored)
+
+    def _wait_for_save(self, event: threading.Event, seconds: float) -> bool:
+        over = self._runtime.now() + seconds
+        while not event.is_set() and self._runtime.now() < over:
+            self._runtime.sleep(min(LOOK, max(over - self._runtime.now(), 1e-9)))
+        return event.is_set()
+
+    def _busy(self, seconds: float) -> None:
+        if self._hangs:
+            self._runtime.sleep(HANGS_FOR)
+        self._runtime.sleep(seconds * self._slowness * (0.5 + self._chance.random()))
+
+    def leave(self) -> None:
+        """Its generation is over for it."""
+        if self._is_training and self._saver is not None:
+            self._is_training = False
+            self._saver.leave()
 
     def _run_session(self) -> int:
         self.enter("register")
@@ -234,6 +342,14 @@ class SimulatedWorker(Process):
 
     def _status(self) -> WorkerStatus:
         return WorkerStatus(self.holding.cursor.step + 1, self.phase)
+
+    def _pace(self) -> Pace | None:
+        """How long its own work takes it, of the steps since it was last asked."""
+        steps, self._steps_since = self._steps_since, 0
+        if not steps or self._in is None:
+            return None
+        paces, lanes = self._ground.paces, len(self._in.members[self._in.position(self.slot)].lanes)
+        return Pace(steps, lanes, 0.0, paces.lane * self._slowness, paces.apply * self._slowness)
 
     def _write_status(self, step: int, phase: str, lane: int | None) -> None:
         self.enter(phase)
@@ -254,7 +370,7 @@ class SimulatedWorker(Process):
     def _sleep(self, phase: str, seconds: float) -> None:
         """Be busy for about so long."""
         self.enter(phase)
-        self._runtime.sleep(seconds * (0.5 + self._chance.random()))
+        self._busy(seconds)
 
     # --- what its session calls
 
@@ -263,14 +379,9 @@ class SimulatedWorker(Process):
         """Where it stands."""
         return self.holding.cursor
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether it has written what it holds."""
-        return self._written == self.holding
-
     def connect(self, generation: Generation) -> SimulatedConnection:
         """Find the others; who does not come in time is gone."""
-        self._in, self._broken, self._written = generation, [], None
+        self._in, self._broken, self._gathers, self.is_saved = generation, [], 0, False
         self._forget_frames_before(generation.id)
         self.enter("join")
         over = self.clock.now + self._timing.connect
@@ -279,7 +390,7 @@ class SimulatedWorker(Process):
             if self.clock.now >= over:
                 raise PeerLost(f"worker {missing[0]}", "it did not come")
             for peer in missing:
-                self._send(peer, Frame(generation.id, "hello", 0, self.slot, wish="answer"), is_connected=False)
+                self._send(peer, Frame(generation.id, "hello", 0, self.slot, wants_answer=True), is_connected=False)
             self._until(
                 lambda: (
                     self._membership.is_over or len(self._received(generation.id, "hello", 0)) == len(self._linked())
@@ -313,31 +424,61 @@ class SimulatedWorker(Process):
 
     def train(self, generation: Generation, connection: SimulatedConnection) -> str | None:
         """As the loop does; "complete", why it was asked to stop, or None."""
-        course = self._ground.course
+        assert self._saver is not None, "it is made before the session"
         self._ground.referee.begins(self, generation)
-        self._saved = None
+        self._is_training = True
+        lanes = generation.members[generation.position(self.slot)].lanes
+        strategy = SimulatedStrategy(partial(self._gather, generation), self.slot, lanes)
+        try:
+            return self._loop(generation, self._saver, strategy)
+        finally:
+            self.is_saved = self._saver.has_written(Progress(self.holding.cursor))
+
+    def _loop(self, generation: Generation, saver: Checkpointer, strategy: SimulatedStrategy) -> str | None:
+        course = self._ground.course
+        saver.enter(strategy, self.cursor.step)
         self._evaluate_if_due(generation)
-        if course.saves_at(self.holding.cursor):
-            self._save(generation)
-        while self.holding.cursor.step < course.steps:
-            wish = self._step(generation)
-            if wish not in (None, BREAK, SAVE_AND_BREAK):
-                self._save(generation)
-                return str(wish)
+        if course.saves_at(self.cursor):
+            self._begin_save(strategy)
+        while self.cursor.step < course.steps:
+            request = self._step(generation, saver, strategy)
+            if request.stop is not None:
+                self._save(strategy)
+                return request.stop
             self._evaluate_if_due(generation)
-            if course.saves_at(self.holding.cursor) or wish == SAVE_AND_BREAK:
-                self._save(generation)
-            if wish is not None:
+            if request.save is Save.COMMIT:
+                self._save(strategy)
+            elif request.save is Save.BEGIN or course.saves_at(self.cursor):
+                self._begin_save(strategy)
+            if request.leave:
                 return None
-        self._save(generation)
+        self._save(strategy)
         return COMPLETE
+
+    def _begin_save(self, strategy: SimulatedStrategy) -> None:
+        assert self._saver is not None, "it is made before the session"
+        self.enter("checkpoint")
+        self._membership.view.save_begun()
+        self._saver.begin(Progress(self.cursor), strategy)
+
+    def _save(self, strategy: SimulatedStrategy) -> None:
+        assert self._saver is not None, "it is made before the session"
+        self.enter("checkpoint")
+        self._membership.view.save_begun()
+        self._saver.save(Progress(self.cursor), strategy)
+
+    def _gather(self, generation: Generation, payload: bytes) -> tuple[bytes, ...]:
+        """Everybody's payload, in lane order."""
+        self._gathers += 1
+        frames = self._exchange(Frame(generation.id, "gather", self._gathers, self.slot, payload=payload))
+        return tuple(frame.payload for frame in sorted(frames, key=lambda frame: generation.position(frame.worker)))
 
     def result(self, ending: str) -> tuple[str, dict[str, object]]:
         """What it holds, and how it ended."""
         self.enter("complete")
         return self.holding.digest, {"ending": ending, "steps": self.holding.cursor.step}
 
-    def _step(self, generation: Generation) -> str | None:
+    def _step(self, generation: Generation, saver: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
         sound = self.holding
@@ -347,7 +488,8 @@ class SimulatedWorker(Process):
             parts = self._compute(lanes)
             self._membership.check_lease()
             self.enter("exchange")
-            own = Frame(generation.id, "step", step, self.slot, parts, wish=self._wish(), digest=self.holding.digest)
+            request = self._request(saver, strategy)
+            own = Frame(generation.id, "step", step, self.slot, parts, request=request, digest=self.holding.digest)
             frames = self._exchange(own)
         except LinkError:
             # Nobody has seen the flip, and nobody may be left who could: that is not covered, so it comes another time.
@@ -358,11 +500,13 @@ class SimulatedWorker(Process):
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
             self._exchange(Frame(generation.id, "summed", step, self.slot))
+        saver.settle()
         self._membership.check_lease()
         self._apply(generation, frames, summed)
         publish = self._backlog.publish if 0 in lanes else self._backlog.keep
+        self._steps_since += 1
         publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
-        return _strongest([frame.wish for frame in frames])
+        return StepRequest.combine(frame.request for frame in frames if frame.request is not None)
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
         """As training/divergence.py does, of all of the state at each step."""
@@ -372,19 +516,25 @@ class SimulatedWorker(Process):
             self._ground.referee.differ(generation)
             raise ReplicasDiffer("the replicas differ", found[1])
 
-    def _wish(self) -> str | None:
+    def _request(self, saver: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
         """What it has been asked to do at the end of the step; all do it, or none."""
-        membership = self._membership.view
-        if membership.stop_requested or membership.save_requested:
-            return membership.stop_requested or SAVE_AND_BREAK
-        return BREAK if membership.break_requested else None
+        asked = self._membership.view
+        save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
+        if save is Save.NONE and saver.is_wanted(by_time=0 in strategy.hosted):
+            save = Save.BEGIN
+        return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)
 
     def _compute(self, lanes: range) -> tuple[Contribution, ...]:
         """What these lanes contribute, as far as it is sent to the others."""
         parts = []
         for lane in lanes:
             self._membership.check_lease()
+            self._lane = lane
             self._sleep("compute", self._ground.paces.lane)
+            if (self.cursor.step + 1, lane) == self._ground.scenario.poison:
+                self.die()
+                raise GreenletExit
+            self._lane = None
             part = contribute(self.holding, lane)
             if self._segment is None:
                 parts.append(part)
@@ -413,23 +563,12 @@ class SimulatedWorker(Process):
 
     def _evaluate_if_due(self, generation: Generation) -> None:
         if self._ground.course.evaluates_at(self.holding.cursor):
+            assert self._saver is not None, "it is made before the session"
+            self._saver.settle()
             self.enter("evaluation")
             self._exchange(Frame(generation.id, "evaluation", self.holding.cursor.step, self.slot))
             self.holding = apply_evaluation(self.holding)
             self._ground.referee.completed(self)
-
-    def _save(self, generation: Generation) -> None:
-        """All compare what they hold; the one that hosts lane 0 writes."""
-        if self._saved == self.holding:
-            return
-        self.enter("checkpoint")
-        self._exchange(Frame(generation.id, "share", self.holding.cursor.step, self.slot))
-        self._saved = self.holding
-        if generation.members[0].worker == self.slot:
-            self._sleep("checkpoint", self._ground.paces.write)
-            self._membership.check_lease()
-            self._ground.referee.commits_checkpoint(self, generation)
-            self._written = self.holding
 
     # --- mistakes, for those who have not the habits
 
@@ -532,7 +671,7 @@ class SimulatedWorker(Process):
             return
         self._received(generation, frame.kind, frame.step).setdefault(frame.worker, frame)
         is_met = self._in is not None and self._in.id == generation and frame.worker in self._peers()
-        if frame.kind == "hello" and frame.wish == "answer" and is_met:
+        if frame.wants_answer and is_met:
             self._send(frame.worker, Frame(generation, "hello", 0, self.slot), is_connected=False)
         self.notify()
 
@@ -551,9 +690,3 @@ class SimulatedWorker(Process):
 
     def _forget_frames_before(self, generation: GenerationId) -> None:
         self._frames = {key: frames for key, frames in self._frames.items() if key[0] >= generation}
-
-
-def _strongest(wishes: Sequence[str | None]) -> str | None:
-    """As training/strategy.py has it: end the job before anything else, and rather save than not."""
-    stops = [wish for wish in wishes if wish not in (None, BREAK, SAVE_AND_BREAK)]
-    return next((wish for wish in (*stops, SAVE_AND_BREAK, BREAK) if wish in wishes), None)

@@ -3,20 +3,26 @@
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordLoss
+from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordEvents
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, JobSettings, State
-from quorate.coordinator.succession import succeed
+from quorate.coordinator.succession import take_over
 from quorate.core.digests import derive_seed
+from quorate.observe.events import WorkerLost
+from quorate.observe.jsonl import events_in
+from quorate.spec.job import CheckpointSpec
 from simulation.clock import Clock, HostClock, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.mutants import SOUND, Mutant
 from simulation.network import Network, Weather
 from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
-from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator, events_in
+from simulation.simulated_coordinator import MemorySink, Office, SimulatedCoordinator
+from simulation.simulated_disk import SimulatedDisk
 from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault
 from simulation.simulated_memory import SimulatedMemory
 from simulation.simulated_supervisor import SimulatedSupervisor
@@ -76,7 +82,7 @@ class Simulation:
         self._pairs: set[Pair] = set()
         self._traces = traces
         self._trace: list[str] = []
-        self._ending = "unfinished"
+        self._ending = "interrupted"
         self._deaths = 0
         self._pids = 100
         self._entered: dict[int, int] = {}
@@ -85,10 +91,10 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         self._clock = VirtualClock()
         self._network = Network(self._clock, self._random("network"))
-        self._referee = Referee(course, self._clock)
+        self._referee = Referee(course, self._clock, has_poison=self._scenario.poison is not None)
         self._workers: dict[int, SimulatedWorker] = {}
         self._started: list[SimulatedWorker] = []
-        self._event_log = EventLog()
+        self._sink = MemorySink()
         office = self._office(self._scenario.workers, 1)
         coordinator = SimulatedCoordinator(office, start(office.settings, office.clock.now))
         self._around = Surroundings(
@@ -101,14 +107,18 @@ class Simulation:
             habits=mutant.habits,
         )
         memory = SimulatedMemory(is_fresh=mutant.habits.takes_fresh_memory)
-        self._ground = Ground(course, self._referee, self._workers, memory if self._scenario.shares_memory else None)
+        self._disk = SimulatedDisk(self._referee)
+        rules = CheckpointSpec(every=course.save_every, keep=self._scenario.keep, when_busy=self._scenario.when_busy)
+        shared = memory if self._scenario.shares_memory else None
+        self._ground = Ground(course, self._referee, self._workers, self._disk, rules, self._scenario, shared)
         self._supervisor = SimulatedSupervisor(
             self._host_clock("launcher"),
             self._network,
             coordinator,
             timing,
-            self._scenario.workers,
             self._begin_worker,
+            self._newest,
+            lambda: self._sink.has_begun,
             kills_the_expelled=mutant.habits.kills_the_expelled,
         )
 
@@ -127,6 +137,7 @@ class Simulation:
         finally:
             for worker in self._started:
                 worker.end()
+            self._supervisor.end()
         return Verdict(
             self._seed,
             self._without,
@@ -143,8 +154,7 @@ class Simulation:
         )
 
     def _run(self) -> None:
-        for slot in range(self._scenario.workers + self._scenario.spares):
-            self._supervisor.start(slot, restore=False)
+        self._supervisor.begin(self._scenario.workers + self._scenario.spares)
         self._clock.after(1.0, self._look_at_places)
         for number, fault in self._planned():
             self._note(f"planned: {fault}")
@@ -170,23 +180,26 @@ class Simulation:
 
     # --- processes
 
-    def _begin_worker(self, slot: int, restore: bool) -> SimulatedWorker:
+    def _begin_worker(self, slot: int, checkpoint: Path | None) -> SimulatedWorker:
         self._pids += 1
-        holding = self._referee.newest_checkpoint() if restore else None
         chance = self._random("worker", self._pids)
-        what = f" from step {holding.cursor.step}" if holding else ""
+        what = f" from {checkpoint.name}" if checkpoint else ""
         self._note(f"worker {slot} is started as pid {self._pids}{what}")
         worker = SimulatedWorker(
-            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, holding, chance
+            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, checkpoint, chance
         )
         self._workers[slot] = worker
         self._started.append(worker)
         self._referee.started(worker)
         return worker
 
+    def _newest(self) -> Path | None:
+        newest = self._disk.newest_whole()
+        return None if newest is None else newest.path
+
     def _on_exit(self, worker: SimulatedWorker) -> None:
         self._deaths += 1
-        self._supervisor.reap(worker)
+        self._supervisor.engine.note_end(worker)
 
     # --- coordinators
 
@@ -194,9 +207,18 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         return Office(
             self._host_clock("launcher"),
-            JobSettings(incarnation, course.lanes, workers, timing, spares=self._scenario.spares),
+            JobSettings(
+                incarnation,
+                course.lanes,
+                workers,
+                timing,
+                self._scenario.min_workers,
+                self._scenario.step_timeout,
+                self._scenario.spares,
+                self._scenario.balance,
+            ),
             self._mutant.decide,
-            self._event_log,
+            EventLog(self._sink),
             self,
             self._random("coordinator", self._referee.successions),
         )
@@ -221,10 +243,11 @@ class Simulation:
 
     def sees_written(self, state: State, action: Action) -> None:
         """Judge what the coordinator has decided, once it is more than a thought."""
-        self._referee.recorded(events_in(action))
         match action:
-            case RecordLoss():
-                self._referee.lost(action.failure)
+            case RecordEvents(lines):
+                self._referee.recorded(lines)
+            case WorkerLost():
+                self._referee.lost(action.message or "")
             case DeclareGeneration():
                 self._referee.declared(action.generation, self._workers)
             case Dismiss():
@@ -236,10 +259,6 @@ class Simulation:
                 assert isinstance(state, Ended)
                 self._ending = "failure" if action.failure else str(action.result.get("ending", ""))
                 self._referee.ended(action.failure, action.digest, self._ending)
-
-    def sees_news(self, coordinator: SimulatedCoordinator) -> None:
-        """Pass on what the supervisor has to do."""
-        self._supervisor.hear_of(coordinator)
 
     def _bury(self, coordinator: SimulatedCoordinator, seconds: float) -> None:
         """A coordinator dies: its connections break, and after a while another takes its place."""
@@ -253,6 +272,7 @@ class Simulation:
             # What it has said last may still lie unread in a worker that calls the next one already.
             worker.lag_behind(coordinator)
             self._clock.after(lag, partial(worker.do, partial(worker.lose_stream, coordinator)))
+        self._clock.after(0.001 * self._chance.random(), partial(self._supervisor.lose_calls, coordinator))
         self._clock.after(seconds, partial(self._succeed, coordinator))
 
     def _succeed(self, before: SimulatedCoordinator) -> None:
@@ -260,12 +280,11 @@ class Simulation:
             return
         self._referee.succeeded()
         incarnation = before.incarnation + (1 if self._mutant.counts_incarnations else 0)
-        office = self._office(self._supervisor.workers, incarnation)
-        told = self._event_log
-        handover = replace(self._supervisor.handover(), has_begun=told.has_begun, is_condemned=told.is_condemned)
+        office = self._office(self._supervisor.workers or self._scenario.workers, incarnation)
+        handover = self._supervisor.handover()
         self._note(f"a coordinator takes over as incarnation {incarnation}: {handover}")
-        end = self._event_log.end
-        state: State = Ended(end.failure, end.result) if end else succeed(office.settings, handover, office.clock.now)
+        recalled = office.event_log.take_up(events_in(self._sink.lines))
+        state = take_over(office.settings, handover, recalled, office.clock.now)
         self._around.coordinator = SimulatedCoordinator(office, state)
         self._supervisor.appoint(self._coordinator)
 
@@ -288,7 +307,9 @@ class Simulation:
         return due
 
     def _on_phase(self, worker: SimulatedWorker, phase: str) -> None:
-        events = (phase, REBUILD) if phase == "build" and self._event_log.has_begun else (phase,)
+        events = (phase, REBUILD) if phase == "build" and self._sink.has_begun else (phase,)
+        if phase == "wait":
+            self._supervisor.engine.note_set_up(worker)
         for event in events:
             for number, fault in self._due_at(event, worker):
                 self._befall_soon(number, fault, worker)
@@ -300,7 +321,7 @@ class Simulation:
     def _note_befallen(self, number: int, fault: SimulatedFault) -> None:
         self._note(f"fault: {fault}")
         self._befallen.add(number)
-        now, has_begun = self._clock.now, self._event_log.has_begun
+        now, has_begun = self._clock.now, self._sink.has_begun
         phases = {worker.phase for worker in self._workers.values() if worker.is_alive}
         if has_begun and "build" in phases:
             phases = phases - {"build"} | {REBUILD}
@@ -326,20 +347,23 @@ class Simulation:
     def _befall(self, number: int, fault: SimulatedFault, met: SimulatedWorker | None = None) -> None:
         self._note_befallen(number, fault)
         match fault.kind:
-            case "kill" | "stop" | "term" | "cut" | "link" | "flip":
+            case "kill" | "stop" | "term" | "cut" | "link" | "flip" | "hang":
                 for worker in self._whom(fault, met):
                     self._befall_worker(fault, worker)
             case "storm":
                 self._network.weather = fault.weather
                 self._clock.after(fault.seconds, self._clear_up)
-            case "pause":
-                self._hold_up(self._coordinator, fault.seconds)
-            case "crash":
-                self._crash(self._coordinator, fault.seconds)
+            case "pause" | "crash":
+                befall = self._hold_up if fault.kind == "pause" else self._crash
+                befall(self._coordinator, fault.seconds)
             case "spoil":
-                self._referee.spoil_newest()
+                self._referee.spoilt(self._disk.spoil_newest())
             case "resize":
                 self._supervisor.ask_to_resize(fault.workers)
+            case "save":
+                self._supervisor.ask_to_save(f"request {number}")
+            case "power":
+                self._cut_power()
             case _:
                 self._supervisor.ask_to_stop("interrupted")
 
@@ -349,6 +373,8 @@ class Simulation:
                 worker.die()
             case "flip":
                 worker.flip()
+            case "hang":
+                worker.hang()
             case "stop":
                 if worker.is_alive:
                     worker.stop()
@@ -374,6 +400,12 @@ class Simulation:
         if coordinator.is_alive:
             coordinator.die()
             self._bury(coordinator, seconds)
+
+    def _cut_power(self) -> None:
+        """All workers die at once, and with them what was not on the disk for sure."""
+        for worker in list(self._workers.values()):
+            worker.die()
+        self._disk.lose_unsynced()
 
     def _clear_up(self) -> None:
         self._network.weather = Weather()

@@ -1,15 +1,21 @@
 """The parts of the simulator: its clock, its network, and the chain of digests in which every mistake stays visible."""
 
 import random
+from pathlib import Path
 
 import pytest
 
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.store import AttemptGone
+from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.training.progress import Progress
 from simulation.clock import HostClock, Process, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
 from simulation.network import Network, Weather
+from simulation.simulated_disk import HeldLayout, SimulatedDisk
 from simulation.simulated_memory import SimulatedMemory
 from simulation.task import BEGINNING, Course, Holding, apply_step, contribute, undisturbed
 
@@ -142,6 +148,8 @@ class Witness:
         self.promised: GenerationId | None = None
         self.lease = 1.0
 
+    has_heard_the_end = False
+
     def lease_remaining(self) -> float:
         return self.lease
 
@@ -157,6 +165,10 @@ def referee(*declared: Generation) -> Referee:
     return watching
 
 
+def save(watching: Referee, worker: Witness) -> None:
+    watching.committed(worker, worker.holding)
+
+
 PARTS = [contribute(BEGINNING, lane) for lane in range(COURSE.lanes)]
 
 
@@ -166,7 +178,7 @@ def test_the_referee_lets_pass_what_is_right() -> None:
     watching.applies(worker, generation(), [FIRST], PARTS)
     worker.holding = apply_step(worker.holding, PARTS)
     watching.completed(worker)
-    watching.commits_checkpoint(worker, generation())
+    save(watching, worker)
     assert watching.newest_checkpoint() == worker.holding
     watching.declared(generation(2, step=1), {0: worker})
 
@@ -180,8 +192,8 @@ def test_the_referee_sees_a_step_after_the_lease_the_generation_or_the_promise()
         referee(generation(), generation(2)).applies(Witness(), generation(), [FIRST], PARTS)
     with pytest.raises(InvariantBroken, match=r"invariant 6.* although it has promised to have left 1\.1"):
         referee(generation()).applies(promised, generation(), [FIRST], PARTS)
-    with pytest.raises(InvariantBroken, match=r"invariant 6.* commits a checkpoint of step 0 \(trained\)"):
-        referee(generation()).commits_checkpoint(late, generation())
+    with pytest.raises(InvariantBroken, match=r"invariant 6.* commits step 0 \(trained\) after its lease ended"):
+        referee(generation()).committed(late, late.holding)
 
 
 def test_the_referee_sees_foreign_missing_and_repeated_lanes() -> None:
@@ -211,7 +223,7 @@ def test_the_referee_sees_a_generation_that_does_not_begin_where_its_members_sta
 
 def test_the_referee_sees_a_job_that_goes_back_behind_a_checkpoint() -> None:
     watching = referee(generation())
-    watching.commits_checkpoint(Witness(4), generation())
+    save(watching, Witness(4))
     watching.declared(generation(2, step=4), {})
     with pytest.raises(InvariantBroken, match=r"invariant 2.* generation 1\.3 begins at step 2 .* before a checkpoint"):
         watching.declared(generation(3, step=2), {})
@@ -219,19 +231,18 @@ def test_the_referee_sees_a_job_that_goes_back_behind_a_checkpoint() -> None:
 
 def test_the_referee_sees_a_newcomer_that_begins_before_the_checkpoint_that_there_was_when_it_was_started() -> None:
     watching, newcomer = referee(generation()), Witness()
-    watching.commits_checkpoint(Witness(4), generation())
+    save(watching, Witness(4))
     watching.started(newcomer)
     with pytest.raises(InvariantBroken, match=r"invariant 2.* generation 1\.2 begins at step 0 .* before a checkpoint"):
         watching.declared(generation(2), {0: newcomer})
 
 
-def test_a_checkpoint_that_is_spoilt_is_asked_of_nobody_and_the_last_one_is_never_spoilt() -> None:
+def test_a_checkpoint_that_is_spoilt_is_asked_of_nobody() -> None:
     watching, older, newer = referee(generation()), Witness(2), Witness(4)
-    watching.commits_checkpoint(older, generation())
-    watching.commits_checkpoint(newer, generation())
-    for _ in range(2):
-        watching.spoil_newest()
-        assert watching.newest_checkpoint() == older.holding
+    save(watching, older)
+    save(watching, newer)
+    watching.spoilt(newer.holding.cursor)
+    assert watching.newest_checkpoint() == older.holding
     newcomer = Witness(2)
     watching.started(newcomer)
     watching.declared(generation(2, step=2), {0: newcomer})
@@ -242,7 +253,7 @@ def test_the_referee_sees_what_is_written_down_twice() -> None:
     watching.recorded(["a", "b"])
     with pytest.raises(InvariantBroken, match="an event is recorded twice: b"):
         watching.recorded(["b"])
-    lost = Failure("WorkerLost", "worker 0 (pid 101 on host a) was killed by SIGKILL.")
+    lost = "worker 0 (pid 101 on host a) was killed by SIGKILL."
     watching.lost(lost)
     with pytest.raises(InvariantBroken, match="a loss is recorded twice"):
         watching.lost(lost)
@@ -269,7 +280,7 @@ def test_the_referee_sees_somebody_let_go_with_what_nobody_else_holds() -> None:
     with pytest.raises(InvariantBroken, match=r"invariant 2.* worker 0 is let go with step 4 .* nobody else holds"):
         watching.dismissed(leaving, [leaving, other])
     watching.dismissed(leaving, [leaving, Witness(3)])
-    watching.commits_checkpoint(leaving, generation(1, step=4))
+    save(watching, leaving)
     watching.dismissed(leaving, [leaving, other])
 
 
@@ -294,3 +305,34 @@ def test_the_referee_sees_a_place_that_stays_empty() -> None:
     clock.now = 14.0
     with pytest.raises(InvariantBroken, match=r"invariant 4.* the place of worker 1 stays empty"):
         watching.sees_empty([1])
+
+
+def test_the_referee_sees_a_checkpoint_that_is_torn_and_one_that_is_removed_though_it_is_the_newest() -> None:
+    watching, worker = referee(generation()), Witness(2)
+    with pytest.raises(InvariantBroken, match=r"invariant 5.* the checkpoint of step 2 .* holds half of it"):
+        watching.committed(worker, Holding(Cursor(2), "half of it"))
+    save(watching, Witness(2))
+    save(watching, Witness(4))
+    watching.removed(worker, Cursor(2))
+    with pytest.raises(InvariantBroken, match=r"invariant 5.* removes the newest whole checkpoint, of step 4"):
+        watching.removed(worker, Cursor(4))
+
+
+def test_a_disk_loses_what_was_not_committed_and_never_the_last_whole_checkpoint() -> None:
+    watching = referee(generation())
+    disk = SimulatedDisk(watching)
+    for step in (2, 4):
+        worker = Witness(step)
+        layout, progress = HeldLayout(lambda held=worker.holding: held), Progress(Cursor(step))  # type: ignore[misc]
+        held = layout.state(progress)
+        manifest = Manifest(step, 0, "", (), held.encoded.skeleton, "", {}, {}, {})
+        attempt = disk.open(Cursor(step))
+        attempt.write(0, 1, TensorFile(held.encoded.tensors).chunks())
+        disk.commit_for(worker, attempt.name, manifest, lambda: None)
+    on_its_way = disk.open(Cursor(3))
+    disk.lose_unsynced()
+    with pytest.raises(AttemptGone):
+        on_its_way.written()
+    assert disk.spoil_newest() == Cursor(4)
+    assert disk.spoil_newest() is None
+    assert disk.restore(Path("memory/step-00000004")) == Witness(2).holding

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from quorate.core.timing import Timing
+from simulation.hand_written import SCHEDULES
 from simulation.mutants import MUTANTS, SOUND, Mutant
 from simulation.schedules import PAIRS, Coverage, scenario
-from simulation.simulated_faults import ANYBODY, FAILURE_TIMEOUT, MOST_DRIFT, Scenario, SimulatedFault
+from simulation.simulated_faults import FAILURE_TIMEOUT, MOST_DRIFT, Scenario, SimulatedFault
 from simulation.simulated_membership import Habits
 from simulation.simulation import Simulation, Verdict, shrink
-from simulation.task import Course
 
 SEEDS = range(300)
 ENOUGH = 400
@@ -104,12 +104,12 @@ def assert_every_kind_of_fault_befalls_somebody(verdicts: list[Verdict]) -> None
     kinds = Counter(line.split()[0] if not line.startswith("the ") else line.split()[1] for line in told)
     assert set(kinds) == {
         *("kill", "stop", "cut", "link", "storm", "coordinator", "job"),
-        *("crash", "term", "resize", "spoil", "flip"),
+        *("crash", "term", "resize", "spoil", "flip", "save", "power", "hang"),
     }
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
     decisions = {line.split(";")[0].split()[-1] for line in told if line.startswith("crash") and " at the " in line}
-    assert {"DeclareGeneration", "Regroup", "EndJob", "RecordLoss", "Welcome", "Refill"} <= decisions
+    assert {"DeclareGeneration", "Regroup", "EndJob", "WorkerLost", "Welcome", "Refill"} <= decisions
     coverage = Coverage()
     for verdict in verdicts:
         coverage.add(verdict.pairs)
@@ -225,14 +225,7 @@ def test_a_mistake_is_shown_and_shrinks_to_what_it_needs(mutant: Mutant) -> None
 
 
 FROM_NOTHING = next(mutant for mutant in MUTANTS if mutant.name == "a generation founded from nothing")
-COURSE = Course(steps=30, lanes=2, evaluate_every=100, save_every=4)
-REPLACED_TWICE = (
-    # After its first checkpoint worker 0 dies; worker 1, which holds the state, while another is built; the place of
-    # worker 1, whose replacement is to restore the checkpoint, is no more before that has come.
-    SimulatedFault("kill", 0.0, 0, "checkpoint", 4),
-    SimulatedFault("kill", 0.0, ANYBODY, "rebuild", whom="holder", after=0),
-    SimulatedFault("resize", 0.0, ANYBODY, "Refill", workers=1, whom="it", after=1),
-)
+COURSE, REPLACED_TWICE = SCHEDULES["replaced twice"].course, SCHEDULES["replaced twice"].faults
 
 
 def replaced_twice(seed: int, mutant: Mutant = SOUND) -> Verdict:

@@ -54,7 +54,10 @@ class SimulatedRuntime:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        # Whoever advances the clock, and not the thread that has started the process.
         self._scheduler = getcurrent()
+        while self._scheduler.parent is not None:
+            self._scheduler = self._scheduler.parent
         self._threads: list[greenlet] = []
 
     def now(self) -> float:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterator
 from typing import cast
 
 from command import await_condition
-from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
+from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.news import News, Outcome, Vacancy
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.actions import Action
+from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, JobSettings, State
 from quorate.core.runtime import SYSTEM, Runtime
@@ -16,7 +17,7 @@ from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import CoordinatorLink, GrpcLink
 from simulation.clock import Process, VirtualClock
 from simulation.network import Network
-from simulation.simulated_coordinator import EventLog, Office, SimulatedCoordinator
+from simulation.simulated_coordinator import MemorySink, Office, SimulatedCoordinator
 from simulation.simulated_membership import SimulatedLink
 from simulation.threads import SimulatedRuntime
 
@@ -42,15 +43,13 @@ class Nobody:
     def sees_written(self, state: State, action: Action) -> None:
         pass
 
-    def sees_news(self, coordinator: SimulatedCoordinator) -> None:
-        pass
-
 
 def in_the_simulator(body: Body, folder: Path) -> None:
     clock = VirtualClock()
     network = Network(clock, random.Random(7))
     settings = JobSettings(1, 4, 1, Timing(5.0))
-    coordinator = SimulatedCoordinator(Office(clock, settings, decide, EventLog(), Nobody()), start(settings, 0.0))
+    office = Office(clock, settings, decide, EventLog(MemorySink()), Nobody())
+    coordinator = SimulatedCoordinator(office, start(settings, 0.0))
     worker = Process(clock, "worker 0")
     runtime = SimulatedRuntime(worker)
     link, ended = SimulatedLink(worker, network, lambda: coordinator, runtime), list[bool]()

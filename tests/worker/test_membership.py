@@ -19,7 +19,8 @@ import pytest
 
 from coordinator.served import TOKEN, Served, serve
 from made_events import make_event
-from quorate.coordinator.client import News, Outcome, SupervisorClient, Vacancy
+from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.news import News, Outcome, Vacancy
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId

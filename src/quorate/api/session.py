@@ -38,7 +38,7 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.client import Outcome
+from quorate.coordinator.news import Outcome
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import usable_cores

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quorate.chaos.fault import RESIZES, Act, Fault, Firing, Whom, call_of, firings, mark, marker_of
 from quorate.chaos.network_namespaces import NetworkNamespaces
-from quorate.coordinator.client import Outcome
+from quorate.coordinator.news import Outcome
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.networks import LOOPBACK, Network
 from quorate.engines.engine import Prepared

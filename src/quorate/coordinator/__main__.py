@@ -14,19 +14,21 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import LauncherGone
 from quorate.coordinator.membership import start
-from quorate.coordinator.service import CoordinatorServer, CoordinatorService
-from quorate.coordinator.states import Handover, JobSettings, State
-from quorate.coordinator.succession import ended_as_told, succeed
+from quorate.coordinator.service import CoordinatorService, open_server
+from quorate.coordinator.states import Ended, Handover, JobSettings, State
+from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
+from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 
@@ -103,15 +105,15 @@ async def _serve(appointment: Appointment) -> None:
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
-        server = CoordinatorServer(service, appointment.token, appointment.host, appointment.port)
+        server, address = open_server(service, appointment.token, appointment.host, appointment.port)
         await server.start()
-        run.write_address(server.address, appointment.token)
+        run.write_address(address, appointment.token)
         try:
-            _answer({"address": server.address})
+            _answer({"address": address})
             await _until_over(service, timing)
         finally:
             run.remove_address()
-            await server.stop(grace=timing.heartbeat_every)
+            await server.stop(timing.heartbeat_every)
 
 
 def _incarnation_elsewhere(run: RunFolder) -> int:
@@ -128,17 +130,12 @@ def _begin(settings: JobSettings, event_log: EventLog, roster: dict[str, Any] | 
     """The state to begin with: a job that begins, one that goes on, or one that has ended already."""
     if roster is None:
         return start(settings, time.monotonic())
-    recalled = event_log.recall(roster["events_from"])
-    if recalled.end is not None:
-        return ended_as_told(recalled.end)
-    if recalled.workers is not None:
-        settings = replace(settings, workers=recalled.workers)
     present = frozenset((slot, pid) for slot, pid in roster["present"])
-    event_log.coordinator_replaced(settings.incarnation, len(present))
-    # The launcher may not have read yet what the one before has written last.
-    has_begun = roster["has_begun"] or recalled.has_begun
-    told = Handover(present, frozenset(roster["awaited"]), has_begun, recalled.is_condemned)
-    return succeed(settings, told, time.monotonic())
+    handover = Handover(present, frozenset(roster["awaited"]), roster["has_begun"])
+    state = take_over(settings, handover, event_log.recall(roster["events_from"]), time.monotonic())
+    if not isinstance(state, Ended):
+        event_log.publish(CoordinatorReplaced(incarnation=settings.incarnation, present=len(present)))
+    return state
 
 
 async def _until_over(service: CoordinatorService, timing: Timing) -> None:
@@ -149,7 +146,7 @@ async def _until_over(service: CoordinatorService, timing: Timing) -> None:
         gone = group.create_task(launcher_gone.wait())
         await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            service.launcher_gone()
+            service.apply(LauncherGone())
         for task in (time_keeping, told, gone):
             task.cancel()
 

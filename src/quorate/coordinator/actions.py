@@ -1,4 +1,4 @@
-"""What a coordinator wants done."""
+"""What a coordinator wants done. An event is to be written down; its time is that of the decision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId
+from quorate.observe.event import Event
 
 
 @dataclass(frozen=True)
@@ -54,45 +55,6 @@ class DeclareGeneration:
 
 
 @dataclass(frozen=True)
-class RecordLoss:
-    """Write down that a worker was lost, and `detect` seconds after the first sign of it."""
-
-    failure: Failure
-    detect: float
-
-
-@dataclass(frozen=True)
-class RecordResize:
-    """Write down that the job goes on with another number of workers."""
-
-    before: int
-    workers: int
-
-
-@dataclass(frozen=True)
-class RecordRollback:
-    """Write down that the job goes back to a step: what was told of later ones was wrong, and is told again."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Tell the user of something that goes on as it is."""
-
-    message: str
-    step: int
-
-
-@dataclass(frozen=True)
-class Inform:
-    """Tell the user of something that is as it should be."""
-
-    message: str
-    step: int
-
-
-@dataclass(frozen=True)
 class Regroup:
     """Tell the members of a generation that it is over: at once, or once they have completed the step they are at.
 
@@ -138,7 +100,7 @@ class RelayStop:
 
 @dataclass(frozen=True)
 class RelaySave:
-    """Tell a generation to save a checkpoint at the next step boundary; `request` tells one wish from another."""
+    """Tell a generation to save a checkpoint at the next step boundary; `request` tells one request from another."""
 
     generation: GenerationId
     request: str
@@ -154,17 +116,13 @@ class EndJob:
 
 
 Action = (
-    Welcome
+    Event
+    | Welcome
     | Refuse
     | Recall
     | GrantLease
     | RecordEvents
-    | RecordLoss
-    | RecordResize
-    | RecordRollback
     | DeclareGeneration
-    | Warn
-    | Inform
     | Regroup
     | Dismiss
     | Refill

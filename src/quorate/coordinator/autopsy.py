@@ -5,6 +5,7 @@ from quorate.coordinator.states import Enrolled, JobSettings
 from quorate.core.failure import Failure
 from quorate.core.processes import describe_departure, likely_cause
 from quorate.core.worker_status import GAVE_UP, WorkerStatus
+from quorate.observe.events import LogMessage, WorkerLost
 
 WORKER_LOST = "WorkerLost"
 LAUNCHER_GONE = "LauncherGone"
@@ -18,6 +19,24 @@ def name_worker(worker: int, pid: int, host: str) -> str:
 def name_enrolled(known: Enrolled) -> str:
     """A registered worker as a sentence names it."""
     return name_worker(known.worker, known.registration.pid, known.registration.host)
+
+
+def warning(message: str, step: int, now: float) -> LogMessage:
+    """What somebody may want to look at."""
+    return LogMessage(step=step, time=now, level="warning", message=message)
+
+
+def loss_of(failure: Failure, detect: float, now: float) -> WorkerLost:
+    """That a worker is gone, `detect` seconds after the first sign of it, and the job goes on."""
+    return WorkerLost(
+        step=failure.step,
+        time=now,
+        worker=failure.worker,
+        cause=failure.kind,
+        message=failure.message,
+        phase=failure.phase,
+        detect_s=round(detect, 4),
+    )
 
 
 def autopsy_of_exit(

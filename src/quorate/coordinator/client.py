@@ -1,13 +1,13 @@
 """The supervisor's and the command line's end of the coordinator's service."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import grpc
 
 from quorate.coordinator.events import Reading
+from quorate.coordinator.news import News, Outcome, Vacancy
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
@@ -16,33 +16,6 @@ from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended: with a failure, or with a result."""
-
-    failure: Failure | None
-    result: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Vacancy:
-    """A place to be filled after so many seconds; by one that restores the newest checkpoint, if nobody has state."""
-
-    after: float
-    restore: bool
-
-
-@dataclass(frozen=True)
-class News:
-    """What the supervisor has to know: how the job ended, if it has; which processes count as lost, which places are
-    to be filled, and how many workers the job has now."""
-
-    outcome: Outcome | None
-    expelled: tuple[tuple[int, int], ...] = ()
-    vacant: Mapping[int, Vacancy] = field(default_factory=dict)
-    workers: int = 0
 
 
 class SupervisorClient:
@@ -101,7 +74,7 @@ class SupervisorClient:
     def save(self, request: str) -> int:
         """Save a checkpoint at the next step boundary; the step that the job has reached, as far as that is known.
 
-        `request` tells one wish from another: one that is asked for again is done once. Raises RequestError if there
+        `request` tells one request from another: one that is asked for again is done once. Raises RequestError if there
         is nobody to do it any more.
         """
         reply = self._call(self._stub.Save, pb.SaveRequest(request=request), self._timeout)

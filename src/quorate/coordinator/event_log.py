@@ -1,10 +1,13 @@
 """The job's events, each written once."""
 
 import logging
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, RecordEvents, RelayStop
+from quorate.coordinator.states import Recollection
 from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation
@@ -13,11 +16,9 @@ from quorate.observe.events import (
     CheckpointFailed,
     CheckpointSaved,
     CheckpointSkipped,
-    CoordinatorReplaced,
     EvaluationDone,
     GenerationFormed,
     HostedLanes,
-    LogMessage,
     Resized,
     RolledBack,
     RunBegan,
@@ -40,17 +41,6 @@ _PAGE = 4096
 _RECALLED = 4 * 2**20
 
 
-@dataclass(frozen=True)
-class Recollection:
-    """How a job has ended, if it has; how many workers it was to have, if that was changed; whether it has begun, and
-    whether the replicas of its last generation differed."""
-
-    end: RunFinished | RunFailed | None
-    workers: int | None
-    has_begun: bool
-    is_condemned: bool = False
-
-
 class EventLog:
     """Writes what workers tell and what the coordinator decides to the run's `events.jsonl`."""
 
@@ -61,7 +51,6 @@ class EventLog:
 
     @property
     def path(self) -> Path:
-        """Its file."""
         return self._sink.path
 
     def recall(self, since: int) -> Recollection:
@@ -69,9 +58,13 @@ class EventLog:
 
         What workers may tell again is no older than a lease, so the last part of a long file is enough.
         """
-        tail = EventTail(self._sink.path)
-        tail.offset = max(since, _size(self._sink.path) - _RECALLED)
-        events = tail.read_new()
+        path = self._sink.path
+        tail = EventTail(path)
+        tail.offset = max(since, (path.stat().st_size if path.exists() else 0) - _RECALLED)
+        return self.take_up(tail.read_new())
+
+    def take_up(self, events: Sequence[Event]) -> Recollection:
+        """Know what a predecessor has written."""
         for event in events:
             if event.kind in _TOLD_ONCE:
                 self._is_new(event.kind, event.step)
@@ -81,11 +74,35 @@ class EventLog:
         end = next((event for event in backwards if isinstance(event, RunFinished | RunFailed)), None)
         resize = next((event for event in backwards if isinstance(event, Resized)), None)
         has_begun = any(isinstance(event, GenerationFormed) for event in events)
-        last = next((event for event in backwards if _tells_of_replicas(event)), None)
+        # What says last whether the replicas of a generation are alike: one was formed, or was lost since they differ.
+        last = next((event for event in backwards if isinstance(event, GenerationFormed) or _differs(event)), None)
         is_condemned = isinstance(last, WorkerLost)
         return Recollection(end, None if resize is None else resize.workers, has_begun, is_condemned)
 
-    def publish_lines(self, lines: tuple[str, ...]) -> None:
+    def record(self, action: Action) -> None:
+        """Write down what a coordinator does, as far as it is for others to know."""
+        match action:
+            case Event():
+                self.publish(action)
+            case RecordEvents(lines):
+                self._publish_lines(lines)
+            case DeclareGeneration(generation):
+                self.publish(_formed(generation))
+            case RelayStop(reason):
+                self.publish(RunStopped(reason=reason))
+            case EndJob(None, digest, result):
+                self.publish(RunFinished(weights_digest=digest, result=dict(result)))
+            case EndJob(Failure() as failure):
+                self.publish(RunFailed.of(failure))
+
+    def publish(self, event: Event) -> None:
+        """Write an event of this moment, unless it has been told before."""
+        if isinstance(event, RolledBack):
+            self._forget_after(event.step or 0)
+        if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
+            self._sink.handle(replace(event, time=time.time()))
+
+    def _publish_lines(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells, as they are: of most there is one a step, and nothing is to be known of
         them but whether they are new. A line that is no event is skipped: it must not stop the heartbeat."""
         for line in lines:
@@ -97,69 +114,7 @@ class EventLog:
             if record["kind"] not in _TOLD_ONCE or self._is_new(record["kind"], record.get("step")):
                 self._sink.append(line)
 
-    def publish(self, event: Event) -> None:
-        """Write an event, unless it has been told before."""
-        if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
-            self._sink.handle(event)
-
-    def generation_formed(self, generation: Generation) -> None:
-        """Who hosts which lanes from now on."""
-        event = GenerationFormed(
-            generation=str(generation.id),
-            lanes=generation.lanes,
-            members=tuple(HostedLanes(each.worker, each.address, tuple(each.lanes)) for each in generation.members),
-            from_step=generation.cursor.step,
-            behind=tuple(generation.behind),
-        )
-        self.publish(event)
-
-    def worker_lost(self, failure: Failure, detect: float) -> None:
-        """A worker is gone, and the job goes on."""
-        event = WorkerLost(
-            step=failure.step,
-            worker=failure.worker,
-            cause=failure.kind,
-            message=failure.message,
-            phase=failure.phase,
-            detect_s=round(detect, 4),
-        )
-        self.publish(event)
-
-    def rolled_back(self, step: int) -> None:
-        """The job goes back to a step: what was told of later ones was wrong, and the next telling counts."""
-        self._forget_after(step)
-        self.publish(RolledBack(step=step))
-
-    def warning(self, message: str, step: int | None = None) -> None:
-        """Something that somebody may want to look at."""
-        self.publish(LogMessage(step=step, level="warning", message=message))
-
-    def notice(self, message: str, step: int | None = None) -> None:
-        """Something that is good to know."""
-        self.publish(LogMessage(step=step, level="info", message=message))
-
-    def resized(self, before: int, workers: int) -> None:
-        """Somebody wants another number of workers."""
-        self.publish(Resized(before=before, workers=workers))
-
-    def stop_requested(self, reason: str) -> None:
-        """Somebody stopped the job."""
-        self.publish(RunStopped(reason=reason))
-
-    def job_failed(self, failure: Failure) -> None:
-        """Why the job ended."""
-        self.publish(RunFailed.of(failure))
-
-    def job_finished(self, digest: str, result: dict[str, Any]) -> None:
-        """The job is complete."""
-        self.publish(RunFinished(weights_digest=digest, result=result))
-
-    def coordinator_replaced(self, incarnation: int, present: int) -> None:
-        """Another coordinator has taken over, and waits for those who are there to come back to it."""
-        self.publish(CoordinatorReplaced(incarnation=incarnation, present=present))
-
     def close(self) -> None:
-        """Write no more."""
         self._sink.close()
 
     def _forget_after(self, step: int) -> None:
@@ -175,14 +130,15 @@ class EventLog:
         return not told >> bit & 1
 
 
-def _tells_of_replicas(event: Event) -> bool:
-    """Whether it says if the replicas of a generation are alike: one was formed, or was lost since they differ."""
-    is_condemned = isinstance(event, WorkerLost) and event.cause in ("", ReplicasDiffer.__name__)
-    return is_condemned or isinstance(event, GenerationFormed)
+def _formed(generation: Generation) -> GenerationFormed:
+    return GenerationFormed(
+        generation=str(generation.id),
+        lanes=generation.lanes,
+        members=tuple(HostedLanes(each.worker, each.address, tuple(each.lanes)) for each in generation.members),
+        from_step=generation.cursor.step,
+        behind=tuple(generation.behind),
+    )
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _differs(event: Event) -> bool:
+    return isinstance(event, WorkerLost) and event.cause in ("", ReplicasDiffer.__name__)

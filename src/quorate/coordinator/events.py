@@ -122,7 +122,7 @@ class ResizeRequested:
 
 @dataclass(frozen=True)
 class SaveRequested:
-    """Somebody wants a checkpoint of where the job is; `request` tells one wish from another."""
+    """Somebody wants a checkpoint of where the job is; `request` tells one request from another."""
 
     request: str
 

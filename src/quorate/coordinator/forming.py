@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Inform, RecordRollback, Regroup, Warn
-from quorate.coordinator.autopsy import autopsy_of_links
+from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
+from quorate.coordinator.autopsy import autopsy_of_links, warning
 from quorate.coordinator.places import call_to_save, dismiss, expel, may_begin, places, taking_part
 from quorate.coordinator.speed import share_lanes
 from quorate.coordinator.states import (
@@ -30,6 +30,7 @@ from quorate.coordinator.weak_links import (
 )
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
+from quorate.observe.events import LogMessage, RolledBack
 
 MOST_FUTILE = 3
 """So many generations in a row may break without a loss and without a step."""
@@ -41,7 +42,7 @@ def end(failure: Failure, *before: Action) -> Decision:
 
 
 def stopped(why: str, actions: tuple[Action, ...], reason: str) -> Decision:
-    """The job is over as somebody wished."""
+    """The job is over as somebody has asked."""
     result = {"ending": why}
     return Decision(Ended(None, result), (*actions, EndJob(None, "", result)), f"{reason}; stopped: {why}")
 
@@ -60,12 +61,15 @@ def regroup(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
 
 def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Begin the next generation if everybody who is to take part stands ready."""
-    state, recalled = settled(state, now)
-    actions = (*actions, *recalled)
     if isinstance(state, Recalling):
-        return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
-    members, dismissals = dismiss(state.members, is_training=isinstance(state, Training))
-    state, actions = replace(state, members=members), (*actions, *dismissals)
+        if state.missing:
+            return Decision(state, actions, f"{reason}; {len(state.missing)} have not come back yet")
+        state, recalled = settled(state, now)
+        actions = (*actions, *recalled)
+    members = state.members
+    if any(known.is_leaving for known in members.enrolled):
+        members, dismissals = dismiss(members, is_training=isinstance(state, Training))
+        state, actions = replace(state, members=members), (*actions, *dismissals)
     if isinstance(state, Training):
         return Decision(state, actions, reason)
     is_deserted = not members.enrolled and not members.awaited
@@ -95,11 +99,12 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
     if futile > MOST_FUTILE and members.suspicion is not None:
         return end(autopsy_of_links(_last_symptom(members, members.suspicion, blamed), futile), *actions)
-    told = [
-        *_explain_beginning(members, generation),
-        *(explain_line_up(members, blamed, chosen) if members.links else ()),
-    ]
-    rollback = (RecordRollback(generation.cursor.step),) if members.is_condemned else ()
+    told = explain_line_up(members, blamed, chosen) if members.links else []
+    if members.generations and not members.has_state and not generation.cursor.step:
+        # Nobody shall wonder where its steps have gone.
+        again = "nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."
+        told.insert(0, again)
+    rollback = (RolledBack(step=generation.cursor.step, time=now),) if members.is_condemned else ()
     members = replace(
         members,
         enrolled=tuple(_at_work(known, generation) for known in members.enrolled),
@@ -121,20 +126,13 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     )
     count = f"{len(generation.members)} of {members.wanted} workers"
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
-    warnings = (Warn(sentence, generation.cursor.step) for sentence in told)
+    warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
     begun = Training(members, generation)
     return Decision(
         begun,
         (*actions, *warnings, *rollback, DeclareGeneration(generation), *call_to_save(begun)),
         "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
     )
-
-
-def _explain_beginning(members: Members, generation: Generation) -> list[str]:
-    """That a job begins once more, as a sentence: nobody shall wonder where its steps have gone."""
-    if not members.generations or members.has_state or generation.cursor.step:
-        return []
-    return ["nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."]
 
 
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
@@ -148,7 +146,7 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
         "nobody holds the state of the job any more: another process in the place of worker"
         f" {first.worker} looks for the newest checkpoint"
     )
-    inform = Inform(f"{told}.", left.members.cursor.step)
+    inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
     return Decision(left, (*actions, inform, Expel(*first.process)), f"{reason}; {told}")
 
 

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, Expel, RecordLoss, Refill, Warn
+from quorate.coordinator.actions import Action, Expel, Refill
 from quorate.coordinator.autopsy import (
     autopsy_of_divergence,
     autopsy_of_divergences,
     autopsy_of_exit,
     autopsy_of_futility,
+    loss_of,
+    warning,
 )
 from quorate.coordinator.events import ExitReported, FailureReported
 from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
@@ -37,30 +39,30 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
         return Decision(state, (), f"worker {event.worker} (pid {event.pid}) counts as lost; its report is ignored")
     if event.failure.kind == ReplicasDiffer.__name__:
-        return _on_divergence(state, event, now)
+        # All members tell the same; the first word is enough, and what comes later is of a generation that is no more.
+        known = state.members.find(event.worker, event.pid)
+        if known is None or known.within != event.generation:
+            return Decision(state, (), f"worker {event.worker} tells of replicas that have been given up: ignored")
+        return condemn(state, event.failure, now)
     known = state.members.find(event.worker)
     failure = event.failure
     if failure.worker is None:
         failure = failure.at(worker=event.worker)
     if known and failure.step is None:
         failure = failure.at(step=known.status.step, phase=failure.phase or known.status.phase)
-    if known and failure.phase == APPLY and failure.is_repeatable and _others_apply_it(state, known):
-        return _accuse(state, known, failure, now)
-    if failure.kind not in _kinds_of_a_loss():
+    if known and failure.phase == APPLY and failure.is_repeatable and not isinstance(state, Recalling):
+        others = (other for other in state.members.enrolled if other.worker != known.worker)
+        # Others apply the same step to the same state, and nobody has failed in it yet.
+        if not known.is_ready and state.members.accused is None and any(other.has_trained for other in others):
+            return _accuse(state, known, failure, now)
+    # An error between two processes (one of them is the trouble, and neither knows which), or of this one alone.
+    if not _is_kind_of(failure.kind, LinkError, WorkerUnfit):
         return end(failure)
-    worker = failure.worker
-    reason = f"worker {worker} gives up; it is lost when it exits: {failure.message}"
-    if worker is None:
-        return Decision(state, (), reason)
-    last_words = {**state.members.last_words, (worker, event.pid): failure.message}
-    return Decision(replace(state, members=replace(state.members, last_words=last_words)), (), reason)
-
-
-def _others_apply_it(state: Active, known: Enrolled) -> bool:
-    """Whether others apply the same step to the same state, and nobody has failed in it yet."""
-    if isinstance(state, Recalling) or known.is_ready or state.members.accused is not None:
-        return False
-    return any(other.worker != known.worker and other.has_trained for other in state.members.enrolled)
+    reason = f"worker {failure.worker} gives up; it is lost when it exits: {failure.message}"
+    if failure.worker is not None:
+        last_words = {**state.members.last_words, (failure.worker, event.pid): failure.message}
+        state = replace(state, members=replace(state.members, last_words=last_words))
+    return Decision(state, (), reason)
 
 
 def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Decision:
@@ -68,26 +70,13 @@ def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Dec
     could, it is the replica that is wrong."""
     last_words = {**state.members.last_words, known.process: failure.message}
     accusing: Active = replace(state, members=replace(state.members, accused=failure, last_words=last_words))
-    if proof := proof_against(accusing.members):
+    if proof := proof_against(failure, accusing.members):
         return condemn(accusing, proof, now)
     return Decision(accusing, (), f"whether it is its replica is seen by the others: {failure.message}")
 
 
-def _on_divergence(state: Active, event: FailureReported, now: float) -> Decision:
-    """All members tell the same; the first word is enough, and what comes later is of a generation that is no more."""
-    known = state.members.find(event.worker, event.pid)
-    if known is None or known.within != event.generation:
-        return Decision(state, (), f"worker {event.worker} tells of replicas that have been given up: ignored")
-    return condemn(state, event.failure, now)
-
-
-def _kinds_of_a_loss() -> set[str]:
-    """Every kind of error between two processes (one of them is the trouble, and neither knows which), and every one
-    that is of this worker's process or machine."""
-    kinds: list[type[JobError]] = [LinkError, WorkerUnfit]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-    return {kind.__name__ for kind in kinds}
+def _is_kind_of(name: str, *kinds: type[JobError]) -> bool:
+    return any(kind.__name__ == name or _is_kind_of(name, *kind.__subclasses__()) for kind in kinds)
 
 
 def on_exit_reported(state: Active, event: ExitReported, now: float) -> Decision:
@@ -97,17 +86,13 @@ def on_exit_reported(state: Active, event: ExitReported, now: float) -> Decision
     last_words = [told.pop((event.worker, pid), "") for pid in (event.pid, 0)]
     members = replace(state.members, last_words=told)
     if event.exit_code == GAVE_UP and not members.is_gone(event.worker, event.pid):
-        members = _count_giving_up(members, event)
+        # It could not go on, and has told why: the first in a row, if it has completed a step.
+        known = members.find(event.worker, event.pid)
+        step = max(known.status.step or 0, event.status.step or 0) if known and not known.is_ready else 0
+        # The step that a place tells is under way: the one after the generation's cursor is its first.
+        in_a_row = 0 if step > members.cursor.step + 1 else members.given_up.get(event.worker, 0)
+        members = replace(members, given_up={**members.given_up, event.worker: in_a_row + 1})
     return _after_exit(replace(state, members=members), event, next(filter(None, last_words), ""), now)
-
-
-def _count_giving_up(members: Members, event: ExitReported) -> Members:
-    """A process could not go on, and has told why: the first in a row, if it has completed a step."""
-    known = members.find(event.worker, event.pid)
-    step = max(known.status.step or 0, event.status.step or 0) if known and not known.is_ready else 0
-    # The step that a place tells is under way: the one after the generation's cursor is its first.
-    in_a_row = 0 if step > members.cursor.step + 1 else members.given_up.get(event.worker, 0)
-    return replace(members, given_up={**members.given_up, event.worker: in_a_row + 1})
 
 
 def _after_exit(state: Active, event: ExitReported, last_words: str, now: float) -> Decision:
@@ -137,16 +122,15 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     if isinstance(reaped, Recalling) and is_missing:
         reaped = without_missing(reaped, process)
-    return fill_place(reaped, event.worker, failure, (RecordLoss(failure, 0.0),), now, is_vacant=True)
+    return fill_place(reaped, event.worker, failure, (loss_of(failure, 0.0, now),), now, is_vacant=True)
 
 
 def _reap(state: Active, event: ExitReported, now: float) -> Decision:
     """One whose loss has been told is gone for sure: now its place is free."""
     members, process = state.members, (event.worker, event.pid)
     reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
-    if process in members.reaped and event.worker not in members.awaited:
-        return Decision(state, (), reason)
-    # An exit whose answer was lost is reported again: the place is ordered again, and nobody is counted twice.
+    if process in members.reaped and (members.stop is None or event.worker not in members.awaited):
+        return Decision(state, (), reason)  # the answer to the first report was lost
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     return vacate(reaped, event.worker, (), reason, now)
 
@@ -168,14 +152,6 @@ def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
 # --- what a loss costs
 
 
-def deaths_allowed(members: Members) -> int:
-    """How many workers may be lost, without a step in between, before the job is given up.
-
-    Few before the first generation: what keeps them from starting once will do so again.
-    """
-    return 2 * members.wanted + 3 if members.generations else 3
-
-
 def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: float, *, is_reaped: bool) -> Decision:
     """A registered worker is gone, or counts as gone: the others go on without it, and another takes its place.
 
@@ -192,7 +168,7 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         # It may have saved a checkpoint after others have looked for one.
         founders=before.founders if known.is_ready and not known.has_trained else frozenset(),
     )
-    actions: tuple[Action, ...] = (RecordLoss(failure, detect),)
+    actions: tuple[Action, ...] = (loss_of(failure, detect, now),)
     if not is_reaped:
         actions = (*actions, Expel(*known.process))
     left: Active = replace(state, members=members)
@@ -231,7 +207,7 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     gone = {worker for worker, _ in processes}
     blamed = gone.intersection(failure.culprits) or gone
     losses = [
-        RecordLoss(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0)
+        loss_of(autopsy_of_divergence(failure, process, doomed.get(process)), 0.0, now)
         for process in sorted(processes)
         if process[0] in blamed
     ]
@@ -247,18 +223,16 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     return form_if_ready(left, actions, reason, now)
 
 
-def proof_against(members: Members) -> Failure | None:
+def proof_against(accused: Failure, members: Members) -> Failure | None:
     """That the replica of a worker which could not apply a step differs: another, with the same to apply, could."""
-    accused = members.accused
-    if accused is None or accused.step is None:
-        return None
     others = (known for known in members.enrolled if known.worker != accused.worker and known.is_ready)
-    other = next((known for known in others if known.has_trained and known.cursor.step >= accused.step), None)
+    step = accused.step
+    other = next((one for one in others if one.has_trained and step is not None and one.cursor.step >= step), None)
     if other is None:
         return None
     return Failure(
         ReplicasDiffer.__name__,
-        f"Worker {accused.worker} could not apply step {accused.step}, and worker {other.worker} could: their replicas "
+        f"Worker {accused.worker} could not apply step {step}, and worker {other.worker} could: their replicas "
         f"differ. {accused.message}",
         culprits=() if accused.worker is None else (accused.worker,),
     )
@@ -273,15 +247,18 @@ def fill_place(
         members = replace(members, stillborn=members.stillborn + 1)
     else:
         members = replace(members, deaths=members.deaths + 1)
-    if members.stop is None and (poison := find_poison(members.victims)):
+    if members.stop is None and members.victims and (poison := find_poison(members.victims)):
         return end(poison, *actions)
-    if members.deaths > deaths_allowed(members) and members.stop is None:
+    # Few before the first generation: what keeps them from starting once will do so again.
+    allowed = 2 * members.wanted + 3 if members.generations else 3
+    if members.deaths > allowed and members.stop is None:
         return end(autopsy_of_futility(failure, members.deaths, len(members.enrolled), members.settings), *actions)
     left = replace(state, members=members)
     if not is_vacant:
         return form_if_ready(left, actions, failure.message, now)
-    if members.stop is None:
-        actions = (*actions, *_explain_giving_up(members, worker, failure.message))
+    if members.stop is None and members.given_up.get(worker) == REPORTED_GIVEN_UP:
+        told = _explain_giving_up(members, worker, failure.message)
+        actions = (*actions, warning(told, members.cursor.step, now))
     return vacate(left, worker, actions, failure.message, now)
 
 
@@ -291,42 +268,45 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
     Not where there is no such place any more, nor where the job is stopping.
     """
     members = state.members
-    if worker not in places(members):
-        left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
-        return form_if_ready(left, actions, reason, now)
-    if members.stop is None:
-        founders = members.founders if members.has_state else members.founders | {worker}
-        left = replace(state, members=replace(members, founders=founders))
-        return form_if_ready(left, (*actions, refill(members, worker)), reason, now)
+    if worker in places(members) and members.stop is None:
+        order = _refill(members, worker)
+        left = replace(
+            state,
+            members=replace(
+                members,
+                founders=members.founders | {worker} if order.restore else members.founders,
+                refills={**members.refills, worker: (now + order.after, order.restore)},
+            ),
+        )
+        return form_if_ready(left, (*actions, order), reason, now)
     left = replace(state, members=replace(members, awaited=members.awaited - {worker}))
-    if isinstance(left, Forming) and holds_nothing(left.members):
+    is_over = worker in places(members) and isinstance(left, Forming) and holds_nothing(left.members)
+    if members.stop is not None and is_over:
         return stopped(members.stop, actions, reason)
     return form_if_ready(left, actions, reason, now)
 
 
-def refill(members: Members, worker: int) -> Refill:
+def _refill(members: Members, worker: int) -> Refill:
     """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
     timing = members.settings.timing
     excess = min(members.deaths + members.stillborn - members.wanted, _MOST_DOUBLINGS)
     after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
-    return Refill(worker, max(after, _back_off(members, worker)), restore=not members.has_state)
+    if worker in members.given_up:
+        after = max(after, _back_off(members.given_up[worker]))
+    return Refill(worker, after, restore=not members.has_state)
 
 
-def _back_off(members: Members, worker: int) -> float:
+def _back_off(times: int) -> float:
     """What one process in a place lacks the next may lack too, and each that comes costs the others a generation."""
-    times = min(members.given_up.get(worker, 0), _MOST_DOUBLINGS)
-    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** (times - 2))
+    return 0.0 if times < 2 else min(LONGEST_BACK_OFF, 2.0 ** min(times - 2, _MOST_DOUBLINGS))
 
 
-def _explain_giving_up(members: Members, worker: int, why: str) -> tuple[Action, ...]:
-    if members.given_up.get(worker) != REPORTED_GIVEN_UP:
-        return ()
+def _explain_giving_up(members: Members, worker: int, why: str) -> str:
     resize = (
         f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
     )
-    message = (
+    return (
         f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed"
-        f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(members, worker):.0f} s, the ones"
+        f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(REPORTED_GIVEN_UP):.0f} s, the ones"
         f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )
-    return (Warn(message, members.cursor.step),)

@@ -13,15 +13,19 @@ from quorate.coordinator.actions import (
     EndJob,
     Expel,
     RecordEvents,
-    RecordLoss,
-    RecordResize,
     Refuse,
     Regroup,
     RelaySave,
     RelayStop,
-    Warn,
 )
-from quorate.coordinator.autopsy import WORKER_LOST, autopsy_of_launcher, autopsy_of_no_return, autopsy_of_silence
+from quorate.coordinator.autopsy import (
+    WORKER_LOST,
+    autopsy_of_launcher,
+    autopsy_of_no_return,
+    autopsy_of_silence,
+    loss_of,
+    warning,
+)
 from quorate.coordinator.events import (
     Completed,
     ExitReported,
@@ -57,6 +61,7 @@ from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
+from quorate.observe.events import Resized
 
 _SELDOM = 3600.0
 """Seconds at most between two tellings of the same."""
@@ -114,16 +119,12 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
         return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
-        return _record_last_events(state, event)
+        heard = state.heard.get(event.worker)
+        if heard is None or event.sequence <= heard:
+            return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
+        later = replace(state, heard={**state.heard, event.worker: event.sequence})
+        return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
     return Decision(state, (), "the job has ended")
-
-
-def _record_last_events(state: Ended, event: HeartbeatReceived) -> Decision:
-    heard = state.heard.get(event.worker)
-    if heard is None or event.sequence <= heard:
-        return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
-    later = replace(state, heard={**state.heard, event.worker: event.sequence})
-    return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
 
 
 # --- requests from outside
@@ -149,9 +150,12 @@ def on_save_requested(state: Active, event: SaveRequested) -> Decision:
 
 def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> Decision:
     """The job shall go on with another number of workers."""
-    members = state.members
-    workers = event.workers
-    why = _why_not_resized(members, workers)
+    members, settings, workers = state.members, state.members.settings, event.workers
+    why = f"it is stopping ({members.stop})." if members.stop is not None else ""
+    if workers < settings.min_workers:
+        why = f"min_workers is {settings.min_workers}."
+    if not 1 <= workers <= settings.lanes:
+        why = f"it has {settings.lanes} lanes, so 1 to {settings.lanes} are possible."
     if why:
         message = f"the job cannot have {workers} workers: {why}"
         return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
@@ -159,16 +163,8 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
         return Decision(state, (), f"the job has {workers} workers already")
     changed: Active = replace(state, members=resized(members, workers))
     reason = f"the job goes on with {workers} workers instead of {members.wanted}"
-    actions = (RecordResize(members.wanted, workers), *call_together(changed))
+    actions = (Resized(before=members.wanted, workers=workers, time=now), *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
-
-
-def _why_not_resized(members: Members, workers: int) -> str:
-    if not 1 <= workers <= members.settings.lanes:
-        return f"it has {members.settings.lanes} lanes, so 1 to {members.settings.lanes} are possible."
-    if workers < members.settings.min_workers:
-        return f"min_workers is {members.settings.min_workers}."
-    return f"it is stopping ({members.stop})." if members.stop is not None else ""
 
 
 def on_launcher_gone(state: Active) -> Decision:
@@ -199,16 +195,12 @@ def on_tick(state: Active, now: float) -> Decision:
         return lose(state, quietest, failure, now - quietest.heard, now, is_reaped=False)
     if isinstance(state, Recalling):
         return _give_up_missing(state, now)
-    return _find_unended(state, now) or _watch_work(state, now)
-
-
-def _watch_work(state: Forming | Training, now: float) -> Decision:
+    if unended and (told := _find_unended(state, now)):
+        return told
     if stall := find_stall(state, now):
         return _act_on_stall(state, stall, now)
-    if isinstance(state, Training):
-        return _let_in_again(state, now)
     # Whoever is on the way to its place takes what time it needs: its supervisor tells when it is gone.
-    return Decision(state, (), "nothing is overdue")
+    return _let_in_again(state, now) if isinstance(state, Training) else Decision(state, (), "nothing is overdue")
 
 
 def _forgive_silence(state: Active, now: float) -> Decision:
@@ -248,7 +240,7 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         if now >= killed.tell_at:
             later = replace(killed, tell_at=now + min(2 * seconds, _SELDOM))
             told = replace(state, members=replace(members, unended={**members.unended, (worker, pid): later}))
-            return Decision(told, (Warn(message, members.cursor.step),), message)
+            return Decision(told, (warning(message, members.cursor.step, now),), message)
     return None
 
 
@@ -259,13 +251,13 @@ def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
         failure = stall.failure(step_timeout)
         members = count_hang(members, stall)
         if hopeless := autopsy_of_hangs(members, failure):
-            return end(hopeless, RecordLoss(failure, stall.seconds))
+            return end(hopeless, loss_of(failure, stall.seconds, now))
         return lose(replace(state, members=members), stall.culprit, failure, stall.seconds, now, is_reaped=False)
     if members.reported_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
     message = stall.warning(step_timeout)
     told = replace(state, members=replace(members, reported_stall=stall.since))
-    return Decision(told, (Warn(message, stall.step),), message)
+    return Decision(told, (warning(message, stall.step, now),), message)
 
 
 def _give_up_missing(state: Recalling, now: float) -> Decision:
@@ -276,7 +268,7 @@ def _give_up_missing(state: Recalling, now: float) -> Decision:
     failure = autopsy_of_no_return(worker, pid, state.members.settings)
     gone = without_missing(state, process)
     left = replace(gone, members=expel(gone.members, {process}))
-    actions = (RecordLoss(failure, now - state.since), Expel(worker, pid))
+    actions = (loss_of(failure, now - state.since, now), Expel(worker, pid))
     return fill_place(left, worker, failure, actions, now, is_vacant=False)
 
 

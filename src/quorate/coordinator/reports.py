@@ -8,15 +8,13 @@ from quorate.coordinator.actions import (
     EndJob,
     Expel,
     GrantLease,
-    Inform,
     Recall,
     RecordEvents,
     Refuse,
     Regroup,
-    Warn,
     Welcome,
 )
-from quorate.coordinator.autopsy import name_enrolled
+from quorate.coordinator.autopsy import name_enrolled, warning
 from quorate.coordinator.events import Completed, HeartbeatReceived, Registered, StateReported
 from quorate.coordinator.forming import end, form_if_ready, regroup
 from quorate.coordinator.losses import condemn, proof_against
@@ -28,6 +26,7 @@ from quorate.coordinator.succession import is_expected, take_back, without_missi
 from quorate.core.digests import first_difference, outvoted
 from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError
 from quorate.core.failure import Failure
+from quorate.observe.events import LogMessage
 
 CANARY = "canary"
 _DATA = ("dataset", "dataset layout")
@@ -56,6 +55,7 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
         enrolled=(*members.enrolled, Enrolled(event, heard=now, cursor=event.cursor, moved=now)),
         reference=members.reference or event,
         awaited=members.awaited - {event.worker},
+        refills={worker: order for worker, order in members.refills.items() if worker != event.worker},
     )
     joined: Active = replace(state, members=members)
     if isinstance(joined, Recalling):
@@ -150,9 +150,13 @@ def _judge_pace(
     hosted = state.generation.members[state.generation.position(known.worker)].lanes
     judged, trouble = judge(state.members, known, hosted, event.pace)
     state = replace(state, members=state.members.having(judged))
-    actions: tuple[Action, ...] = (Warn(trouble, step),) if trouble else ()
+    actions: tuple[Action, ...] = (warning(trouble, step, now),) if trouble else ()
     if better := find_better_sharing(state, step, now):
-        actions = (*actions, Inform(better, step), Regroup(state.generation.id, at_boundary=True))
+        actions = (
+            *actions,
+            LogMessage(step=step, time=now, level="info", message=better),
+            Regroup(state.generation.id, at_boundary=True),
+        )
         state = replace(state, is_called=True)
     return state, actions, [sentence for sentence in (trouble, better) if sentence]
 
@@ -161,9 +165,8 @@ def _let_go(state: Active, known: Enrolled, actions: tuple[Action, ...], now: fl
     """A worker has to leave: it completes its step, and the others go on without it."""
     leaving: Active = replace(state, members=mark_leaving(state.members, {known.worker}))
     reason = f"{name_enrolled(known)} has been asked to leave"
-    return form_if_ready(
-        leaving, (*actions, Warn(f"{reason}.", known.status.step or 0), *call_together(leaving)), reason, now
-    )
+    told = warning(f"{reason}.", known.status.step or 0, now)
+    return form_if_ready(leaving, (*actions, told, *call_together(leaving)), reason, now)
 
 
 def on_state_reported(state: Active, event: StateReported, now: float) -> Decision:
@@ -193,7 +196,7 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
     why = f" ({event.symptom.message})" if event.symptom else ""
     reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
     left: Active = replace(state, members=members)
-    if proof := proof_against(members):
+    if members.accused is not None and (proof := proof_against(members.accused, members)):
         return condemn(left, proof, now)
     if isinstance(left, Training) and event.generation != left.generation.id:
         return Decision(left, call_together(left), reason)

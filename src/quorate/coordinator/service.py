@@ -21,20 +21,12 @@ from quorate.coordinator.actions import (
     DeclareGeneration,
     Dismiss,
     EndJob,
-    Expel,
     GrantLease,
-    Inform,
     Recall,
-    RecordEvents,
-    RecordLoss,
-    RecordResize,
-    RecordRollback,
-    Refill,
     Refuse,
     Regroup,
     RelaySave,
     RelayStop,
-    Warn,
     Welcome,
 )
 from quorate.coordinator.event_log import EventLog
@@ -43,7 +35,6 @@ from quorate.coordinator.events import (
     ExitReported,
     FailureReported,
     HeartbeatReceived,
-    LauncherGone,
     MembershipEvent,
     Reading,
     Registered,
@@ -53,7 +44,8 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
-from quorate.coordinator.membership import decide, start
+from quorate.coordinator.membership import decide
+from quorate.coordinator.news import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.core.addresses import join_address
 from quorate.core.errors import RequestError, RunError
@@ -89,58 +81,41 @@ _OBSOLETE = {"formed": ("formed", "regroup", "save"), "save": ("save",)}
 class CoordinatorService(CoordinatorServicer):
     """One job's coordinator. Made and used on one asyncio loop."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        event_log: EventLog,
-        state: State | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: JobSettings, event_log: EventLog, state: State) -> None:
         self._settings = settings
         self._event_log = event_log
-        self._clock = clock
-        self._state = start(settings, clock()) if state is None else state
+        self._state = state
         self._directives = Directives()
-        self._news = asyncio.Event()
-        # Places to be filled by order of a decision, until whoever does so has registered; and when.
-        self._refills: dict[int, tuple[float, Refill]] = {}
+        self._changed = asyncio.Event()
         self.ended = asyncio.Event()
         self.outcome_fetched = asyncio.Event()
         if isinstance(self._state, Ended):
-            self._tell_end(self._state.failure)
+            self._directives.add(end_directive(self._state.failure))
+            self.ended.set()
 
     # --- the calls, in the order of the .proto file
 
-    async def Register(self, request: pb.RegisterRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        """Give a worker its place, or say why not."""
-        reply = self._answer(request)
-        if not reply.refusal:
-            self._refills.pop(request.slot, None)
-        return reply
+    async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        """Give a worker its place, renew its lease, or hear where it stands."""
+        decision = self.apply(event_of(request))
+        return reply_to(request, decision.actions, self._settings.incarnation)
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        """Renew a worker's lease."""
-        return self._answer(request)
+    Heartbeat = ReportState = Register
 
     async def Follow(self, request: pb.FollowRequest, context: Any) -> AsyncIterator[pb.Directive]:  # noqa: N802, ARG002
         """Tell all that was declared so far, and then what is declared, until the job ends."""
         told = 0
         while True:
             # Taken before looking: what is declared between looking and waiting must not be missed.
-            news = self._news
+            changed = self._changed
             for number, directive in self._directives.after(told):
                 told = number
                 yield directive
                 if directive.HasField("end"):
                     return
-            await news.wait()
-
-    async def ReportState(self, request: pb.StateReport, context: Any) -> Any:  # noqa: N802, ARG002
-        """Hear where a worker stands that has left its generation."""
-        return self._answer(request)
+            await changed.wait()
 
     async def ReportFailure(self, request: pb.FailureReport, context: Any) -> pb.Ack:  # noqa: N802
-        """Hear why a worker stops."""
         try:
             self.apply(event_of(request))
         except (ValueError, TypeError) as error:
@@ -154,23 +129,19 @@ class CoordinatorService(CoordinatorServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the result is not JSON: {error}")
         while not self.ended.is_set():
-            news = self._news
+            changed = self._changed
             if isinstance(self._state, Recalling):
                 # Its generation may go on: it is asked again once that is known.
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not everybody has come back yet")
             if not isinstance(self._state, Training):
                 return pb.CompleteReply(regroup=True)
-            await news.wait()
+            await changed.wait()
         assert isinstance(self._state, Ended)
         return pb.CompleteReply(failure=encode_failure(self._state.failure))
 
-    def _answer(self, request: Any) -> Any:
-        decision = self.apply(event_of(request))
-        return reply_to(request, decision.actions, self._settings.incarnation)
-
     async def ReportExit(self, request: pb.ExitReport, context: Any) -> pb.Ack:  # noqa: N802, ARG002
-        """Hear that a process is gone."""
         by_signal = request.HasField("signal")
+        reading = Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
         self.apply(
             ExitReported(
                 worker=request.slot,
@@ -179,18 +150,16 @@ class CoordinatorService(CoordinatorServicer):
                 exit_code=None if by_signal else request.exit_code,
                 signal=request.signal if by_signal else None,
                 status=WorkerStatus(request.step if request.HasField("step") else None, request.phase),
-                reading=_reading(request),
+                reading=reading if request.HasField("lane") else None,
             )
         )
         return pb.Ack()
 
     async def Stop(self, request: pb.StopRequest, context: Any) -> pb.Ack:  # noqa: N802, ARG002
-        """Hear that the job shall stop."""
         self.apply(StopRequested(request.reason))
         return pb.Ack()
 
     async def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply:  # noqa: N802, ARG002
-        """Hear how many workers the job shall have."""
         if isinstance(self._state, Ended):
             return pb.ResizeReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
         decision = self.apply(ResizeRequested(request.workers))
@@ -209,21 +178,21 @@ class CoordinatorService(CoordinatorServicer):
 
     async def Outcome(self, request: pb.OutcomeRequest, context: Any) -> pb.OutcomeReply:  # noqa: N802, ARG002
         """Tell how the job ended; or what there is to do; or, after the given time, that there is nothing to tell."""
-        processes = frozenset((process.slot, process.pid) for process in request.processes)
+        processes = {(process.slot, process.pid) for process in request.processes}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout):
-                while not self._has_news(processes, request.workers):
-                    await self._news.wait()
-        if isinstance(self._state, Ended):
+                while not news_of(self._state, processes, time.monotonic()).is_new_to(request.workers):
+                    await self._changed.wait()
+        news = news_of(self._state, processes, time.monotonic())
+        if news.outcome is not None:
             self.outcome_fetched.set()
-            result = json.dumps(dict(self._state.result))
-            return pb.OutcomeReply(ended=True, failure=encode_failure(self._state.failure), result=result)
-        members = self._state.members
+            result = json.dumps(news.outcome.result)
+            return pb.OutcomeReply(ended=True, failure=encode_failure(news.outcome.failure), result=result)
         return pb.OutcomeReply(
             ended=False,
-            expelled=self._expelled(),
-            vacant=self._vacant(processes),
-            workers=members.wanted,
+            expelled=[pb.Process(slot=worker, pid=pid) for worker, pid in news.expelled],
+            vacant=[pb.Vacancy(slot=slot, after=one.after, restore=one.restore) for slot, one in news.vacant.items()],
+            workers=news.workers,
         )
 
     async def Events(self, request: pb.EventsRequest, context: Any) -> AsyncIterator[pb.EventsReply]:  # noqa: N802, ARG002
@@ -249,15 +218,20 @@ class CoordinatorService(CoordinatorServicer):
     # --- the loop around the pure function
 
     def apply(self, event: MembershipEvent) -> Decision:
-        """Decide, and carry out what was decided."""
-        decision = decide(self._state, event, self._clock())
-        was_incomplete, self._state = self._is_incomplete, decision.state
-        notable = any(not isinstance(action, GrantLease | RecordEvents) for action in decision.actions)
-        log.log(logging.INFO if notable else logging.DEBUG, "%s: %s", type(event).__name__, decision.reason)
+        """Decide, and carry out what was decided; what is for one caller alone, its call answers."""
+        decision = decide(self._state, event, time.monotonic())
+        self._state = decision.state
+        is_notable = wakes(event, decision)
+        log.log(logging.INFO if is_notable else logging.DEBUG, "%s: %s", type(event).__name__, decision.reason)
         for action in decision.actions:
-            self._carry_out(action)
-        if was_incomplete and not self._is_incomplete:
-            self._tell_news()  # which places are vacant
+            self._event_log.record(action)
+            if (directive := directive_of(action, self._settings.incarnation)) is not None:
+                self._directives.add(directive)
+        if isinstance(self._state, Ended):
+            self.ended.set()
+        if is_notable:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
         return decision
 
     async def keep_time(self) -> None:
@@ -265,101 +239,6 @@ class CoordinatorService(CoordinatorServicer):
         while not self.ended.is_set():
             await asyncio.sleep(self._settings.timing.failure_timeout / _TICKS_PER_TIMEOUT)
             self.apply(Tick())
-
-    def launcher_gone(self) -> None:
-        """End the job because nobody looks after it any more."""
-        self.apply(LauncherGone())
-
-    def _carry_out(self, action: Action) -> None:
-        """What is for one caller alone, its call answers."""
-        self._write_down(action)
-        directive = directive_of(action, self._settings.incarnation)
-        if directive is not None:
-            self._declare(directive)
-        elif isinstance(action, EndJob):
-            self._tell_end(action.failure)
-        elif isinstance(action, Refill):
-            self._refills[action.worker] = self._clock() + action.after, action
-            self._tell_news()
-        elif isinstance(action, Expel | RecordResize):
-            self._tell_news()
-
-    def _write_down(self, action: Action) -> None:  # noqa: C901 (one case for each)
-        match action:
-            case DeclareGeneration(generation):
-                self._event_log.generation_formed(generation)
-            case RelayStop(reason):
-                self._event_log.stop_requested(reason)
-            case RecordLoss(failure, detect):
-                self._event_log.worker_lost(failure, detect)
-            case RecordResize(before, workers):
-                self._event_log.resized(before, workers)
-            case RecordRollback(step):
-                self._event_log.rolled_back(step)
-            case Warn(message, step):
-                self._event_log.warning(message, step)
-            case Inform(message, step):
-                self._event_log.notice(message, step)
-            case RecordEvents(lines):
-                self._event_log.publish_lines(lines)
-            case EndJob(None, digest, result):
-                self._event_log.job_finished(digest, dict(result))
-            case EndJob(Failure() as failure):
-                self._event_log.job_failed(failure)
-
-    def _tell_end(self, failure: Failure | None) -> None:
-        self.ended.set()
-        self._declare(pb.Directive(end=pb.EndDirective(failure=encode_failure(failure))))
-
-    def _declare(self, directive: pb.Directive) -> None:
-        self._directives.add(directive)
-        self._tell_news()
-
-    def _tell_news(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
-
-    @property
-    def _is_incomplete(self) -> bool:
-        """Whether some are still to come back to this coordinator, which may hold the state of the job."""
-        return isinstance(self._state, Recalling) and bool(self._state.missing)
-
-    def _expelled(self) -> list[pb.Process]:
-        """Told until they have been reaped."""
-        lost = () if isinstance(self._state, Ended) else sorted(self._state.members.expelled)
-        return [pb.Process(slot=worker, pid=pid) for worker, pid in lost]
-
-    def _has_news(self, processes: frozenset[tuple[int, int]], workers: int) -> bool:
-        """Whether there is something that the supervisor does not know."""
-        if isinstance(self._state, Ended):
-            return True
-        is_resized = workers not in (0, self._state.members.wanted)
-        return is_resized or bool(self._expelled()) or bool(self._vacant(processes))
-
-    def _vacant(self, processes: frozenset[tuple[int, int]]) -> list[pb.Vacancy]:
-        """Places that nobody is on the way to, as far as the supervisor knows. Where a job stops, they stay empty.
-
-        By processes, not by places: what the supervisor knew when it asked may be reaped by now. Not before everybody
-        has come back: one would be started from a checkpoint that nobody needs, and a damaged one would end the job.
-        """
-        if isinstance(self._state, Ended) or self._state.members.stop is not None or self._is_incomplete:
-            return []
-        members, now = self._state.members, self._clock()
-        taken = {worker for worker, _ in (processes - members.reaped) | members.expelled}
-        # By the order, not by the state now: who may begin where nobody holds the state was decided with it. But where
-        # somebody has come back with the state since, nobody begins.
-        usual = now, Refill(0, 0.0, restore=not members.has_state)
-        orders = {worker: self._refills.get(worker, usual) for worker in sorted(members.awaited - taken)}
-        return [
-            pb.Vacancy(slot=worker, after=max(0.0, due - now), restore=order.restore and not members.has_state)
-            for worker, (due, order) in orders.items()
-        ]
-
-
-def _reading(request: pb.ExitReport) -> Reading | None:
-    if not request.HasField("lane"):
-        return None
-    return Reading(request.lane, request.epoch, tuple(request.samples), request.sample_count)
 
 
 # --- what workers ask and are answered
@@ -439,24 +318,33 @@ def directive_of(action: Action, incarnation: int) -> pb.Directive | None:
     """What a coordinator tells the workers for an action, if anything."""
     match action:
         case DeclareGeneration(generation):
-            return pb.Directive(formed=encode_generation(generation))
+            told = pb.Directive(formed=encode_generation(generation))
         case RelayStop(reason):
-            return pb.Directive(stop=pb.StopDirective(reason=reason))
+            told = pb.Directive(stop=pb.StopDirective(reason=reason))
         case RelaySave(generation, request):
-            return pb.Directive(save=pb.SaveDirective(generation=encode_id(generation), request=request))
+            told = pb.Directive(save=pb.SaveDirective(generation=encode_id(generation), request=request))
         case Regroup(generation, at_boundary, saves):
             regroup = pb.RegroupDirective(generation=encode_id(generation), at_boundary=at_boundary, saves=saves)
-            return pb.Directive(regroup=regroup)
+            told = pb.Directive(regroup=regroup)
         case Dismiss(worker, pid):
-            return pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=incarnation))
-    return None
+            told = pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=incarnation))
+        case EndJob(failure):
+            told = end_directive(failure)
+        case _:
+            return None
+    return told
+
+
+def end_directive(failure: Failure | None) -> pb.Directive:
+    """That the job is over, and why."""
+    return pb.Directive(end=pb.EndDirective(failure=encode_failure(failure)))
 
 
 class Directives:
     """Numbered in their order, for those who come later or come back.
 
-    A generation makes those before it obsolete, and what was said of them: a job may have very many. So does a wish for
-    a checkpoint the wishes before it.
+    A generation makes those before it obsolete, and what was said of them: a job may have very many. So does a
+    request for a checkpoint the requests before it.
     """
 
     def __init__(self) -> None:
@@ -488,7 +376,6 @@ class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
         self._turn_away = grpc.unary_unary_rpc_method_handler(_turn_away)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Go on with the call if it may."""
         return await continuation(call) if carries_token(call.invocation_metadata, self._token) else self._turn_away
 
 
@@ -496,27 +383,17 @@ async def _turn_away(_request: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
 
 
-class CoordinatorServer:
-    """A served coordinator. `address` is where it listens."""
-
-    def __init__(self, service: CoordinatorService, token: str, host: str, port: int) -> None:
-        # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
-        options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
-        self._server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
-        add_CoordinatorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
-        try:
-            bound = self._server.add_insecure_port(join_address(host, port))
-        except RuntimeError as error:
-            raise RequestError(explain_refusal(host, port, str(error))) from None
-        self.address = join_address(host, bound)
-
-    async def start(self) -> None:
-        """Begin to answer."""
-        await self._server.start()
-
-    async def stop(self, grace: float) -> None:
-        """Answer nothing new, let calls under way end for at most `grace` seconds, and give the port back."""
-        await self._server.stop(grace)
+def open_server(service: CoordinatorService, token: str, host: str, port: int) -> tuple[grpc.aio.Server, str]:
+    """What serves a coordinator once it is started, and the address that it listens at."""
+    # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
+    options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
+    server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
+    add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    try:
+        bound = server.add_insecure_port(join_address(host, port))
+    except RuntimeError as error:
+        raise RequestError(explain_refusal(host, port, str(error))) from None
+    return server, join_address(host, bound)
 
 
 def explain_refusal(host: str, port: int, detail: str) -> str:

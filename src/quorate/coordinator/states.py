@@ -18,6 +18,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
+from quorate.observe.events import RunFailed, RunFinished
 
 Pair = tuple[int, int]
 """Two workers, the lower number first."""
@@ -48,6 +49,17 @@ class Handover:
     present: frozenset[tuple[int, int]]
     awaited: frozenset[int]
     has_begun: bool = True
+    is_condemned: bool = False
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What a coordinator before has written down: how the job has ended, if it has; how many workers it was to have, if
+    that was changed; whether it has begun, and whether the replicas of its last generation differed."""
+
+    end: RunFinished | RunFailed | None
+    workers: int | None
+    has_begun: bool
     is_condemned: bool = False
 
 
@@ -172,8 +184,10 @@ class Members:
     is_successor: bool = False
     # The first that registered: everyone else is compared with it, also when it is gone.
     reference: Registered | None = None
-    # Places for which a process is on its way.
+    # Places for which a process is on its way; and of those that were ordered, when it is to be started, and whether
+    # from the newest checkpoint.
     awaited: frozenset[int] = frozenset()
+    refills: Mapping[int, tuple[float, bool]] = field(default_factory=dict)
     # Processes that count as lost and have not been reaped; and those that have: a late word of theirs is nobody's.
     expelled: frozenset[tuple[int, int]] = frozenset()
     reaped: frozenset[tuple[int, int]] = frozenset()

@@ -5,7 +5,6 @@ work in it, they go on as if nothing had happened. Otherwise it is over for all 
 coordinator before may have told only some of its workers of the last.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Regroup
@@ -20,10 +19,24 @@ from quorate.coordinator.states import (
     JobSettings,
     Members,
     Recalling,
+    Recollection,
+    State,
     Training,
 )
-from quorate.core.generation import Generation, GenerationId
-from quorate.observe.events import RunFailed, RunFinished
+from quorate.observe.events import RunFinished
+
+
+def take_over(settings: JobSettings, handover: Handover, recalled: Recollection, now: float) -> State:
+    """The state to begin with, after what a predecessor has written down: the job goes on, or has ended already."""
+    if isinstance(recalled.end, RunFinished):
+        return Ended(None, recalled.end.result or {})  # it may not have been told
+    if recalled.end is not None:
+        return Ended(recalled.end.failure)
+    if recalled.workers is not None:
+        settings = replace(settings, workers=recalled.workers)
+    # The launcher may not have read yet what the one before has written last.
+    has_begun = handover.has_begun or recalled.has_begun
+    return succeed(settings, replace(handover, has_begun=has_begun, is_condemned=recalled.is_condemned), now)
 
 
 def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
@@ -42,11 +55,6 @@ def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
         is_condemned=handover.is_condemned,
     )
     return Recalling(members, now, handover.present)
-
-
-def ended_as_told(event: RunFinished | RunFailed) -> Ended:
-    """The end that a predecessor has written down, and may not have told."""
-    return Ended(None, event.result or {}) if isinstance(event, RunFinished) else Ended(event.failure)
 
 
 def take_back(state: Active, event: Registered, now: float) -> Active:
@@ -85,36 +93,21 @@ def without_missing(state: Recalling, process: tuple[int, int]) -> Recalling:
     return replace(state, members=members, missing=state.missing - {process})
 
 
-def settled(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
-    """The state to go on with, once nobody is missing any more."""
-    if not isinstance(state, Recalling) or state.missing:
-        return state, ()
+def settled(state: Recalling, now: float) -> tuple[Forming | Training, tuple[Action, ...]]:
+    """The state to go on with, now that nobody is missing any more."""
     newest = state.newest
     if newest is None:
         return Forming(state.members, since=now), ()
     ring = tuple(member.worker for member in newest.members)
     members = replace(state.members, generations=newest.id.number, cursor=newest.cursor, ring=ring)
     entered = {known.within for known in members.enrolled if known.within is not None}
-    if not _is_at_work(newest, members):
-        return Forming(members, since=now), _end_all(entered)
-    actions = _end_all(entered - {newest.id})
+    known = {one.worker: (one.within, one.registration.address) for one in members.enrolled}
+    if any(known.get(member.worker) != (newest.id, member.address) for member in newest.members):
+        return Forming(members, since=now), tuple(Regroup(each, at_boundary=False) for each in sorted(entered))
+    # All its members are in it, as they were; what is older is over.
+    older = (Regroup(each, at_boundary=False) for each in sorted(entered - {newest.id}))
     at_work = Training(members, newest)
-    return at_work, (*actions, *call_together(at_work))
-
-
-def _end_all(generations: Collection[GenerationId]) -> tuple[Action, ...]:
-    return tuple(Regroup(generation, at_boundary=False) for generation in sorted(generations))
-
-
-def _is_at_work(generation: Generation, members: Members) -> bool:
-    """Whether all its members are in it, as they were."""
-    known = {one.worker: one for one in members.enrolled}
-    return all(
-        member.worker in known
-        and known[member.worker].within == generation.id
-        and known[member.worker].registration.address == member.address
-        for member in generation.members
-    )
+    return at_work, (*older, *call_together(at_work))
 
 
 def is_expected(state: Active, worker: int, pid: int) -> bool:

@@ -54,7 +54,6 @@ class CoordinatorProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is one now."""
         return self._process.is_alive
 
     def note_step(self) -> None:

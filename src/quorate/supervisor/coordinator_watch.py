@@ -5,12 +5,13 @@ Asked for in threads of their own, beside the loop that looks after the processe
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
 
-from quorate.coordinator.client import EventStream, News, Outcome, SupervisorClient
+from quorate.coordinator.client import EventStream, SupervisorClient
+from quorate.coordinator.news import News, Outcome
 from quorate.core.errors import LinkError
+from quorate.core.runtime import SYSTEM, Latch, Runtime
 from quorate.observe.event import Event
 
 log = logging.getLogger(__name__)
@@ -29,32 +30,31 @@ class OutcomeWatch:
     """
 
     def __init__(
-        self, client: SupervisorClient, patience: float, processes: Callable[[], Collection[Process]] = tuple
+        self,
+        client: SupervisorClient,
+        patience: float,
+        processes: Callable[[], Collection[Process]] = tuple,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         self._client = client
         self._patience = patience
         self._processes = processes
-        self._closed = threading.Event()
+        self._runtime = runtime
+        self._closed = Latch(runtime)
         self.outcome: Outcome | None = None
-        self.answered = time.monotonic()
+        self.answered = runtime.now()
         self.workers = 0
         self.news: SimpleQueue[News] = SimpleQueue()
-        threading.Thread(target=self._watch, name="outcome", daemon=True).start()
+        runtime.spawn("outcome", self._watch)
 
     def close(self) -> None:
         """Ask no more."""
         self._closed.set()
 
     def _watch(self) -> None:
-        while self.outcome is None and not self._closed.is_set():
+        while self.outcome is None and not self._closed.is_set:
             try:
                 news = self._client.news(self._patience, self._processes(), self.workers)
-                self.answered = time.monotonic()
-                self.workers = news.workers or self.workers
-                self.news.put(news)
-                self.outcome = news.outcome
-                if news.expelled or news.vacant:
-                    self._closed.wait(PAUSE)  # time to do it, before it is told again
             except LinkError as error:
                 # One call without an answer says nothing about the next: to give up here would lose the outcome of
                 # a job that is over. Whoever holds the coordinator's process sees to it that there is one.
@@ -64,6 +64,13 @@ class OutcomeWatch:
                 # Nobody else asks: the job would never be seen to end, and its coordinator be killed as silent.
                 log.exception("how the job ended could not be asked")
                 self._closed.wait(PAUSE)
+            else:
+                self.answered = self._runtime.now()
+                self.workers = news.workers or self.workers
+                self.news.put(news)
+                self.outcome = news.outcome
+                if news.expelled or news.vacant:
+                    self._closed.wait(PAUSE)  # time to do it, before it is told again
 
 
 class EventFollower:

@@ -24,14 +24,12 @@ class Signals:
 
     @property
     def reason(self) -> str | None:
-        """What the job is told."""
         if not self.received:
             return None
         return "interrupted" if self.received[0] == signal.SIGINT else "terminated"
 
     @property
     def at_once(self) -> bool:
-        """Whether to wait no longer."""
         return sum(number != signal.SIGHUP for number in self.received) > 1
 
     @property

@@ -14,14 +14,15 @@ from typing import Any, Protocol
 
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.client import Outcome, SupervisorClient
+from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.news import Outcome
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
-from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, StepCompleted
+from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, RunFailed, StepCompleted
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -53,7 +54,6 @@ class Launch:
 
     @property
     def preparation(self) -> Preparation:
-        """What its engine is to prepare."""
         return Preparation(
             task=self.task or self.spec.task,
             params=self.spec.params,
@@ -151,13 +151,11 @@ class Supervisor:
         self._engine.close()
         is_complete = follower.close(read_rest=coordinator.is_alive)
         self._handle_events(follower)
-        if not is_complete:
-            self._handle_rest(follower.offset)
-
-    def _handle_rest(self, offset: int) -> None:
-        """Pass on what no coordinator tells any more: what the last one wrote before it died, and why the job ended."""
+        if is_complete:
+            return
+        # What no coordinator tells any more: what the last one wrote before it died, and why the job ended.
         tail = EventTail(self._launch.run.events_file)
-        tail.offset = offset
+        tail.offset = follower.offset
         try:
             for event in tail:
                 self._handle(event)
@@ -192,7 +190,7 @@ class Supervisor:
                 return
         # The run's events are the coordinator's to write, unless it cannot any more.
         with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
-            event_log.job_failed(failure)
+            event_log.publish(RunFailed.of(failure))
 
     def _supervise(
         self,
@@ -209,7 +207,15 @@ class Supervisor:
             # First of all: whoever reports to a coordinator that is gone waits for nothing.
             if self._keep(coordinator, workers, watch):
                 asked = False  # the next one has not heard of it
-            self._look_after(workers, client, watch)
+            try:
+                workers.look()
+            except EngineLost as error:
+                raise JobFailed(self._lost(error.message)) from None
+            workers.report(client)
+            with contextlib.suppress(Empty):
+                while True:
+                    workers.handle(watch.news.get_nowait())
+            workers.refill(functools.cache(self._newest))  # to find it takes reading it through
             if self._hook is not None:
                 wanted = watch.workers or self._launch.workers
                 self._hook.on_round(
@@ -218,25 +224,18 @@ class Supervisor:
             if self._handle_events(follower):
                 coordinator.note_step()
                 workers.note_step()
-            if self._is_ordered_to_end():
-                raise JobFailed(_stopped_at_once(self._signals, self._launch.mode))
+            self._end_if_ordered()
             if self._signals.reason and not asked:
-                asked = self._ask_to_stop(client)
+                with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
+                    client.stop(self._signals.reason)
+                    asked = True
                 if not self._has_formed:  # nothing is trained yet that would have to be saved
                     return Outcome(None, {"ending": self._signals.reason})
-        self._let_leave(workers, watch.outcome)
+        # They have been told of the end; whoever does not leave in time is killed with the engine.
+        is_complete = watch.outcome.failure is None and watch.outcome.result.get("steps")
+        patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
+        workers.let_leave(patience, lambda: self._signals.at_once)
         return watch.outcome
-
-    def _look_after(self, workers: WorkerProcesses, client: SupervisorClient, watch: OutcomeWatch) -> None:
-        try:
-            workers.look()
-        except EngineLost as error:
-            raise JobFailed(self._lost(error.message)) from None
-        workers.report(client)
-        with contextlib.suppress(Empty):
-            while True:
-                workers.handle(watch.news.get_nowait())
-        workers.refill(functools.cache(self._newest))  # to find it takes reading it through
 
     def _keep(self, coordinator: CoordinatorProcess, workers: WorkerProcesses, watch: OutcomeWatch) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
@@ -248,16 +247,13 @@ class Supervisor:
             raise JobFailed(self._lost(coordinator.departure))
         return True
 
-    def _ask_to_stop(self, client: SupervisorClient) -> bool:
-        with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
-            client.stop(self._signals.reason or "interrupted")
-            return True
-        return False
-
-    def _is_ordered_to_end(self) -> bool:
-        """Whether to wait for nothing: by the second signal, or by the first where there is nothing to save."""
-        asked = self._signals.reason is not None
-        return self._signals.at_once or (asked and not self._launch.mode.is_training)
+    def _end_if_ordered(self) -> None:
+        """Wait for nothing any more after the second signal, or after the first where there is nothing to save."""
+        if self._signals.reason is not None and not self._launch.mode.is_training:
+            raise JobFailed(self._signals.failure(f"{self._signals.reason}; the run is as it was."))
+        if self._signals.at_once:
+            message = "stopped at once, by the second signal; the checkpoints so far are kept."
+            raise JobFailed(self._signals.failure(message))
 
     def _lost(self, what: str) -> Failure:
         """Why a job ends that has lost, again and again, a process which is no worker."""
@@ -269,12 +265,6 @@ class Supervisor:
         folder = CheckpointFolder.of_job(self._launch.run.checkpoints, self._launch.spec.checkpoint)
         foreign = functools.partial(why_foreign, spec=self._launch.spec)
         return find_newest(folder, self._launch.checkpoint, self._saved, foreign)
-
-    def _let_leave(self, workers: WorkerProcesses, outcome: Outcome) -> None:
-        """They have been told of the end; whoever does not leave in time is killed with the engine."""
-        is_complete = outcome.failure is None and outcome.result.get("steps")
-        patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
-        workers.let_leave(patience, lambda: self._signals.at_once)
 
     def _handle_events(self, follower: EventFollower) -> bool:
         """Pass on what is new; whether a step is among it."""
@@ -350,10 +340,3 @@ def find_newest(
         " The job ends rather than begin again with step 1."
     )
     raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))
-
-
-def _stopped_at_once(signals: Signals, mode: RunMode) -> Failure:
-    message = "stopped at once, by the second signal; the checkpoints so far are kept."
-    if not mode.is_training:
-        message = f"{signals.reason}; the run is as it was."
-    return signals.failure(message)

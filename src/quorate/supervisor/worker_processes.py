@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.coordinator.client import News, SupervisorClient, Vacancy
+from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.events import Reading
+from quorate.coordinator.news import News, Vacancy
 from quorate.core.errors import JobError, LinkError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import (
@@ -54,12 +55,14 @@ class WorkerProcesses:
         notify: Callable[[str], None] = lambda _message: None,
         setup_timeout: float | None = None,
         has_formed: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._assign = assign
         self._notify = notify
         self._setup = SetupWatch(setup_timeout)
         self._has_formed = has_formed
+        self._clock = clock
         self._setup_due = 0.0
         self._interruptions = 0
         self._prepared: Prepared | None = None
@@ -70,7 +73,7 @@ class WorkerProcesses:
         self._phases: dict[Process, str] = {}
         self._set_up: set[Process] = set()
         self._exited: deque[Exited] = deque()
-        self._reported = 0.0
+        self._reported = -HASTE_LASTS
         self._vacant: dict[int, tuple[float, Vacancy]] = {}
 
     def await_ready(self, give_up: Callable[[], bool]) -> Prepared | None:
@@ -82,7 +85,7 @@ class WorkerProcesses:
                 if isinstance(notice, Interrupted):
                     raise JobError(notice.reason)
                 self._note(notice)
-            self._watch_setup(time.monotonic(), {(FORK_SERVER, 0): IMPORTING})
+            self._watch_setup(self._clock(), {(FORK_SERVER, 0): IMPORTING})
         return self._prepared
 
     def start(self, slot: int, checkpoint: Path | None, *, is_replacement: bool = False) -> None:
@@ -93,10 +96,10 @@ class WorkerProcesses:
     def look(self, seconds: float = TICK) -> None:
         """Learn what has happened to the processes; waits that long for something to happen, or shorter where the
         coordinator is about to have something done."""
-        is_awaiting_news = time.monotonic() - self._reported < HASTE_LASTS
+        is_awaiting_news = self._clock() - self._reported < HASTE_LASTS
         for notice in self._engine.poll(min(seconds, HASTE) if is_awaiting_news else seconds):
             self._note(notice)
-        self._watch_setup(time.monotonic(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING))
+        self._watch_setup(self._clock(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING))
 
     def _watch_setup(self, now: float, unstarted: dict[Process, str]) -> None:
         """Say what a setup that takes long is at; end one that takes longer than the user allows."""
@@ -142,7 +145,7 @@ class WorkerProcesses:
                 log.info("the exit of worker %d could not be reported: %s", exited.slot, error)
                 return
             self._exited.popleft()
-            self._reported = time.monotonic()
+            self._reported = self._clock()
 
     def processes(self) -> set[Process]:
         """Those that there are, will be (with the pid 0), or have been and are yet to be reported.
@@ -158,12 +161,12 @@ class WorkerProcesses:
             self._kill(slot, pid)
         for slot, vacancy in news.vacant.items():
             if slot not in {slot for slot, _ in self.processes()}:
-                self._vacant[slot] = time.monotonic() + vacancy.after, vacancy
+                self._vacant[slot] = self._clock() + vacancy.after, vacancy
 
     def refill(self, newest: Callable[[], Path | None]) -> None:
         """Start those whose time has come; from the newest checkpoint where nobody is left to copy from."""
         for slot, (due, vacancy) in list(self._vacant.items()):
-            if time.monotonic() >= due:
+            if self._clock() >= due:
                 del self._vacant[slot]
                 log.info("worker %d is started again", slot)
                 self.start(slot, newest() if vacancy.restore else None, is_replacement=True)
@@ -192,8 +195,8 @@ class WorkerProcesses:
 
     def let_leave(self, seconds: float, at_once: Callable[[], bool]) -> None:
         """Wait until all have left; whoever does not in time is killed when the engine is closed."""
-        over = time.monotonic() + seconds
-        while self.running and time.monotonic() < over and not at_once():
+        over = self._clock() + seconds
+        while self.running and self._clock() < over and not at_once():
             for notice in self._engine.poll(TICK):
                 if isinstance(notice, Interrupted):  # it takes with it only who is to leave
                     return
