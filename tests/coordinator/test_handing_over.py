@@ -7,6 +7,7 @@ from coordinator.played import (
     PEER_LOST,
     SETTINGS,
     declared,
+    exited,
     heartbeat,
     killed,
     last_of,
@@ -31,7 +32,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training
 from quorate.coordinator.succession import succeed
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import Position, WorkerStatus
+from quorate.core.worker_status import LEFT, Position, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 ALONE = replace(SETTINGS, workers=1, spares=1)
@@ -230,3 +231,23 @@ def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> No
     came = play(lost[-1].state, *((6.0, registered(worker, life=1, cursor=Cursor(16))) for worker in range(2)))
     assert DeclareGeneration not in kinds(came[0])
     assert declared(came[1]).cursor == Cursor(16)
+
+
+def test_who_leaves_and_holds_nothing_makes_room_for_one_that_the_handing_over_lacks() -> None:
+    """Three are needed, and only one of those who are here stays: the place of one that leaves has to be filled."""
+    settings = replace(SETTINGS, min_workers=3)
+    gone = [
+        (1.0, killed(0)),
+        (1.1, replace(heartbeat(1), is_leaving=True)),
+        (1.2, reported(1)),
+        (1.2, replace(heartbeat(2), is_leaving=True)),
+        (1.3, reported(2)),
+    ]
+    last_holder = last_of(training(settings), *gone, (1.4, exited(1, LEFT)), (2.0, registered(0, life=1))).state
+    let_go = decide(last_holder, replace(heartbeat(0, life=1), is_leaving=True), 2.1)
+    assert Dismiss(0, pid_of(0, life=1)) in let_go.actions
+    assert Dismiss(2, pid_of(2)) not in let_go.actions, "nobody else holds the state"
+    *_, formed = play(
+        let_go.state, (2.2, exited(0, LEFT, life=1)), (3.0, registered(1, life=1)), (3.1, registered(0, life=2))
+    )
+    assert workers_of(declared(formed)) == [0, 1, 2]

@@ -7,7 +7,6 @@ which tell a digest instead of weights.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -22,30 +21,19 @@ from quorate.core.generation import Cursor, Generation
 from quorate.storage.atomic import Buffer
 from quorate.training.progress import Progress
 from quorate.training.state_layout import HeldState, Parts, Replicated
+from simulation.invariants import Referee, Watched
 from simulation.task import Holding
 
 WEIGHTS, MOMENTUM = "weights", "momentum"
 """Two tensors, so that two workers write a part each."""
 
 
-class DiskWatch(Protocol):
-    """Who follows what becomes of checkpoints."""
-
-    def committed(self, writer: object, holding: Holding) -> None:
-        """A worker has made a checkpoint visible."""
-        ...
-
-    def removed(self, writer: object, cursor: Cursor) -> None:
-        """A worker has removed one."""
-        ...
-
-
 class SimulatedDisk(MemoryStore):
     """The folder of checkpoints, as all workers of a job share it."""
 
-    def __init__(self, watch: DiskWatch) -> None:
+    def __init__(self, referee: Referee) -> None:
         super().__init__()
-        self._watch = watch
+        self._referee = referee
         self._spoilt: set[str] = set()
 
     def spoil_newest(self) -> Cursor | None:
@@ -69,7 +57,9 @@ class SimulatedDisk(MemoryStore):
         info = next((info for info in self._whole() if info.path == path), None) or self.newest_whole()
         return None if info is None else held_in(self.load(info).encoded)
 
-    def commit_for(self, writer: object, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
+    def commit_for(
+        self, writer: Watched, attempt: str, manifest: Manifest, check: Callable[[], None]
+    ) -> CheckpointInfo:
         """As the folder does: one that is damaged is replaced, and who is late by a generation is refused."""
         name = checkpoint_name(manifest.cursor)
         if name in self._spoilt:
@@ -81,16 +71,16 @@ class SimulatedDisk(MemoryStore):
             raise CheckpointError("a later generation has committed one since")
         info = self.commit(attempt, manifest, check)
         if is_new:
-            self._watch.committed(writer, held_in(self.load(info).encoded))
+            self._referee.committed(writer, held_in(self.load(info).encoded))
         return info
 
-    def remove_for(self, writer: object, path: Path) -> None:
+    def remove_for(self, writer: Watched, path: Path) -> None:
         """Remove a checkpoint."""
         cursor = self.committed[path.name][0].cursor if path.name in self.committed else None
         self.remove(path)
         self._spoilt.discard(path.name)
         if cursor is not None:
-            self._watch.removed(writer, cursor)
+            self._referee.removed(writer, cursor)
 
     def _whole(self) -> list[CheckpointInfo]:
         return [info for info in self.list() if info.path.name not in self._spoilt]
@@ -101,7 +91,7 @@ class WorkerDisk:
     """The disk as one worker has it: `pause` is what a write takes, in which the worker can die."""
 
     disk: SimulatedDisk
-    writer: object
+    writer: Watched
     pause: Callable[[], None]
 
     def list(self) -> tuple[CheckpointInfo, ...]:

@@ -300,13 +300,16 @@ class SimulatedWorker(Process):
             membership.flush,
             lambda: membership.view.generation_id,
             clock=self._runtime.now,
-            start=lambda work: self._runtime.spawn("checkpoint", work) and None,
+            start=self._start_save,
             wait=self._wait_for_save,
             arena=SimulatedArena(),
         )
         restored = self.holding.cursor if self._checkpoint is not None and self.holding is not BEGINNING else None
         layout = HeldLayout(lambda: self.holding)
         return Checkpointer(context, layout, rules, {}, {}, check_lease=membership.check_lease, restored=restored)
+
+    def _start_save(self, work: Callable[[], None]) -> None:
+        self._runtime.spawn("checkpoint", work)
 
     def _wait_for_save(self, event: threading.Event, seconds: float) -> bool:
         over = self._runtime.now() + seconds

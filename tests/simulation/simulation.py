@@ -247,7 +247,7 @@ class Simulation:
             case RecordEvents(lines):
                 self._referee.recorded(lines)
             case WorkerLost():
-                self._referee.lost(action.message or "")
+                self._referee.lost(f"{action.worker}: {action.message}")
             case DeclareGeneration():
                 self._referee.declared(action.generation, self._workers)
             case Dismiss():

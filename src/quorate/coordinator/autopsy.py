@@ -48,7 +48,9 @@ def autopsy_of_exit(
     status = max(known_of, key=lambda status: (-1 if status.step is None else status.step, bool(status.phase)))
     host = exit_report.host or (known.registration.host if known else "")
     who = name_worker(exit_report.worker, exit_report.pid, host)
-    where = _where(status) if known or had_joined else f"{_where(status)} before it had joined the job"
+    where = f" at step {status.step}" if status.step is not None else ""
+    where += f" while in {status.phase}" if status.phase else ""
+    where += "" if known or had_joined else " before it had joined the job"
     what, hint = what_happened(exit_report)
     if last_words and exit_report.exit_code == GAVE_UP:
         return _lost(f"{who} {what}{where}: {last_words}", exit_report.worker, status)
@@ -139,8 +141,3 @@ def what_happened(exit_report: ExitReported) -> tuple[str, str]:
     if exit_report.exit_code == GAVE_UP:
         return "gave up", hint
     return f"exited with code {exit_report.exit_code}", hint
-
-
-def _where(status: WorkerStatus) -> str:
-    at = f" at step {status.step}" if status.step is not None else ""
-    return f"{at} while in {status.phase}" if status.phase else at

@@ -10,7 +10,6 @@ from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Recor
 from quorate.coordinator.states import Recollection
 from quorate.core.errors import ReplicasDiffer
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation
 from quorate.observe.event import Event, record_in
 from quorate.observe.events import (
     CheckpointFailed,
@@ -87,7 +86,15 @@ class EventLog:
             case RecordEvents(lines):
                 self._publish_lines(lines)
             case DeclareGeneration(generation):
-                self.publish(_formed(generation))
+                members = (HostedLanes(one.worker, one.address, tuple(one.lanes)) for one in generation.members)
+                formed = GenerationFormed(
+                    generation=str(generation.id),
+                    lanes=generation.lanes,
+                    members=tuple(members),
+                    from_step=generation.cursor.step,
+                    behind=tuple(generation.behind),
+                )
+                self.publish(formed)
             case RelayStop(reason):
                 self.publish(RunStopped(reason=reason))
             case EndJob(None, digest, result):
@@ -128,16 +135,6 @@ class EventLog:
         told = self._told.get((kind, page), 0)
         self._told[kind, page] = told | 1 << bit
         return not told >> bit & 1
-
-
-def _formed(generation: Generation) -> GenerationFormed:
-    return GenerationFormed(
-        generation=str(generation.id),
-        lanes=generation.lanes,
-        members=tuple(HostedLanes(each.worker, each.address, tuple(each.lanes)) for each in generation.members),
-        from_step=generation.cursor.step,
-        behind=tuple(generation.behind),
-    )
 
 
 def _differs(event: Event) -> bool:

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_links, warning
-from quorate.coordinator.places import call_to_save, dismiss, expel, may_begin, places, taking_part
+from quorate.coordinator.places import call_to_save, dismiss, expel, places, taking_part
 from quorate.coordinator.speed import share_lanes
 from quorate.coordinator.states import (
     Active,
     Decision,
     Ended,
-    Enrolled,
     Forming,
     Members,
     Recalling,
@@ -79,13 +78,16 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     waiting = _waits_for(members)
     if waiting:
         return Decision(state, actions, f"{reason}; {waiting}")
-    form = _form if may_begin(members) else _begin_from_checkpoint
-    return form(state, actions, reason, now)
+    # The first generation begins with what its workers were started with. After that somebody holds the state, or has
+    # looked for the newest checkpoint since nobody does: whoever was started before would silently take the job back.
+    has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.enrolled)
+    is_sound = not members.generations or members.has_state or has_founder
+    return (_form if is_sound else _begin_from_checkpoint)(state, actions, reason, now)
 
 
 def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Begin the next generation with those who are here, in their order, and with the lanes that each hosts."""
-    members, blamed = blame_link(state.members)
+    members, blamed = blame_link(state.members) if state.members.suspicion else (state.members, None)
     chosen = line_up(members, now)
     taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
     positions = (
@@ -104,10 +106,23 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         # Nobody shall wonder where its steps have gone.
         again = "nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."
         told.insert(0, again)
+    at_work = {member.worker for member in generation.members}
     rollback = (RolledBack(step=generation.cursor.step, time=now),) if members.is_condemned else ()
     members = replace(
         members,
-        enrolled=tuple(_at_work(known, generation) for known in members.enrolled),
+        enrolled=tuple(
+            # Who is behind has the state only when it has copied it, which its next report tells.
+            replace(
+                known,
+                within=generation.id,
+                has_trained=known.has_trained or known.cursor == generation.cursor,
+                is_saved=False,
+            )
+            if known.worker in at_work
+            # Who is left out goes on waiting, while the others leave behind what it holds.
+            else replace(known, has_trained=False)
+            for known in members.enrolled
+        ),
         generations=generation.id.number,
         cursor=generation.cursor,
         formed=now,
@@ -128,9 +143,10 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
     warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
     begun = Training(members, generation)
+    saving = call_to_save(begun) if any(known.is_leaving for known in members.enrolled) else ()
     return Decision(
         begun,
-        (*actions, *warnings, *rollback, DeclareGeneration(generation), *call_to_save(begun)),
+        (*actions, *warnings, *rollback, DeclareGeneration(generation), *saving),
         "; ".join((reason, *(sentence.rstrip(".") for sentence in told), begins)),
     )
 
@@ -157,22 +173,11 @@ def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:
 
 
 def _last_symptom(members: Members, suspicion: Suspicion, blamed: WeakLink | None) -> Failure:
-    """Without its peer: that is for us, and what ends a job tells it in words."""
-    failure = suspicion.failure.at(peer=None)
+    """What was heard first, since the rest may be its consequences; without its peer, which is told in words."""
+    failure = suspicion.symptoms[0].at(peer=None)
     if blamed is None or not is_bad(blamed):
         return failure
     return failure.at(message=f"{failure.message.rstrip('.')}; {explain_stuck(members)}.")
-
-
-def _at_work(known: Enrolled, generation: Generation) -> Enrolled:
-    """Who is behind has the state only when it has copied it, which its next report tells.
-
-    Who is left out goes on waiting, while the others leave behind what it holds.
-    """
-    if known.worker not in (member.worker for member in generation.members):
-        return replace(known, has_trained=False)
-    has_trained = known.has_trained or known.cursor == generation.cursor
-    return replace(known, within=generation.id, has_trained=has_trained, is_saved=False)
 
 
 def _waits_for(members: Members) -> str:

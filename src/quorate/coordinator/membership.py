@@ -245,17 +245,18 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
 
 
 def _act_on_stall(state: Active, stall: Stall, now: float) -> Decision:
-    members = state.members
-    step_timeout = members.settings.step_timeout
-    if stall.is_over:
-        failure = stall.failure(step_timeout)
+    members, status = state.members, stall.culprit.status
+    limit = limit_words(members.settings.step_timeout, stall.limit)
+    if stall.seconds >= stall.limit:
+        message = f"{stall.message} That is longer than step_timeout ({limit})."
+        failure = Failure(WORKER_LOST, message, worker=stall.culprit.worker, step=status.step, phase=status.phase)
         members = count_hang(members, stall)
         if hopeless := autopsy_of_hangs(members, failure):
             return end(hopeless, loss_of(failure, stall.seconds, now))
         return lose(replace(state, members=members), stall.culprit, failure, stall.seconds, now, is_reaped=False)
     if members.reported_stall == stall.since:
         return Decision(state, (), f"step {stall.step} still takes its time")
-    message = stall.warning(step_timeout)
+    message = f"{stall.message} It is waited for until step_timeout ({limit})."
     told = replace(state, members=replace(members, reported_stall=stall.since))
     return Decision(told, (warning(message, stall.step, now),), message)
 

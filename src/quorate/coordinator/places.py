@@ -26,7 +26,7 @@ def taking_part(members: Members) -> list[Enrolled]:
     staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
     staying.sort(key=lambda known: known.is_ready and not known.has_trained)
     chosen = staying[: members.wanted]
-    if must_hand_over(members):
+    if len(staying) < len(members.enrolled) and must_hand_over(members):
         leaving = sorted(_holders(members), key=lambda known: known.worker)
         # Those who stay copy from one who leaves, for as long as that takes; unless it would host no lane.
         chosen = (
@@ -57,16 +57,6 @@ def _holders(members: Members) -> list[Enrolled]:
     return [known for known in trained if known.cursor == max(one.cursor for one in trained)]
 
 
-def may_begin(members: Members) -> bool:
-    """Whether those who are here may form a generation: nobody begins from nothing where there may be a checkpoint.
-
-    The first begins with what its workers were started with. After that somebody holds the state, or has looked for the
-    newest checkpoint since nobody does: whoever was started before would silently take the job back to its beginning.
-    """
-    has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.enrolled)
-    return not members.generations or members.has_state or has_founder
-
-
 def expel(
     members: Members, processes: Collection[tuple[int, int]], reaped: Collection[tuple[int, int]] = ()
 ) -> Members:
@@ -82,7 +72,7 @@ def expel(
         reaped=members.reaped | set(reaped),
         dismissed=members.dismissed - set(reaped),
         awaited=members.awaited | (gone & set(places(members))),
-        links=members.links_without(gone),
+        links=tuple(link for link in members.links if not gone & set(link.pair)),
     )
 
 
@@ -112,11 +102,13 @@ def mark_leaving(members: Members, workers: Collection[int]) -> Members:
 def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Action, ...]]:
     """Let those go who want to leave and can: they are in no generation, and others hold the state, or a checkpoint.
 
-    Between two generations not before everybody has left the last: whoever has not may be dead.
+    Between two generations not before everybody has left the last: whoever has not may be dead. Who holds nothing need
+    not stay until it is handed over: its place may be what the generation lacks that does so.
     """
     going = [known for known in members.enrolled if known.is_leaving and known.is_ready]
-    is_safe = is_training or (all(known.is_ready for known in members.enrolled) and not must_hand_over(members))
-    if not going or not is_safe:
+    if not is_training and must_hand_over(members):
+        going = [known for known in going if not known.has_trained]
+    if not going or not (is_training or all(known.is_ready for known in members.enrolled)):
         return members, ()
     processes = frozenset(known.process for known in going)
     gone = {known.worker for known in going}
@@ -128,7 +120,7 @@ def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Acti
         members,
         enrolled=tuple(known for known in members.enrolled if known not in going),
         dismissed=members.dismissed | processes,
-        links=members.links_without(gone),
+        links=tuple(link for link in members.links if not gone & set(link.pair)),
         suspicion=suspicion,
     )
     return left, tuple(Dismiss(*process) for process in sorted(processes))

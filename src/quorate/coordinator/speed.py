@@ -102,8 +102,9 @@ def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace],
 def share_lanes(members: Members, taking_part: Sequence[Enrolled]) -> tuple[range, ...]:
     """The lanes of each, in their order. Whose speed is not known yet counts as neither fast nor slow."""
     lanes = members.settings.lanes
-    known = {one.worker: _lane_seconds(one) for one in taking_part if _is_measured(one)}
-    if members.settings.balance != SPEED or not known:
+    is_balanced = members.settings.balance == SPEED
+    known = {one.worker: _lane_seconds(one) for one in taking_part if is_balanced and _is_measured(one)}
+    if not known:
         return host_lanes(lanes, len(taking_part))
     usual = median(known.values())
     return host_lanes_by_speed(lanes, [known.get(one.worker, usual) for one in taking_part])

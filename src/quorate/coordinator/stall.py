@@ -9,7 +9,7 @@ Every phase is watched. Before a worker registers it is in no generation: its se
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quorate.coordinator.autopsy import WORKER_LOST, name_enrolled, what_happened
+from quorate.coordinator.autopsy import name_enrolled, what_happened
 from quorate.coordinator.events import ExitReported, Reading
 from quorate.coordinator.states import Active, Enrolled, Forming, Hangs, Members, Training, Victim
 from quorate.core.failure import POISON_BATCH, Failure, name_samples
@@ -75,21 +75,6 @@ class Stall:
     waits_too: bool
     message: str
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits any longer."""
-        return self.seconds >= self.limit
-
-    def failure(self, step_timeout: float | None) -> Failure:
-        """Why the culprit counts as lost."""
-        message = f"{self.message} That is longer than step_timeout ({limit_words(step_timeout, self.limit)})."
-        status = self.culprit.status
-        return Failure(WORKER_LOST, message, worker=self.culprit.worker, step=status.step, phase=status.phase)
-
-    def warning(self, step_timeout: float | None) -> str:
-        """What to tell the user while it is waited for."""
-        return f"{self.message} It is waited for until step_timeout ({limit_words(step_timeout, self.limit)})."
-
 
 def with_status(
     members: Members, known: Enrolled, status: WorkerStatus, now: float, *, is_over: bool = False
@@ -127,7 +112,11 @@ def find_stall(state: Active, now: float) -> Stall | None:
     if seconds < min(limit, patience(members.took, at_work)):
         return None
     done = {completed.worker for completed in state.completed} if isinstance(state, Training) else set()
-    holding_up = [known for known in at_work if known.worker not in done and not _waits_for_others(known.status)]
+    holding_up = [
+        known
+        for known in at_work
+        if known.worker not in done and known.status.phase not in _MEETINGS and known.status.waits_for != OTHERS
+    ]
     # Where all wait for each other, any of them may be the trouble: going on without one makes new links.
     culprit = min(holding_up, key=lambda known: known.moved) if holding_up else at_work[-1]
     step = culprit.status.step or 0
@@ -172,10 +161,6 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
         "`quorate resume` goes on from the newest checkpoint once the cause is mended."
     )
     return failure.at(message=message)
-
-
-def _waits_for_others(status: WorkerStatus) -> bool:
-    return status.phase in _MEETINGS or status.waits_for == OTHERS
 
 
 def _sentence(culprit: Enrolled, seconds: float, at_work: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:

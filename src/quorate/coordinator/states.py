@@ -8,7 +8,7 @@
     Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +110,6 @@ class Enrolled:
 
     @property
     def worker(self) -> int:
-        """Its id."""
         return self.registration.worker
 
     @property
@@ -133,11 +132,6 @@ class Suspicion:
 
     symptoms: tuple[Failure, ...]
     since: float
-
-    @property
-    def failure(self) -> Failure:
-        """What was heard first: the rest may be its consequences."""
-        return self.symptoms[0]
 
 
 @dataclass(frozen=True)
@@ -249,10 +243,6 @@ class Members:
         """With this in place of what was known of the same worker."""
         enrolled = tuple(changed if known.worker == changed.worker else known for known in self.enrolled)
         return replace(self, enrolled=enrolled)
-
-    def links_without(self, gone: Collection[int]) -> tuple[WeakLink, ...]:
-        """What is left when these are gone: whoever takes their places has links of its own."""
-        return tuple(link for link in self.links if not set(gone) & set(link.pair))
 
     def is_gone(self, worker: int | None, pid: int) -> bool:
         """Whether that process counts as lost or was let go: what it says late is nobody's word."""
