@@ -366,7 +366,7 @@ def test_a_stall_is_told_of_the_step_of_who_holds_it_up() -> None:
     known = [replace(one, status=WorkerStatus(17, phase)) for one, phase in zip(known, phases, strict=True)]
     stall = find_stall(at_work(enrolled=tuple(known)), 10_000.0)
     assert stall is not None
-    assert "in the task's own code" in stall.failure(None).message
+    assert "in the task's own code" in stall.message
 
 
 class TestComingBackLate:
