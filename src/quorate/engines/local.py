@@ -51,6 +51,15 @@ ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "false",
 }
 
+# What a step frees the next one needs again. By default both allocators (torch has mimalloc on ARM, glibc's elsewhere)
+# give it back to the kernel at once, and thousands of pages are mapped and cleared again in every step. A user's own
+# settings come first.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+    "MIMALLOC_PURGE_DELAY": "1000",
+}
+
 CLOSE_PATIENCE = 2.0
 LOG_LIMIT = 64 * 2**20
 """Bytes from which a log is cut; how it began and what was written last stay."""
@@ -162,7 +171,7 @@ class ForkServerProcess:
         self._is_ready = False
         self.workers = Pidfds()
         ours, theirs = socket.socketpair()
-        environment = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"} | ENVIRONMENT
+        inherited = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"}
         with log_file.open("ab") as log, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "quorate.engines.fork_server", str(theirs.fileno()), str(os.getpid())],
@@ -170,7 +179,7 @@ class ForkServerProcess:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=ALLOCATOR | inherited | ENVIRONMENT,
                 start_new_session=True,
             )
         # The numbers of its workers, and so of the process groups of whatever they have started.
