@@ -143,8 +143,7 @@ class CpuDevice:
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """Read at once: there is nothing to wait for."""
-        values = [float(scalar.item()) for scalar in scalars]
-        return lambda: values
+        return [float(scalar.item()) for scalar in scalars].copy
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
         """Without a copy where it is contiguous."""

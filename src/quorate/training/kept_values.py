@@ -82,6 +82,11 @@ class KeptValues:
             self._seen.add(id(found))
             waiting.extend(islice(self._looked_at(path, found), max(1, room - len(waiting))))
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is anything that could change."""
+        return bool(self._tensors or self._lazy or self._generators or self._containers or self._cells.items)
+
     def put_back_scratch(self) -> list[str]:
         """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
         if not self._sized or list(map(len, self._sized)) == self._lengths:

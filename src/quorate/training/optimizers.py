@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.core.errors import RunError, TaskError
-from quorate.core.user_code import building_code, given, likely_slip, user_code
+from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.task import Task
 
@@ -52,7 +52,7 @@ class Optimizers:
 
         Such code may draw from a random generator, and may change the task or the model.
         """
-        return bool(self._schedulers) or not self.are_torchs_own
+        return bool(self._schedulers) or not self._kinds_are_torchs or any(self._hooks)
 
     @property
     def hooks(self) -> list[Callable[..., Any]]:
@@ -69,9 +69,8 @@ class Optimizers:
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]
 
     def prepare(self, step: int, total_steps: int) -> None:
-        """Set the learning rates of a step, if the job file schedules them."""
-        if self._schedule is None:
-            return
+        """Set the learning rates of a step, as the job file schedules them."""
+        assert self._schedule is not None
         factor = rate_factor(self._schedule, step, total_steps)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
@@ -79,12 +78,15 @@ class Optimizers:
 
     def step(self) -> None:
         """Update the parameters, then the task's own schedulers."""
-        with user_code("optimizer.step()"):
+        try:
             for optimizer in self.by_name.values():
                 optimizer.step()
             for scheduler in self._schedulers.values():
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
+        except (Exception, SystemExit) as error:
+            blame_user_code(error, "optimizer.step()")
+            raise
 
     def react(self, metric: float) -> None:
         """Step the schedulers that look at an evaluation."""
