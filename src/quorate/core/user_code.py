@@ -73,7 +73,7 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
 
 
 def blame_user_code(
-    error: BaseException, where: str, hint: Hint = no_hint, exit_code: int = JobError.exit_code
+    error: BaseException, where: str, hint: Hint = lambda _: "", exit_code: int = JobError.exit_code
 ) -> None:
     """Raise an exception of the user's code as a `UserCodeError`. Returns if it is ours, to be raised as it is.
 

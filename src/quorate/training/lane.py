@@ -73,6 +73,9 @@ class _Loss(NamedTuple):
     per_item: bool
 
 
+SEEDS_AHEAD = 32
+
+
 class LaneRunner:
     """Runs lanes one after another on the worker's replica."""
 
@@ -84,6 +87,7 @@ class LaneRunner:
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
+        self._seeds: dict[tuple[int, int], int] = {}
 
     def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
@@ -96,7 +100,7 @@ class LaneRunner:
         put_back = self._watch.before_lane()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        device.seed(derive_seed(self._seed, "lane", step, lane))
+        device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane)
         losses: list[_Loss] = []
         logged: dict[str, LossSum] = {}
@@ -123,6 +127,16 @@ class LaneRunner:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         return result
+
+    def _seed_of(self, step: int, lane: int) -> int:
+        """Of many steps at once, which takes a fraction of the time that each takes within its step."""
+        seed = self._seeds.get((step, lane))
+        if seed is None:
+            steps = range(step, step + SEEDS_AHEAD)
+            self._seeds = {key: value for key, value in self._seeds.items() if key[0] >= step}
+            self._seeds |= {(each, lane): derive_seed(self._seed, "lane", each, lane) for each in steps}
+            seed = self._seeds[step, lane]
+        return seed
 
     def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> list[_Loss]:
         by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import cast
 
 from quorate.core.cursor import Phase
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
@@ -284,7 +285,7 @@ class Loop:
             compute_s=seconds[COMPUTE],
             exchange_s=seconds[EXCHANGE],
             apply_s=seconds[APPLY],
-            ledger=str(agreement.tally),
+            ledger=cast(str, agreement.tally),  # made when the event is told
             own_order=is_own,
             dropped=tuple(sorted(self.sampler.dropped(epoch).tolist())) if ends else (),
             planned=str(self.sampler.planned(epoch)) if ends and is_own else None,

@@ -44,6 +44,9 @@ class StepRequest:
         )
 
 
+NOTHING_ASKED = StepRequest()
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A step that is void: the lanes whose loss is not finite, and the samples that they have read."""

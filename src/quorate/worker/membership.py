@@ -200,6 +200,11 @@ class Membership:
         self._view.hold()
 
     @property
+    def is_asked(self) -> bool:
+        """Whether the coordinator has ever asked for something at a step boundary."""
+        return self._view.is_asked
+
+    @property
     def break_requested(self) -> bool:
         """Whether the generation shall end at the next step boundary, to let somebody in or go."""
         return self._view.break_requested
