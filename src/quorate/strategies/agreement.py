@@ -221,7 +221,6 @@ class StepAgreement:
     def _agree_on_buffers(
         self, step: int, results: Sequence[LaneResult], notes: Sequence[WorkerNote], lanes: Sequence[LaneResult]
     ) -> dict[str, torch.Tensor]:
-        """The values to commit."""
         changed = {
             lane.lane: by_name
             for note in notes

@@ -64,7 +64,6 @@ class RingConnection:
         self._endpoint = endpoint
 
     def strategy(self, update: Update, activity: Activity) -> "RingStrategy":
-        """What the loop trains with."""
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         agreement = StepAgreement(
@@ -136,7 +135,6 @@ class RingStrategy:
             return self._links.gather(step, GATHER_INDEX, payload)
 
     def close(self) -> None:
-        """Close the links to the other workers, and let the parameters go."""
         self._links.close()
         if self._reducer is not None:
             self._reducer.close()
@@ -173,7 +171,6 @@ class OverlappedReducer:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """What is announced from now on belongs to this step."""
         self._step = step
         self._all_summed.clear()
 

@@ -80,7 +80,6 @@ class Buffers:
             self.rules.update(dict.fromkeys(names, rule))
 
     def committed(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and committed values."""
         return ((name, buffer.committed) for name, buffer in self._buffers.items())
 
     def sources(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -88,11 +87,9 @@ class Buffers:
         return (partial(getattr, buffer, "committed") for buffer in self._buffers.values())
 
     def get(self, name: str) -> torch.Tensor:
-        """One committed value."""
         return self._buffers[name].committed
 
     def restore(self) -> None:
-        """Put the committed values into the model again, where it has others."""
         changed = self._changed()
         for name, buffer in self._buffers.items():
             if name in changed or any(owner._buffers[key] is not buffer.home for owner, key in buffer.places):

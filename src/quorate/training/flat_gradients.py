@@ -27,7 +27,6 @@ class FlatTensors:
     def over(
         cls, buckets: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]
     ) -> "FlatTensors":
-        """These parameters in buckets of memory, laid out by the plan."""
         views: dict[int, torch.Tensor] = {}
         for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
@@ -124,7 +123,6 @@ class FlatGradients:
         return device.numbers([norm])()[0]
 
     def close(self) -> None:
-        """Let the parameters go, and with them the memory of the gradients that they have."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -212,7 +210,6 @@ class _Readiness:
         self._announced = 0
 
     def begin(self) -> None:
-        """Nothing is complete."""
         self._missing = [set(content) for content in self._contents]
         self._announced = 0
 
@@ -228,7 +225,6 @@ class _Readiness:
         return True
 
     def complete_all(self) -> None:
-        """What has not been announced is complete now, too."""
         while self._announced < len(self._missing):
             self._announce_next()
 

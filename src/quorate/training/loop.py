@@ -95,11 +95,9 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        """Whether this worker has written a checkpoint of where it stands."""
         return self.saver.has_written(self.progress)
 
     def close(self) -> None:
-        """Let go of loaders, neighbours and parameters; what was trained stays."""
         self.saver.leave()
         self.feed.close()
         self.strategy.close()

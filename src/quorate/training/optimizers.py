@@ -61,7 +61,6 @@ class Optimizers:
 
     @property
     def schedulers(self) -> list[LRScheduler]:
-        """The task's own."""
         return list(self._schedulers.values())
 
     def parameters(self, name: str) -> list[torch.Tensor]:
@@ -69,7 +68,6 @@ class Optimizers:
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]
 
     def prepare(self, step: int, total_steps: int) -> None:
-        """Set the learning rates of a step, as the job file schedules them."""
         assert self._schedule is not None
         factor = rate_factor(self._schedule, step, total_steps)
         for name, optimizer in self.by_name.items():
@@ -77,7 +75,6 @@ class Optimizers:
                 group["lr"] = base * factor
 
     def step(self) -> None:
-        """Update the parameters, then the task's own schedulers."""
         try:
             for optimizer in self.by_name.values():
                 optimizer.step()
@@ -89,7 +86,6 @@ class Optimizers:
             raise
 
     def react(self, metric: float) -> None:
-        """Step the schedulers that look at an evaluation."""
         with user_code("schedule().step()"):
             for scheduler in self._schedulers.values():
                 if isinstance(scheduler, ReduceLROnPlateau):
@@ -97,12 +93,10 @@ class Optimizers:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The rate of each optimizer's first group."""
         return {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self.by_name.items()}
 
     @property
     def reacts(self) -> bool:
-        """Whether a scheduler waits for evaluations."""
         return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers.values())
 
     def state(self) -> dict[str, Any]:
@@ -115,7 +109,6 @@ class Optimizers:
 
     @property
     def states(self) -> int:
-        """How many parameters have a state by now."""
         return sum(len(optimizer.state) for optimizer in self.by_name.values())
 
     def sources(self) -> Iterator[Callable[[], torch.Tensor | None]]:

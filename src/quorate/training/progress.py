@@ -86,13 +86,11 @@ class Progress:
         return self.best is not None and self.cursor == Cursor(self.best.step, Phase.EVALUATED)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
         cursor = [self.cursor.step, int(self.cursor.phase)]
         return asdict(self) | {"cursor": cursor, "tally": str(self.tally), "told": list(self.told)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Progress":
-        """From a checkpoint."""
         step, phase = fields["cursor"]
         best, patience_best = (Best(**fields[key]) if fields[key] else None for key in ("best", "patience_best"))
         return cls(

@@ -79,7 +79,6 @@ class Replica:
                 )
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and committed buffers, by name."""
         yield from self.parameters
         yield from self.buffers.committed()
 
@@ -90,7 +89,6 @@ class Replica:
             yield from self.average.tensors()
 
     def weights_digest(self) -> str:
-        """Of parameters, buffers and averages."""
         return weights_digest(digests(self.tensors(), self.device))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -160,11 +158,9 @@ class Average:
             trained.append(self._parameters[name])
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values, as they stand in a checkpoint."""
         return iter(self._values.items())
 
     def update(self) -> None:
-        """A step has changed the parameters."""
         for averages, trained in self._by_type.values():
             self._move(averages, trained, 0)
 

@@ -79,7 +79,6 @@ class Update:
         return norms
 
     def react(self, metric: float) -> None:
-        """Step the schedulers that look at an evaluation."""
         self._tidy()
         self._replica.optimizers.react(metric)
         self._take_changes("schedule().step()")
