@@ -175,13 +175,13 @@ class Loop:
         activity.leave()
         if result.put_back:
             result.put_back = news(result.put_back, self.progress.told)
-        left_out = LeftOut()
         for batch in answers:
             self._notes += batch.notes
             self._draws = self._draws or batch.draws
-            if batch.bad:
+        if any(batch.bad for batch in answers):
+            left_out = LeftOut()
+            for batch in answers:
                 left_out.extend(batch.bad, batch.why)
-        if left_out.indices:
             result.bad = left_out.indices
             result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
         return result
@@ -268,13 +268,15 @@ class Loop:
         seconds = self.activity.seconds
         skipped = agreement.skipped
         # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
-        losses = {name: loss.mean for name, loss in agreement.losses.items()}
+        losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
+        if agreement.is_void:
+            losses = dict.fromkeys(self.replica.optimizers.by_name)
         is_own = self.sampler.is_own(epoch)
         ends = self.sampler.ends_epoch(step)
         event = StepCompleted(
             step=step,
             epoch=epoch,
-            losses=dict.fromkeys(self.replica.optimizers.by_name) if agreement.is_void else losses,
+            losses=losses,
             learning_rates=self.replica.optimizers.learning_rates,
             gradient_norms=norms,
             samples=agreement.samples,

@@ -118,10 +118,11 @@ class Update:
                 torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
     def _norms(self, names: Iterable[str]) -> dict[str, float]:
-        norms = {name: self._clip(self._parameters(name)) for name in names}
+        clip, norms = self._spec.clip_norm, {}
+        for name in names:
+            parameters = self._parameters(name)
+            if clip is not None:
+                norms[name] = clip_grad_norm_(parameters, clip)
+            else:
+                norms[name] = get_total_norm([p.grad for p in parameters if p.grad is not None])
         return dict(zip(norms, self._replica.device.numbers(list(norms.values()))(), strict=True))
-
-    def _clip(self, parameters: list[torch.Tensor]) -> torch.Tensor:
-        if self._spec.clip_norm is not None:
-            return clip_grad_norm_(parameters, self._spec.clip_norm)
-        return get_total_norm([p.grad for p in parameters if p.grad is not None])
