@@ -90,3 +90,12 @@ def test_the_steps_of_an_epoch_and_what_it_drops_make_up_the_training_set(last_b
         dropped = Tally.of(epoch, given.dropped(epoch))
         assert len(given.dropped(epoch)) == (2 if last_batch == "drop" else 0)
         assert read + dropped == Tally.of_all(epoch, given.samples)
+
+
+def test_however_many_are_added_before_anybody_asks_the_sum_is_the_same() -> None:
+    steps = [Tally.of(3, numpy.arange(start, start + 10)) for start in range(0, 2000, 10)]
+    so_far = [NOTHING]
+    for step in steps:
+        so_far.append(so_far[-1] + step)
+    assert so_far[-1] == Tally.of(3, range(2000)) == total(steps)
+    assert [str(tally) for tally in so_far[1:3]] == [str(Tally.of(3, range(10))), str(Tally.of(3, range(20)))]

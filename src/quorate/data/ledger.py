@@ -94,6 +94,9 @@ class Tally:
         first, second = self.words
         return f"{first:016x}{second:016x}"
 
+    def __repr__(self) -> str:
+        return f"Tally({self})"
+
 
 NOTHING = Tally()
 """The tally of no samples."""

@@ -56,7 +56,7 @@ class LaneResult:
     log: dict[str, float] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     tally: Tally = NOTHING
-    read: Indices = field(default_factory=NO_INDICES.copy)
+    read: Indices = field(default_factory=lambda: NO_INDICES)
     bad: tuple[int, ...] = ()
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0
@@ -91,7 +91,7 @@ class LaneRunner:
 
     def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
-        result = LaneResult(lane, sum([samples for samples, _ in batches]))
+        result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
             self._gradients.clear(lane)
             return result
