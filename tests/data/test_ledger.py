@@ -47,14 +47,14 @@ def test_two_samples_are_never_taken_for_two_others() -> None:
     """Also in each half by itself: 1 + 4 and 2 + 3 would have the same sum."""
     single = [Tally.of(0, [index]) for index in range(600)]
     pairs = [left + right for left, right in combinations(single, 2)]
-    for words in ({tally.first for tally in pairs}, {tally.second for tally in pairs}):
+    for words in ({tally.words[0] for tally in pairs}, {tally.words[1] for tally in pairs}):
         assert len(words) == len(pairs)
 
 
 def test_equal_sums_and_equal_sums_of_squares_are_told_apart() -> None:
     assert {0, 4, 5} != {1, 2, 6}
-    assert Tally.of(0, [0, 4, 5]).first != Tally.of(0, [1, 2, 6]).first
-    assert Tally.of(0, [0, 4, 5]).second != Tally.of(0, [1, 2, 6]).second
+    assert Tally.of(0, [0, 4, 5]).words[0] != Tally.of(0, [1, 2, 6]).words[0]
+    assert Tally.of(0, [0, 4, 5]).words[1] != Tally.of(0, [1, 2, 6]).words[1]
 
 
 @given(epochs, sets)
@@ -90,3 +90,12 @@ def test_the_steps_of_an_epoch_and_what_it_drops_make_up_the_training_set(last_b
         dropped = Tally.of(epoch, given.dropped(epoch))
         assert len(given.dropped(epoch)) == (2 if last_batch == "drop" else 0)
         assert read + dropped == Tally.of_all(epoch, given.samples)
+
+
+def test_however_many_are_added_before_anybody_asks_the_sum_is_the_same() -> None:
+    steps = [Tally.of(3, numpy.arange(start, start + 10)) for start in range(0, 2000, 10)]
+    so_far = [NOTHING]
+    for step in steps:
+        so_far.append(so_far[-1] + step)
+    assert so_far[-1] == Tally.of(3, range(2000)) == total(steps)
+    assert [str(tally) for tally in so_far[1:3]] == [str(Tally.of(3, range(10))), str(Tally.of(3, range(20)))]

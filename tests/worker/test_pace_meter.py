@@ -26,7 +26,7 @@ def test_what_a_worker_lingers_counts_for_the_phase() -> None:
     for phase in (DATA, COMPUTE, EXCHANGE, APPLY):
         with activity.during(phase):
             pass
-    activity.end_step(lanes=1)
+    activity.add_step(activity.seconds, 1)
     pace = meter.take()
     assert pace is not None
     assert 50.0 <= pace.compute_s < 100.0

@@ -28,20 +28,20 @@ def test_the_samples_of_a_lane_are_read_from_the_file_while_the_worker_is_in_it(
     activity.begin_step(7)
     with activity.during("data", 3):
         assert read_status(file) == Status(7, "data", 3)
-        activity.reads(2, numpy.array([5, 2**40, 0]))
+        activity.write_samples(2, numpy.array([5, 2**40, 0]).data)
         assert read_status(file) == Status(7, "data", 3, 2, (5, 2**40, 0), 3)
     with activity.during("compute", 3):
         assert read_status(file) == Status(7, "compute", 3, 2, (5, 2**40, 0), 3)
     with activity.during("data", 4):
         assert read_status(file) == Status(7, "data", 4)  # what lane 3 has read is not taken for its samples
-        activity.reads(2, numpy.array([], dtype=numpy.int64))
+        activity.write_samples(2, numpy.array([], dtype=numpy.int64).data)
         assert read_status(file) == Status(7, "data", 4, 2)
     with activity.during("exchange"):
         assert read_status(file) == Status(7, "exchange")
     activity.begin_step(8)
     with activity.during("data", 4):
         assert read_status(file) == Status(8, "data", 4)
-        activity.reads(2, numpy.arange(10 * MOST_SAMPLES))
+        activity.write_samples(2, numpy.arange(10 * MOST_SAMPLES).data)
         assert read_status(file) == Status(8, "data", 4, 2, tuple(range(MOST_SAMPLES)), 10 * MOST_SAMPLES)
 
 

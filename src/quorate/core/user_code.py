@@ -46,7 +46,6 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
 
     A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`. So does an error of
     Quorate's tree that the task raises itself once the job is under way: a `TaskError` would pass for a refusal then.
-    A class, since it stands around every loss and costs a third of what a generator does.
     """
 
     __slots__ = ("_exit_code", "_hint", "_where")
@@ -60,12 +59,21 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception | SystemExit):
-            return
-        if isinstance(error, QuorateError) and (self._exit_code == RequestError.exit_code or _is_ours(error)):
-            return
-        message = with_hint(f"{describe(error)} (in {self._where})", self._hint(error))
-        raise UserCodeError(message, user_traceback(error), self._exit_code) from error
+        if isinstance(error, Exception | SystemExit):
+            blame_user_code(error, self._where, self._hint, self._exit_code)
+
+
+def blame_user_code(
+    error: BaseException, where: str, hint: Hint = lambda _: "", exit_code: int = JobError.exit_code
+) -> None:
+    """Raise an exception of the user's code as a `UserCodeError`. Returns if it is ours, to be raised as it is.
+
+    For whoever cannot afford a `with` block: one costs three calls, and `try` nothing.
+    """
+    if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
+        return
+    message = with_hint(f"{describe(error)} (in {where})", hint(error))
+    raise UserCodeError(message, user_traceback(error), exit_code) from error
 
 
 def building_code(where: str, hint: Hint = lambda _: "") -> user_code:

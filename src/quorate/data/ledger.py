@@ -1,7 +1,6 @@
 """Which samples went into a step, as a digest that adds up: over lanes, steps and epochs, in any order."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy
@@ -13,32 +12,49 @@ _WORDS = numpy.dtype(numpy.uint64)
 _SPREAD = numpy.uint64(0x9E3779B97F4A7C15)
 _HALF = numpy.uint64(32)
 _DIGITS = 32
+_MOST_ADDENDS = 64
 # So many at once: the words of a large training set would take several times the memory of its order.
 _SLICE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class Tally:
     """A digest of (epoch, sample) pairs, each as often as it occurs.
 
     Each pair is mixed to two words of 64 bits, and equal words are added modulo 2^64. So tallies of the same pairs are
     equal however these were divided and in whatever order they came, and one pair more, less or other shows.
+
+    They are made when somebody asks for them: those of several steps at once take a fraction of the time that each of
+    them would take within its step.
     """
 
-    first: int = 0
-    second: int = 0
+    __slots__ = ("_addends", "_read", "_words")
+
+    def __init__(self, first: int = 0, second: int = 0) -> None:
+        self._words: tuple[int, int] | None = (first, second)
+        self._read: tuple[int, Sequence[int] | Indices] = (0, ())
+        self._addends: tuple[Tally, ...] = ()
 
     @classmethod
     def of(cls, epoch: int, samples: Sequence[int] | Indices) -> "Tally":
-        indices = indices_of(samples)
-        # Seven small operations: a step of a small model can spare a few microseconds a lane. What is added up are
-        # products of a word with another part of itself, since sums of anything linear see only the sum of indices.
-        spread = numpy.frombuffer(indices, _WORDS) * _SPREAD
-        spread += _offset(epoch)
-        high = spread >> _HALF
-        first = spread.dot(high)
-        high ^= spread
-        return cls(int(first), int(high.dot(high)))
+        """The tally of samples that were read in an epoch. Nobody may write to them afterwards."""
+        tally = cls()
+        tally._words, tally._read = None, (epoch, samples)
+        return tally
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Its digest."""
+        # In this order: another thread may make it meanwhile, and then lets go of what it was made of.
+        read, addends, words = self._read, self._addends, self._words
+        if words is None:
+            if addends:
+                pairs = [tally.words for tally in addends]
+                words = sum(first for first, _ in pairs) & _WORD, sum(second for _, second in pairs) & _WORD
+            else:
+                words = _mixed(*read)
+            self._words = words
+            self._read, self._addends = (0, ()), ()
+        return words
 
     @classmethod
     def of_order(cls, epoch: int, order: Indices) -> "Tally":
@@ -60,10 +76,25 @@ class Tally:
         return cls(int(text[:16], 16), int(text[16:], 16))
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.first + other.first & _WORD, self.second + other.second & _WORD)
+        addends = (*(self._addends or (self,)), *(other._addends or (other,)))
+        if len(addends) > _MOST_ADDENDS:
+            return total(addends)
+        added = Tally()
+        added._words, added._addends = None, addends
+        return added
+
+    def __eq__(self, other: object) -> bool:
+        return self.words == other.words if isinstance(other, Tally) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.words)
 
     def __str__(self) -> str:
-        return f"{self.first:016x}{self.second:016x}"
+        first, second = self.words
+        return f"{first:016x}{second:016x}"
+
+    def __repr__(self) -> str:
+        return f"Tally({self})"
 
 
 NOTHING = Tally()
@@ -74,9 +105,21 @@ def total(tallies: Iterable[Tally]) -> Tally:
     """The tally of all their pairs together."""
     first = second = 0
     for tally in tallies:
-        first += tally.first
-        second += tally.second
+        words = tally.words
+        first += words[0]
+        second += words[1]
     return Tally(first & _WORD, second & _WORD)
+
+
+def _mixed(epoch: int, samples: Sequence[int] | Indices) -> tuple[int, int]:
+    # What is added up are products of a word with another part of itself, since sums of anything linear see only the
+    # sum of indices.
+    spread = numpy.frombuffer(indices_of(samples), _WORDS) * _SPREAD
+    spread += _offset(epoch)
+    high = spread >> _HALF
+    first = spread.dot(high)
+    high ^= spread
+    return int(first), int(high.dot(high))
 
 
 @lru_cache(maxsize=4)

@@ -22,7 +22,6 @@ class TensorShape:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
         return self.itemsize * self.numel
 
 

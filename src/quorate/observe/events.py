@@ -170,7 +170,7 @@ class StepCompleted(Event):
             if (number := getattr(self, name)) is not None:
                 content[name] = round(number, digits)
         if self.ledger is not None:
-            content["ledger"] = self.ledger
+            content["ledger"] = str(self.ledger)  # a worker gives what it is made from, to be made when it is told
         if any(seldom := _SELDOM_VALUES(self)):
             content |= {name: plain(value) for name, value in zip(_SELDOM, seldom, strict=True) if value}
         return content

@@ -48,7 +48,6 @@ class Listeners:
 
     @classmethod
     def bind(cls, host: str, *, shares_memory: bool) -> "Listeners":
-        """Listen at free places."""
         return cls(Listener.bind(host), LocalListener() if shares_memory else None)
 
     @property
@@ -57,7 +56,6 @@ class Listeners:
         return "" if self.local is None else self.local.address
 
     def close(self) -> None:
-        """Listen no longer."""
         self.network.close()
         if self.local is not None:
             self.local.close()
@@ -80,12 +78,10 @@ class Endpoint:
 
     @property
     def position(self) -> int:
-        """This worker's place on the ring."""
         return self.generation.position(self.credentials.worker)
 
     @property
     def hosting(self) -> list[range]:
-        """The lanes of all workers, in ring order."""
         return [member.lanes for member in self.generation.members]
 
     def shares_a_host_with(self, other: Member) -> bool:
@@ -241,7 +237,6 @@ class _Awaited:
             self._knock.check(self._silence - patience)
 
     def close(self) -> None:
-        """Ask no longer."""
         if self._knock is not None:
             self._knock.close()
 

@@ -33,8 +33,6 @@ class GradientMemory:
 
     @classmethod
     def of_process(cls, plan: Sequence[Bucket], lanes: range, allocate: Allocate = zeros) -> "GradientMemory":
-        """Memory of this process alone, for hosted lanes."""
-
         def buckets() -> tuple[torch.Tensor, ...]:
             return tuple(allocate(bucket.numel, _dtype(bucket)) for bucket in plan)
 

@@ -66,11 +66,6 @@ class Ring:
         self._sender = _Sender(next, deadline, self._fail) if next is not None else None
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Fill `total` with the sum over all lanes, each addition rounded to its type: the same bits on every worker.
-
-        `lane_values` has one flat tensor for each hosted lane, in lane order. `index` tells apart what is summed in
-        one step, and all workers call with the same ones in the same order.
-        """
         self._check(lane_values, total)
         content = total.detach().view(torch.uint8).numpy().data  # as bytes first: bfloat16 has no NumPy type
         chunks = cut(total.numel(), self._generation.lanes)
@@ -92,7 +87,6 @@ class Ring:
         return bool(self._links)
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        """Everyone's payload, in the order of ring positions."""
         workers = len(self._generation.members)
         payloads = [payload] * workers
         with self._exchange():
@@ -104,7 +98,6 @@ class Ring:
         return tuple(payloads)
 
     def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        """Fill the receivers' buffers with the root's: passed along the ring, as far as the last of them."""
         workers = len(self._generation.members)
         distance = (self._position - root) % workers
         last = max(((receiver - root) % workers for receiver in receivers), default=0)
@@ -116,7 +109,6 @@ class Ring:
                 self._send(tag, buffer)
 
     def close(self) -> None:
-        """Close both links and end the sending thread. Any thread may call it, any number of times."""
         self._close_links()
         if self._sender is not None:
             self._sender.stop()

@@ -67,7 +67,6 @@ class SharedMemoryReduction:
         return False
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        """Everyone's payload, in the order of ring positions."""
         with self._exchange():
             return self._gather(_PLACE.pack(b"g", step, index), payload)
 
@@ -88,7 +87,6 @@ class SharedMemoryReduction:
             self._barrier(b"e", step, index)  # all is read: what comes next may write there
 
     def close(self) -> None:
-        """Close all doorbells. Any thread may call it, any number of times."""
         for doorbell in self._doorbells.values():
             doorbell.close()
 
@@ -115,7 +113,6 @@ class SharedMemoryReduction:
             add_up(first[block], [term[block] for term in rest], out[block])
 
     def _barrier(self, what: bytes, step: int, index: int) -> None:
-        """Go on when everybody is here."""
         message = _PLACE.pack(what, step, index)
         for position, said in self._exchange_messages(message).items():
             self._check(position, said, message)

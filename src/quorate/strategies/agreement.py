@@ -11,6 +11,7 @@ say: where "lane 0" decides and has none, the first lane that has some does.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -134,8 +135,23 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        if self._is_alone and len(results) == 1 and not_finite(results[0].losses) is None:
-            return _of_lone_lane(step, results[0], request)
+        if self._is_alone and len(results) == 1:
+            lane = results[0]
+            if all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
+                # The only lane of a job has nobody to agree with.
+                return Agreement(
+                    lane.samples,
+                    lane.tally,
+                    lane.present,
+                    lane.losses,
+                    lane.log,
+                    lane.buffers,
+                    request,
+                    bad=lane.bad,
+                    why=lane.why,
+                    data_s=lane.data_s,
+                    put_back=tuple(sorted(set(lane.put_back))),
+                )
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
         losses = _total_losses(lanes)
@@ -205,7 +221,6 @@ class StepAgreement:
     def _agree_on_buffers(
         self, step: int, results: Sequence[LaneResult], notes: Sequence[WorkerNote], lanes: Sequence[LaneResult]
     ) -> dict[str, torch.Tensor]:
-        """The values to commit."""
         changed = {
             lane.lane: by_name
             for note in notes
@@ -301,24 +316,6 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"Buffer '{name}' was changed differently by the lanes of step {step}, and there is no rule for what it should "
         f'become. Name one in the task: buffer_rules = {{"{name}": "{MEAN}"}} or {{"{name}": "{LANE_0}"}}.'
-    )
-
-
-def _of_lone_lane(step: int, lane: LaneResult, request: StepRequest) -> Agreement:
-    """The only lane of a job has nobody to agree with."""
-    _check_counts(step, lane.losses)
-    return Agreement(
-        lane.samples,
-        lane.tally,
-        lane.present,
-        lane.losses,
-        lane.log,
-        lane.buffers,
-        request,
-        bad=lane.bad,
-        why=lane.why,
-        data_s=lane.data_s,
-        put_back=tuple(sorted(set(lane.put_back))),
     )
 
 

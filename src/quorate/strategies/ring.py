@@ -64,7 +64,6 @@ class RingConnection:
         self._endpoint = endpoint
 
     def strategy(self, update: Update, activity: Activity) -> "RingStrategy":
-        """What the loop trains with."""
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         agreement = StepAgreement(
@@ -117,27 +116,25 @@ class RingStrategy:
             self._reducer = OverlappedReducer(links, self._flat)
 
     def begin(self, step: int) -> None:
-        """A step begins."""
         if self._reducer is not None:
             self._reducer.begin(step)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         """Gradients first, since their exchange may have begun with the backward pass; then everything else."""
-        with self._activity.during(EXCHANGE):
-            if self._reducer is not None:
-                self._reducer.wait()
-            elif self._flat is not None:
-                sum_gradients(step, self._links, self._flat)
-            agreed = self._agreement.reach(step, results, request)
+        self._activity.enter(EXCHANGE)
+        if self._reducer is not None:
+            self._reducer.wait()
+        elif self._flat is not None:
+            sum_gradients(step, self._links, self._flat)
+        agreed = self._agreement.reach(step, results, request)
+        self._activity.leave()
         return StepOutcome(agreed, self._update.apply(step, agreed))
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        """Everyone's payload, in lane order."""
         with self._activity.waiting(OTHERS):
             return self._links.gather(step, GATHER_INDEX, payload)
 
     def close(self) -> None:
-        """Close the links to the other workers, and let the parameters go."""
         self._links.close()
         if self._reducer is not None:
             self._reducer.close()
@@ -174,7 +171,6 @@ class OverlappedReducer:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """What is announced from now on belongs to this step."""
         self._step = step
         self._all_summed.clear()
 

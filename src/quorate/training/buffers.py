@@ -58,7 +58,13 @@ class Buffers:
             self._buffers[first].places.append((owner, attribute))
             if isinstance(owner, _NormBase) and attribute in NORM_RULES:
                 self.rules[first] = NORM_RULES[attribute]
-        self._empty = tuple(_empty_buffers(model))
+        self._empty = tuple(
+            (f"{path}.{name}".lstrip("."), module, name)
+            for path, module in model.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is None
+        )
+        self.exist = bool(self._buffers or self._empty)
         self._name_rules(rules)
 
     def _name_rules(self, rules: Mapping[str, str]) -> None:
@@ -74,7 +80,6 @@ class Buffers:
             self.rules.update(dict.fromkeys(names, rule))
 
     def committed(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and committed values."""
         return ((name, buffer.committed) for name, buffer in self._buffers.items())
 
     def sources(self) -> Iterator[Callable[[], torch.Tensor]]:
@@ -82,11 +87,9 @@ class Buffers:
         return (partial(getattr, buffer, "committed") for buffer in self._buffers.values())
 
     def get(self, name: str) -> torch.Tensor:
-        """One committed value."""
         return self._buffers[name].committed
 
     def restore(self) -> None:
-        """Put the committed values into the model again, where it has others."""
         changed = self._changed()
         for name, buffer in self._buffers.items():
             if name in changed or any(owner._buffers[key] is not buffer.home for owner, key in buffer.places):
@@ -135,8 +138,3 @@ class Buffers:
             buffer.home.copy_(buffer.committed)
         for owner, attribute in buffer.places:
             owner._buffers[attribute] = buffer.home
-
-
-def _empty_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str]]:
-    for path, module in model.named_modules():
-        yield from ((f"{path}.{name}".lstrip("."), module, name) for name, b in module._buffers.items() if b is None)

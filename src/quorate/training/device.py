@@ -96,7 +96,6 @@ class CpuDevice:
     name = "cpu"
 
     def pin(self, threads: int, deterministic: bool) -> None:
-        """Compute with a fixed number of threads and with kernels that give the same bits each time."""
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
         # What torch.use_deterministic_algorithms does, without importing the compiler, which takes two seconds.
@@ -105,7 +104,6 @@ class CpuDevice:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
-        """Everything outside the job that the bits depend on."""
         return {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -119,35 +117,27 @@ class CpuDevice:
         }
 
     def place(self, model: Model) -> Model:
-        """It is here."""
         return model
 
     def move(self, batch: Any) -> Any:
-        """It is here."""
         return batch
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Flat memory."""
         return torch.zeros(size, dtype=dtype)
 
     def seed(self, seed: int) -> None:
-        """Begin a random stream in torch, NumPy and Python."""
         seed_generators(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Everything is computed in the precision that the model has."""
         return _AS_IT_IS
 
     def synchronize(self) -> None:
         """Everything is done."""
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
-        """Read at once: there is nothing to wait for."""
-        values = [float(scalar.item()) for scalar in scalars]
-        return lambda: values
+        return [float(scalar.item()) for scalar in scalars].copy
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
-        """Without a copy where it is contiguous."""
         return _bytes(tensor)[part].numpy().data
 
     def host_view(self, tensor: torch.Tensor) -> memoryview | None:
@@ -160,7 +150,6 @@ class CpuDevice:
             return None
 
     def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-        """Compared where they are."""
         return [same_bits(left, right) for left, right in pairs]
 
 

@@ -59,7 +59,6 @@ class ReplicaDigests:
         return digest.intdigest()
 
     def of_all(self) -> dict[str, str]:
-        """Of every tensor of the state, by name."""
         return digests(self._replica.state_tensors().items(), self._replica.device)
 
     def _cut_if_changed(self) -> None:
@@ -84,20 +83,16 @@ class _Piece:
 
     @property
     def size(self) -> int:
-        """How many bytes the tensor has."""
         return 0 if self._tensor is None else self._tensor.nbytes
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether its elements lie one after the other."""
         return self._tensor is not None and self._tensor.is_contiguous()
 
     def part(self, start: int, stop: int) -> "_Piece":
-        """Some of its bytes."""
         return _Piece(self._device, self._source, slice(start, stop))
 
     def content(self) -> memoryview:
-        """Its bytes now."""
         tensor = self._source()
         if tensor is not self._tensor or (tensor is not None and tensor.data_ptr() != self._pointer):
             self._look(tensor)

@@ -16,12 +16,13 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, MetricError, QuorateError, RequestError, TaskError, UserCodeError
 from quorate.core.failure import Failure
 from quorate.core.processes import ask_child
+from quorate.core.user_code import given, likely_slip, user_code
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
-from quorate.training.lane import LossSum
-from quorate.training.measurement import Measured, measured
+from quorate.training.device import Device, is_scalar
+from quorate.training.lane import LossSum, hint_for
 from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 SANITY_CHECK_LIMIT = 20.0
 """Seconds that the sanity check may take."""
+
+Measured = dict[str, tuple[float, float]]
+"""Name → (sum, count)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,53 @@ def _measure(task: Task, replica: Replica, content: Any, samples: int, seed: int
     batch = device.move(content)
     with device.autocast():
         return measured(task, replica.model, batch, samples, device)
+
+
+def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int, device: Device) -> Measured:
+    """The metrics of one batch of so many samples."""
+    with user_code("metrics()", hint_for):
+        metrics = task.metrics(model, batch)
+    if not isinstance(metrics, Mapping):
+        raise MetricError(
+            f"metrics() gave {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
+        )
+    return {str(name): _sum_and_count(str(name), value, samples) for name, value in _read(metrics, device).items()}
+
+
+def _read(metrics: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
+    """The same with numbers for its tensors of one element, all of them read at once."""
+    parts = [part for value in metrics.values() for part in (value if isinstance(value, tuple) else (value,))]
+    numbers = iter(device.numbers([part for part in parts if is_scalar(part)])())
+
+    def read(part: Any) -> Any:
+        return next(numbers) if is_scalar(part) else part
+
+    return {name: tuple(map(read, v)) if isinstance(v, tuple) else read(v) for name, v in metrics.items()}
+
+
+def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:
+    if not isinstance(value, tuple):
+        return _number(name, value, "") * samples, float(samples)
+    if len(value) != 2:
+        raise MetricError(f"metrics() gave {given(value)} as '{name}'; a tuple must be (sum, count): two numbers.")
+    return _number(name, value[0], " in (sum, count)"), _number(name, value[1], " in (sum, count)")
+
+
+def _number(name: str, value: Any, where: str) -> float:
+    try:
+        # Not of text: float("0.5") would read it, and a slip would pass.
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise MetricError(
+        f"metrics() gave {given(value)} as '{name}'{where}; a metric is one number, the mean over the samples of the "
+        f"batch, or (sum, count).{_slip(value)}"
+    )
+
+
+def _slip(value: Any) -> str:
+    return " Take its mean: .mean()." if getattr(value, "shape", None) else ""
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:

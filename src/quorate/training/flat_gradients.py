@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
 from quorate.training.device import Device
-from quorate.training.gradients import check_gradient, computed_inside, detached, run_backward, sent_before
+from quorate.training.gradients import cannot_be_summed, computed_inside, detached, run_backward, sent_before
 
 LARGE = 256 * 2**10
 """Bytes from which a gradient is moved by a hook of its own."""
@@ -27,7 +27,6 @@ class FlatTensors:
     def over(
         cls, buckets: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]
     ) -> "FlatTensors":
-        """These parameters in buckets of memory, laid out by the plan."""
         views: dict[int, torch.Tensor] = {}
         for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
@@ -70,7 +69,6 @@ class FlatGradients:
         self._hook(range(len(self.parameters)))
 
     def begin(self, lane: int) -> None:
-        """Collect for this lane from now on."""
         for parameter in self.parameters:
             parameter.grad = None
         self._current = self.lanes[lane]
@@ -87,7 +85,6 @@ class FlatGradients:
         retain: bool = False,
         is_last: bool = False,
     ) -> None:
-        """One weighted backward pass; with `inputs`, only they get gradients. `is_last`: the lane has no other."""
         self._check_left_alone()
         self._in_backward, self._in_last_backward = True, is_last
         try:
@@ -97,7 +94,6 @@ class FlatGradients:
         self._collect()
 
     def finish(self) -> int:
-        """End of the lane; which parameters have a gradient, as bits."""
         bits = 0
         for index, view in enumerate(self._current.views):
             if index not in self._touched:
@@ -110,14 +106,12 @@ class FlatGradients:
         return bits
 
     def clear(self, lane: int) -> None:
-        """A lane without samples counts as zeros."""
         self.begin(lane)
         for bucket in self._current.buckets:
             bucket.zero_()
         self._announce_rest()
 
     def install(self, present: int, to_be_written: bool = False) -> None:
-        """Give the sum to the parameters; those without a gradient in any lane keep None."""
         views = self._copied().views if to_be_written and self._writes_are_slow else self.total.views
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
@@ -129,7 +123,6 @@ class FlatGradients:
         return device.numbers([norm])()[0]
 
     def close(self) -> None:
-        """Let the parameters go, and with them the memory of the gradients that they have."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -186,7 +179,8 @@ class FlatGradients:
             return None
         if index in self._hooks and not self._in_backward:
             raise computed_inside(self.names[index])
-        check_gradient(self.names[index], gradient)
+        if gradient.layout is not torch.strided or gradient.requires_grad:
+            raise cannot_be_summed(self.names[index], gradient)
         parameter.grad = view
         self._touched.add(index)
         return gradient
@@ -216,7 +210,6 @@ class _Readiness:
         self._announced = 0
 
     def begin(self) -> None:
-        """Nothing is complete."""
         self._missing = [set(content) for content in self._contents]
         self._announced = 0
 
@@ -232,7 +225,6 @@ class _Readiness:
         return True
 
     def complete_all(self) -> None:
-        """What has not been announced is complete now, too."""
         while self._announced < len(self._missing):
             self._announce_next()
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter, is_
 from typing import Protocol
 
 import torch
@@ -10,6 +11,8 @@ from torch.autograd.graph import _engine_run_backward
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.training.device import Device
+
+_GRADIENT = attrgetter("grad")
 
 
 class Gradients(Protocol):
@@ -66,13 +69,13 @@ class LoneGradients:
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         self._names = tuple(name for name, _ in parameters)
         self.parameters = tuple(parameter for _, parameter in parameters)
-        self._left: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self._none: list[torch.Tensor | None] = [None] * len(self.parameters)
+        self._left = self._none
 
     def begin(self, lane: int) -> None:  # noqa: ARG002
-        """Collect from now on."""
         for parameter in self.parameters:
             parameter.grad = None
-        self._left = [None] * len(self.parameters)
+        self._left = self._none
 
     def backward(
         self,
@@ -83,18 +86,19 @@ class LoneGradients:
         retain: bool = False,
         is_last: bool = False,  # noqa: ARG002
     ) -> None:
-        """One weighted backward pass; with `inputs`, only they get gradients."""
-        self._check_left_alone()
+        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
+            raise self._touched()
         run_backward(loss, weight, inputs, retain)
-        self._left = [parameter.grad for parameter in self.parameters]
+        self._left = list(map(_GRADIENT, self.parameters))
 
     def finish(self) -> int:
-        """End of the lane; which parameters have a gradient, as bits."""
-        self._check_left_alone()
+        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
+            raise self._touched()
         bits = 0
         for index, gradient in enumerate(self._left):
             if gradient is not None:
-                check_gradient(self._names[index], gradient)
+                if gradient.layout is not torch.strided or gradient.requires_grad:
+                    raise cannot_be_summed(self._names[index], gradient)
                 bits |= 1 << index
         return bits
 
@@ -106,19 +110,19 @@ class LoneGradients:
         """They are in their places."""
 
     def total_norm(self, device: Device) -> float:
-        """The norm of all of them."""
         gradients = [gradient for gradient in self._left if gradient is not None]
         norms = torch._foreach_norm(gradients) if gradients else ()
         return math.hypot(*device.numbers(norms)())
 
     def close(self) -> None:
-        """Let the parameters go."""
         self._left = []
 
-    def _check_left_alone(self) -> None:
-        for index, (parameter, left) in enumerate(zip(self.parameters, self._left, strict=True)):
+    def _touched(self) -> UnsupportedModelError:
+        """By user code: some gradient is not what the last pass has left."""
+        for name, parameter, left in zip(self._names, self.parameters, self._left, strict=True):
             if parameter.grad is not left:
-                raise computed_inside(self._names[index]) if left is None else detached(self._names[index])
+                return computed_inside(name) if left is None else detached(name)
+        raise AssertionError("all of them are where they were left")
 
 
 def run_backward(loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] | None, retain: bool) -> None:
@@ -149,18 +153,17 @@ def gradient_plan(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_m
     return plan_buckets(shapes, bucket_mb)
 
 
-def check_gradient(name: str, gradient: torch.Tensor) -> None:
-    """Refuse what cannot be summed."""
+def cannot_be_summed(name: str, gradient: torch.Tensor) -> UnsupportedModelError:
+    """A gradient is sparse, or carries a graph."""
     if gradient.layout is not torch.strided:
-        raise UnsupportedModelError(
+        return UnsupportedModelError(
             f"The gradient of '{name}' is sparse ({gradient.layout}), which the ring does not sum. "
             "Build the layer with sparse=False."
         )
-    if gradient.requires_grad:
-        raise UnsupportedModelError(
-            f"The gradient of '{name}' carries a graph of its own (create_graph) and so cannot stay in its buffer. "
-            "Use torch.autograd.grad(..., create_graph=True) for gradients within loss()."
-        )
+    return UnsupportedModelError(
+        f"The gradient of '{name}' carries a graph of its own (create_graph) and so cannot stay in its buffer. "
+        "Use torch.autograd.grad(..., create_graph=True) for gradients within loss()."
+    )
 
 
 def computed_inside(name: str) -> UnsupportedModelError:

@@ -72,7 +72,6 @@ class KeptValues:
         self._lengths: list[int] = []
 
     def look_at(self, values: Iterable[tuple[str, object]]) -> None:
-        """Look at these, and at all that they hold."""
         waiting, room = deque(value for value in values if not isinstance(value[1], _IMMUTABLE)), MOST_VALUES
         while waiting and room:
             path, found = waiting.popleft()
@@ -81,6 +80,10 @@ class KeptValues:
                 continue
             self._seen.add(id(found))
             waiting.extend(islice(self._looked_at(path, found), max(1, room - len(waiting))))
+
+    @property
+    def exist(self) -> bool:
+        return bool(self._tensors or self._lazy or self._generators or self._containers or self._cells.items)
 
     def put_back_scratch(self) -> list[str]:
         """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
@@ -174,7 +177,6 @@ class _Turns:
         self._next = 0
 
     def change(self, whole: bool) -> Change | None:
-        """The first change of those whose turn it is; with `whole` of all of them."""
         left = self._budget
         for _ in range(len(self.items)):
             if left <= 0 and not whole:

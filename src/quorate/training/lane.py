@@ -10,7 +10,7 @@ import torch
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import LossError
-from quorate.core.user_code import given, likely_slip, user_code
+from quorate.core.user_code import blame_user_code, given, likely_slip
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.spec.job import JobSpec
@@ -19,7 +19,7 @@ from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
-from quorate.training.task import Task, take_log
+from quorate.training.task import LOG, Task, take_log
 
 
 @dataclass
@@ -32,7 +32,6 @@ class LossSum:
     per_item: bool = False
 
     def add(self, other: "LossSum") -> None:
-        """Add another part of the batch."""
         if self.count and self.per_item != other.per_item:
             raise LossError("loss() gave a mean for some batches and (sum, count) for others; give one kind always.")
         self.total += other.total
@@ -41,7 +40,6 @@ class LossSum:
 
     @property
     def mean(self) -> float:
-        """The mean so far."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -75,6 +73,9 @@ class _Loss(NamedTuple):
     per_item: bool
 
 
+SEEDS_AHEAD = 32
+
+
 class LaneRunner:
     """Runs lanes one after another on the worker's replica."""
 
@@ -86,40 +87,56 @@ class LaneRunner:
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
+        self._seeds: dict[tuple[int, int], int] = {}
 
     def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
-        result = LaneResult(lane, sum(samples for samples, _ in batches))
+        result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
             self._gradients.clear(lane)
             return result
-        self._replica.begin_lane()
+        task, replica, device = self._task, self._replica, self._device
+        replica.begin_lane()
         put_back = self._watch.before_lane()
-        self._pin_threads()
-        self._device.seed(derive_seed(self._seed, "lane", step, lane))
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane)
         losses: list[_Loss] = []
         logged: dict[str, LossSum] = {}
         for number, (samples, content) in enumerate(batches, 1):
-            batch = self._device.move(content)
-            with user_code("loss()", Share(samples, batch_samples, self._replica.spec).hint), self._device.autocast():
-                loss = self._task.loss(self._replica.model, batch)
+            batch = device.move(content)
+            try:
+                with device.autocast():
+                    loss = task.loss(replica.model, batch)
+            except (Exception, SystemExit) as error:
+                blame_user_code(error, "loss()", Share(samples, batch_samples, replica.spec).hint)
+                raise
             losses += self._backward(loss, samples, batch_samples, number == len(batches))
-            for name, value in take_log(self._task, self._device).items():
-                logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
+            if task.__dict__.get(LOG):
+                for name, value in take_log(task, device).items():
+                    logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
         result.present = self._gradients.finish()
         result.losses = self._read(losses)
-        result.log = {name: total.mean for name, total in logged.items()}
-        result.buffers = self._replica.buffers.take_changes()
-        put_back += self._watch.after_lane()
-        result.put_back = tuple(put_back)
-        self._pin_threads()
-        return result
-
-    def _pin_threads(self) -> None:
+        if logged:
+            result.log = {name: total.mean for name, total in logged.items()}
+        if replica.buffers.exist:
+            result.buffers = replica.buffers.take_changes()
+        result.put_back = (*put_back, *self._watch.after_lane())
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        return result
+
+    def _seed_of(self, step: int, lane: int) -> int:
+        """Of many steps at once, which takes a fraction of the time that each takes within its step."""
+        seed = self._seeds.get((step, lane))
+        if seed is None:
+            steps = range(step, step + SEEDS_AHEAD)
+            self._seeds = {key: value for key, value in self._seeds.items() if key[0] >= step}
+            self._seeds |= {(each, lane): derive_seed(self._seed, "lane", each, lane) for each in steps}
+            seed = self._seeds[step, lane]
+        return seed
 
     def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> list[_Loss]:
         by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
@@ -135,8 +152,11 @@ class LaneRunner:
             # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
             inputs = None if name == SOLE else self._replica.optimizers.parameters(name)
             others = len(by_name) - 1 - position
-            with user_code("backward()", hint_for):
+            try:
                 self._gradients.backward(tensor, weight, inputs, retain=others > 0, is_last=is_last and name == SOLE)
+            except (Exception, SystemExit) as error:
+                blame_user_code(error, "backward()", hint_for)
+                raise
             # A copy if more user code runs in the lane, which may write to its own tensors.
             value = tensor.detach() if is_last else tensor.detach().clone()
             losses.append(_Loss(name, samples, value, count, per_item))
@@ -146,11 +166,11 @@ class LaneRunner:
         """Bring a lane's losses to the host: once, when all that the device has to do for the lane is under way."""
         scalars = [loss.value for loss in losses]
         scalars += [loss.items for loss in losses if isinstance(loss.items, torch.Tensor)]
-        numbers = iter(self._device.numbers(scalars)())
-        values = [next(numbers) for _ in losses]
+        numbers = self._device.numbers(scalars)()
+        counts = iter(numbers[len(losses) :])
         sums: dict[str, LossSum] = {}
-        for (name, samples, _, items, per_item), value in zip(losses, values, strict=True):
-            count = next(numbers) if isinstance(items, torch.Tensor) else items
+        for (name, samples, _, items, per_item), value in zip(losses, numbers, strict=False):
+            count = next(counts) if isinstance(items, torch.Tensor) else items
             part = LossSum(value if per_item else value * samples, count, per_item)
             if name in sums:
                 sums[name].add(part)
@@ -225,7 +245,6 @@ class Share(NamedTuple):
     spec: JobSpec
 
     def hint(self, error: BaseException) -> str:
-        """A hint for an exception that was raised while working on it."""
         return hint_for(error, self)
 
 

@@ -1,9 +1,10 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import cast
 
 from quorate.core.generation import Phase
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
@@ -12,7 +13,6 @@ from quorate.data.feed import Feed
 from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
 from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
-from quorate.data.samples import Batch
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
@@ -71,16 +71,19 @@ class Loop:
             return "complete"
         self._publish_begin()
         self.saver.enter(self.strategy, self.progress.cursor.step)
+        evaluates = self.evaluation.samples > 0
+        last = min(self.sampler.total_steps, self.mode.replayed_step or self.sampler.total_steps)
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
-        while not self._is_over():
+        while self.progress.cursor.step < last and not self.progress.early_stopped:
             request = self._step()
             if request.stop is not None:
                 self._save()
                 return request.stop
-            self._evaluate_if_due()
+            if evaluates:
+                self._evaluate_if_due()
             if request.save is Save.COMMIT:
                 self._save()
             elif request.save is Save.BEGIN or self._save_is_due():
@@ -92,42 +95,47 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        """Whether this worker has written a checkpoint of where it stands."""
         return self.saver.has_written(self.progress)
 
     def close(self) -> None:
-        """Let go of loaders, neighbours and parameters; what was trained stays."""
         self.saver.leave()
         self.feed.close()
         self.strategy.close()
 
-    def _is_over(self) -> bool:
-        step = self.progress.cursor.step
-        return self.progress.early_stopped or step >= self.sampler.total_steps or self.mode.ends_at(step)
-
     def _step(self) -> StepRequest:
+        strategy, activity = self.strategy, self.activity
         step = self.progress.cursor.step + 1
-        self.activity.begin_step(step)
-        self.strategy.begin(step)
-        batch_samples = self.sampler.batch_samples(step)
-        results = [self._run_lane(step, lane, batch_samples) for lane in self.strategy.hosted]
-        self.replica.check_trainable()
+        epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
+        activity.begin_step(step)
+        strategy.begin(step)
+        results = [self._run_lane(step, epoch, lane, batch_samples) for lane in strategy.hosted]
         self.watch.after_lanes()
-        outcome = self.strategy.advance(step, results, self._request())
-        self._report_times()
-        agreed, before = outcome.agreed, self.progress
-        bad = len(agreed.bad)
-        if agreed.is_void:
-            self.progress = before.after_step(0, bad=bad, is_barren=not agreed.samples)
+        request = self.requested()
+        if request.save is Save.NONE and self.saver.is_wanted(by_time=0 in strategy.hosted):
+            request = replace(request, save=Save.BEGIN)
+        outcome = strategy.advance(step, results, request)
+        agreed = outcome.agreed
+        if self._is_warm:
+            activity.add_step(activity.seconds, len(strategy.hosted))
         else:
-            self.progress = before.after_step(agreed.samples, agreed.tally, bad=bad)
-        self._publish_step(step, agreed, outcome.norms, self._warnings(Source.TRAINING, agreed))
-        if self.progress.barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
+            # The first step has waited for loaders that were just started, and does not count for the pace. Now that
+            # the optimizers have their state, it is known how much there is to save.
+            self.saver.prepare(self.progress, self.workers)
+            self._is_warm = True
+        if agreed.is_void:
+            self.progress = self.progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
+        else:
+            self.progress = self.progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
+        is_plain = not (agreed.bad or agreed.put_back or self._notes)
+        warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
+        self._publish_step(step, epoch, agreed, outcome.norms, warnings)
+        barren = self.progress.barren
+        if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
-            raise nothing_to_train_on(self.progress.barren, agreed.why)
+            raise nothing_to_train_on(barren, agreed.why)
         return agreed.request
 
-    def _warnings(self, source: Source, found: Agreement | Evaluated) -> list[str]:
+    def _warnings(self, source: Source, found: Agreement | Evaluated) -> tuple[str, ...]:
         """What is wrong with bad samples, and what user code has assigned: each thing once in a run. And what else this
         worker has met with in reading, which its log has already."""
         warnings: list[str] = []
@@ -144,53 +152,39 @@ class Loop:
         for warning in warnings:
             log.warning("%s", warning)
         notes, self._notes = self._notes, []
-        return warnings + notes
+        return (*warnings, *notes)
 
-    def _report_times(self) -> None:
-        """Not of the first step, which waits for loaders that have just been started."""
-        if self._is_warm:
-            self.activity.end_step(len(self.strategy.hosted))
-        else:
-            # Now that the optimizers have their state, it is known how much there is to save.
-            self.saver.prepare(self.progress, self.workers)
-        self._is_warm = True
-
-    def _request(self) -> StepRequest:
-        """What this worker is asked to do at the end of the step, and the save that its clock asks for."""
-        request = self.requested()
-        if request.save is Save.NONE and self.saver.is_wanted(by_time=0 in self.strategy.hosted):
-            return replace(request, save=Save.BEGIN)
-        return request
-
-    def _run_lane(self, step: int, lane: int, batch_samples: int) -> LaneResult:
-        epoch = self.sampler.epoch_of(step)
-        waited = self.activity.seconds[DATA]
+    def _run_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
+        activity = self.activity
         self.check_lease()
-        with self.activity.during(DATA, lane):
-            planned = self.sampler.micro_batches(step, lane)
-            # Before the first is read: if that kills the worker, somebody can tell which they were.
-            self.activity.reads(epoch, joined(planned))
-            answers = [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
-        waited = self.activity.seconds[DATA] - waited
-        with self.activity.during(COMPUTE, lane):
-            batches = [(len(batch.samples), batch.content) for batch in answers if not batch.is_empty]
-            result = self.lanes.run(step, lane, batches, batch_samples)
-            # What the feed has answered with; a ledger of what was planned proves nothing.
-            result.read = joined([batch.samples for batch in answers])
-            result.tally, result.data_s = Tally.of(epoch, result.read), waited
-        result.put_back = news(result.put_back, self.progress.told)
-        self._notes += [note for batch in answers for note in batch.notes]
-        self._draws = self._draws or any(batch.draws for batch in answers)
-        if any(batch.bad for batch in answers):
-            self._describe_bad(result, answers)
-        return result
-
-    def _describe_bad(self, result: LaneResult, answers: Sequence[Batch]) -> None:
-        left_out = LeftOut()
+        waited = activity.seconds[DATA]
+        activity.enter(DATA, lane)
+        planned = self.sampler.micro_batches(step, lane)
+        # Before the first is read: if that kills the worker, somebody can tell which they were.
+        activity.write_samples(epoch, joined(planned).data)
+        answers = [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
+        activity.leave()
+        waited = activity.seconds[DATA] - waited
+        activity.enter(COMPUTE, lane)
+        # What the feed has answered with; a ledger of what was planned proves nothing.
+        read = [batch.samples for batch in answers]
+        batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
+        result = self.lanes.run(step, lane, batches, batch_samples)
+        result.read = joined(read)
+        result.tally, result.data_s = Tally.of(epoch, result.read), waited
+        activity.leave()
+        if result.put_back:
+            result.put_back = news(result.put_back, self.progress.told)
         for batch in answers:
-            left_out.extend(batch.bad, batch.why)
-        result.bad = left_out.indices
-        result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
+            self._notes += batch.notes
+            self._draws = self._draws or batch.draws
+        if any(batch.bad for batch in answers):
+            left_out = LeftOut()
+            for batch in answers:
+                left_out.extend(batch.bad, batch.why)
+            result.bad = left_out.indices
+            result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
+        return result
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
@@ -218,12 +212,14 @@ class Loop:
 
     def _save_is_due(self) -> bool:
         """A fact of the state and the job, so all workers find the same without a word."""
-        step, every = self.progress.cursor.step, self.spec.checkpoint.every
-        if every == "epoch":
-            is_due = step > 0 and self.sampler.ends_epoch(step)
-        else:
-            is_due = every is not None and step > 0 and step % every == 0
-        return self.mode.saves_at(step, is_due=is_due or self.progress.is_best)
+        step, every, replayed = self.progress.cursor.step, self.spec.checkpoint.every, self.mode.replayed_step
+        if replayed is not None:
+            return step >= replayed - 1
+        if self.progress.best is not None and self.progress.is_best:
+            return True
+        if every is None or step == 0:
+            return False
+        return self.sampler.ends_epoch(step) if every == "epoch" else step % every == 0
 
     def _begin_save(self) -> None:
         with self.activity.during(CHECKPOINT):
@@ -259,21 +255,28 @@ class Loop:
             best=self.progress.best is not before.best,
             bad_samples=len(evaluated.bad),
             bad=listed,
-            warnings=tuple(self._warnings(Source.VALIDATION, evaluated)),
+            warnings=self._warnings(Source.VALIDATION, evaluated),
         )
         self._bad_listed = evaluated.bad
         self.publish(event)
 
-    def _publish_step(self, step: int, agreement: Agreement, norms: dict[str, float], warnings: list[str]) -> None:
+    def _publish_step(
+        self, step: int, epoch: int, agreement: Agreement, norms: dict[str, float], warnings: tuple[str, ...]
+    ) -> None:
         now = perf_counter()
         elapsed, self._step_ended = now - self._step_ended, now
         seconds = self.activity.seconds
         skipped = agreement.skipped
-        is_own, dropped, planned = self._ledger_of_epoch(step)
+        # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
+        losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
+        if agreement.is_void:
+            losses = dict.fromkeys(self.replica.optimizers.by_name)
+        is_own = self.sampler.is_own(epoch)
+        ends = self.sampler.ends_epoch(step)
         event = StepCompleted(
             step=step,
-            epoch=self.sampler.epoch_of(step),
-            losses=self._losses(agreement),
+            epoch=epoch,
+            losses=losses,
             learning_rates=self.replica.optimizers.learning_rates,
             gradient_norms=norms,
             samples=agreement.samples,
@@ -282,10 +285,10 @@ class Loop:
             compute_s=seconds[COMPUTE],
             exchange_s=seconds[EXCHANGE],
             apply_s=seconds[APPLY],
-            ledger=str(agreement.tally),
+            ledger=cast(str, agreement.tally),  # made when the event is told
             own_order=is_own,
-            dropped=dropped,
-            planned=planned,
+            dropped=tuple(sorted(self.sampler.dropped(epoch).tolist())) if ends else (),
+            planned=str(self.sampler.planned(epoch)) if ends and is_own else None,
             # Of another worker, for which this one has waited in the exchange.
             longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
             draws=self._draws,  # what is decoded is another sample in each epoch, and cannot be cached
@@ -293,22 +296,7 @@ class Loop:
             # All of them, however many: the ledger adds up what was left out with what was used.
             bad_samples=len(agreement.bad),
             bad=ranges_of(agreement.bad) if agreement.bad else (),
-            warnings=tuple(warnings),
+            warnings=warnings,
             skipped=None if skipped is None else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples)),
         )
         self.publish(event)
-
-    def _losses(self, agreement: Agreement) -> dict[str, float | None]:
-        """The mean of each; a step that changes nothing has none."""
-        if agreement.is_void:
-            return dict.fromkeys(self.replica.optimizers.by_name)
-        return {name: loss.mean for name, loss in agreement.losses.items()}
-
-    def _ledger_of_epoch(self, step: int) -> tuple[bool, tuple[int, ...], str | None]:
-        """What the ledger must know of a step's epoch: whether the task orders it, and in the end what was left out."""
-        epoch = self.sampler.epoch_of(step)
-        is_own = self.sampler.is_own(epoch)
-        if not self.sampler.ends_epoch(step):
-            return is_own, (), None
-        dropped = tuple(sorted(self.sampler.dropped(epoch).tolist()))
-        return is_own, dropped, str(self.sampler.planned(epoch)) if is_own else None

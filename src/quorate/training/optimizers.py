@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.core.errors import RunError, TaskError
-from quorate.core.user_code import building_code, given, likely_slip, user_code
+from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.task import Task
 
@@ -52,7 +52,7 @@ class Optimizers:
 
         Such code may draw from a random generator, and may change the task or the model.
         """
-        return bool(self._schedulers) or not self.are_torchs_own
+        return bool(self._schedulers) or not self._kinds_are_torchs or any(self._hooks)
 
     @property
     def hooks(self) -> list[Callable[..., Any]]:
@@ -61,7 +61,6 @@ class Optimizers:
 
     @property
     def schedulers(self) -> list[LRScheduler]:
-        """The task's own."""
         return list(self._schedulers.values())
 
     def parameters(self, name: str) -> list[torch.Tensor]:
@@ -69,25 +68,24 @@ class Optimizers:
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]
 
     def prepare(self, step: int, total_steps: int) -> None:
-        """Set the learning rates of a step, if the job file schedules them."""
-        if self._schedule is None:
-            return
+        assert self._schedule is not None
         factor = rate_factor(self._schedule, step, total_steps)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
                 group["lr"] = base * factor
 
     def step(self) -> None:
-        """Update the parameters, then the task's own schedulers."""
-        with user_code("optimizer.step()"):
+        try:
             for optimizer in self.by_name.values():
                 optimizer.step()
             for scheduler in self._schedulers.values():
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
+        except (Exception, SystemExit) as error:
+            blame_user_code(error, "optimizer.step()")
+            raise
 
     def react(self, metric: float) -> None:
-        """Step the schedulers that look at an evaluation."""
         with user_code("schedule().step()"):
             for scheduler in self._schedulers.values():
                 if isinstance(scheduler, ReduceLROnPlateau):
@@ -95,12 +93,10 @@ class Optimizers:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The rate of each optimizer's first group."""
         return {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in self.by_name.items()}
 
     @property
     def reacts(self) -> bool:
-        """Whether a scheduler waits for evaluations."""
         return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers.values())
 
     def state(self) -> dict[str, Any]:
@@ -113,7 +109,6 @@ class Optimizers:
 
     @property
     def states(self) -> int:
-        """How many parameters have a state by now."""
         return sum(len(optimizer.state) for optimizer in self.by_name.values())
 
     def sources(self) -> Iterator[Callable[[], torch.Tensor | None]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from quorate.training.task import Task
 
 _AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
+_VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
 
 
 class Replica:
@@ -35,12 +37,14 @@ class Replica:
         self.parameters = tuple(self.model.named_parameters())
         self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
-        self._trained = [p.requires_grad for _, p in self.parameters]
+        self._tensors = [parameter for _, parameter in self.parameters]
+        self._trained = list(map(_IS_TRAINED, self._tensors))
         self._modes = tuple((module, module.training) for module in self.model.modules())
 
     def begin_lane(self) -> None:
         """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""
-        self.buffers.restore()
+        if self.buffers.exist:
+            self.buffers.restore()
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
@@ -54,19 +58,17 @@ class Replica:
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
-        return [parameter._version for _, parameter in self.parameters]
+        return list(map(_VERSION, self._tensors))
 
     def check_unchanged(self, before: list[int], where: str) -> None:
         """Refuse a parameter that user code has changed outside the optimizer: the next lane would start from it."""
-        if self.versions() == before:
-            return
         for (name, parameter), version in zip(self.parameters, before, strict=True):
             if parameter._version != version:
                 raise changed_outside(name, where)
 
     def check_trainable(self) -> None:
         """Refuse a parameter that was frozen or thawed while training: the exchange was laid out without it."""
-        if [parameter.requires_grad for _, parameter in self.parameters] == self._trained:
+        if list(map(_IS_TRAINED, self._tensors)) == self._trained:
             return
         for (name, parameter), trained in zip(self.parameters, self._trained, strict=True):
             if parameter.requires_grad is not trained:
@@ -76,7 +78,6 @@ class Replica:
                 )
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and committed buffers, by name."""
         yield from self.parameters
         yield from self.buffers.committed()
 
@@ -87,7 +88,6 @@ class Replica:
             yield from self.average.tensors()
 
     def weights_digest(self) -> str:
-        """Of parameters, buffers and averages."""
         return weights_digest(digests(self.tensors(), self.device))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -157,11 +157,9 @@ class Average:
             trained.append(self._parameters[name])
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values, as they stand in a checkpoint."""
         return iter(self._values.items())
 
     def update(self) -> None:
-        """A step has changed the parameters."""
         for averages, trained in self._by_type.values():
             self._move(averages, trained, 0)
 

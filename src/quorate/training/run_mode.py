@@ -28,11 +28,3 @@ class RunMode:
         if average is None:
             return False
         return average.evaluate if self.averaged is None else self.averaged
-
-    def ends_at(self, step: int) -> bool:
-        """Whether there is nothing more to do after this step, however long the job is."""
-        return self.replayed_step is not None and step >= self.replayed_step
-
-    def saves_at(self, step: int, *, is_due: bool) -> bool:
-        """Whether the state after this step is saved, in a job in which a save is due there or not."""
-        return is_due if self.replayed_step is None else step >= self.replayed_step - 1

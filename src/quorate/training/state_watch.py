@@ -58,35 +58,48 @@ class StateWatch:
         self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers], replica.device)
         own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
         self._kept.look_at(self._around(own_modules))
+        self._keeps = self._kept.exist
         modules = [*own_modules, *self._kept.modules]
-        self._attributes = _Attributes(task, modules)
+        self._assigned = _Assigned(task, modules)
         self._structure = _Structure(modules)
-        self._hooks = _Hooks(modules)
         self._modes = [(module, module.training) for _, module in self._kept.modules]
-        self._parameters = _ParameterSamples(replica)
         self._reads_here = _overrides(task, "collate") or _overrides(task, "order")
+        self._where = "loss(), collate() or order()" if self._reads_here else "loss()"
+        # Around each lane all versions are compared, and the bits of one parameter, in turn: writes through `.data` do
+        # not raise a version. Where the bits lie is looked up once, since a state is always loaded in place.
         self._versions: list[int] = []
+        views = [(name, p, replica.device.host_view(p)) for name, p in replica.parameters]
+        self._samples = [(name, p, view[:SAMPLED]) for name, p, view in views if view is not None]
+        self._next = 0
+        self._sample = (0, 0)
         self._digests: dict[str, str] | None = None
         self._is_first = True
 
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
-        put_back = self.before_batch()
+        put_back = self.before_batch() if self._reads_here else []
         self._versions = self._replica.versions()
         if self._is_first:
             self._digests = digests(self._replica.parameters, self._replica.device)
-        self._parameters.before()
+        if self._samples:
+            _, parameter, content = self._samples[self._next]
+            self._sample = parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
         return put_back
 
     def after_lane(self) -> list[str]:
         """A lane has ended; the names of what it has assigned, which is put back."""
-        self._replica.check_unchanged(self._versions, "loss()")
-        changed = self._parameters.changed()
+        if self._replica.versions() != self._versions:
+            self._replica.check_unchanged(self._versions, "loss()")
+        if self._samples:
+            name, parameter, content = self._samples[self._next]
+            if self._sample != (parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)):
+                raise changed_outside(name, "loss()")
+            self._next = (self._next + 1) % len(self._samples)
         if self._digests is not None:
             after, before, self._digests = digests(self._replica.parameters, self._replica.device), self._digests, None
-            changed = next((name for name, digest in before.items() if after[name] != digest), None)
-        if changed is not None:
-            raise changed_outside(changed, "loss()")
+            for name, digest in before.items():
+                if after[name] != digest:
+                    raise changed_outside(name, "loss()")
         self._is_first = False
         return self.put_back()
 
@@ -102,7 +115,8 @@ class StateWatch:
 
     def after_lanes(self) -> None:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
-        self.check("loss(), collate() or order()" if self._reads_here else "loss()")
+        self._replica.check_trainable()
+        self.check(self._where)
 
     def after_update(self, where: str) -> None:
         """The optimizer's step has ended: refuse what it has changed outside the model, which no checkpoint holds."""
@@ -121,7 +135,7 @@ class StateWatch:
                 f"{replaced} in {where}. Lanes share the model, so it must be whole when the job starts: build all of "
                 "it in model()."
             )
-        change = self._kept.change(whole=whole)
+        change = self._kept.change(whole=whole) if self._keeps else None
         if change is not None:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_DEPENDS} {_advice(change)}")
 
@@ -130,7 +144,8 @@ class StateWatch:
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
-        return [*self._attributes.put_back(), *self._hooks.put_back(), *self._kept.put_back_scratch()]
+        names = self._assigned.put_back()
+        return names + self._kept.put_back_scratch() if self._keeps else names
 
     def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
         yield from ((f"self.{name}", value) for name, value in vars(self._task).items() if name != LOG)
@@ -144,14 +159,18 @@ class StateWatch:
             yield from _enclosed(hook)
 
 
-class _Attributes:
-    """The attributes of the task and of all modules, by identity: what costs in every lane, so in one pass over all."""
+class _Assigned:
+    """The attributes of the task and of all modules, by identity, and the hooks of these: what costs in every lane, so
+    in one pass over all. A new hook raises torch's counter of handles; one that is gone leaves a shorter dict."""
 
     def __init__(self, task: Task, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         task._logged()  # so that it is there already when the first number is logged
         self._owners = [_Owner("self", task, frozenset({LOG}))]
         self._owners += [_Owner(path, module, MODULES_OWN) for path, module in modules]
-        self._dicts = [owner.attributes for owner in self._owners]
+        self._hooks = [(path, vars(module)[kind]) for path, module in modules for kind in _HOOKS]
+        self._saved_hooks = [dict(hooks) for _, hooks in self._hooks]
+        self._handles = RemovableHandle.next_id
+        self._dicts = [owner.attributes for owner in self._owners] + [hooks for _, hooks in self._hooks if hooks]
         self._lengths = list(map(len, self._dicts))
         saved = [(owner.attributes, name, value) for owner in self._owners for name, value in owner.saved.items()]
         self._places = [place for place, _, _ in saved]
@@ -160,9 +179,20 @@ class _Attributes:
 
     def put_back(self) -> list[str]:
         now = map(dict.get, self._places, self._names, repeat(_GONE))
-        if list(map(len, self._dicts)) == self._lengths and all(map(is_, now, self._values)):
+        if (
+            list(map(len, self._dicts)) == self._lengths
+            and all(map(is_, now, self._values))
+            and self._handles == RemovableHandle.next_id
+        ):
             return []
-        return [name for owner in self._owners for name in owner.put_back()]
+        names = [name for owner in self._owners for name in owner.put_back()]
+        self._handles = RemovableHandle.next_id
+        for (path, hooks), saved in zip(self._hooks, self._saved_hooks, strict=True):
+            if hooks.keys() != saved.keys():
+                hooks.clear()
+                hooks.update(saved)
+                names.append(f"the hooks of {path}")
+        return names
 
 
 class _Owner:
@@ -222,59 +252,6 @@ class _Structure:
             for name in names.symmetric_difference(buffers.keys()):
                 return f"Buffer '{path}.{name}' was {'removed' if name in names else 'registered'}"
         return None
-
-
-class _Hooks:
-    """The hooks of all modules. A new one raises torch's counter of handles; one that is gone leaves a shorter dict."""
-
-    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        self._places = [(path, vars(module)[kind]) for path, module in modules for kind in _HOOKS]
-        self._saved = [dict(hooks) for _, hooks in self._places]
-        self._filled = [hooks for _, hooks in self._places if hooks]
-        self._lengths = list(map(len, self._filled))
-        self._handles = RemovableHandle.next_id
-
-    def put_back(self) -> list[str]:
-        if self._handles == RemovableHandle.next_id and (
-            not self._filled or list(map(len, self._filled)) == self._lengths
-        ):
-            return []
-        self._handles = RemovableHandle.next_id
-        names = []
-        for (path, hooks), saved in zip(self._places, self._saved, strict=True):
-            if hooks.keys() != saved.keys():
-                hooks.clear()
-                hooks.update(saved)
-                names.append(f"the hooks of {path}")
-        return names
-
-
-class _ParameterSamples:
-    """A look at the bits of one parameter around each lane, in turn: writes through `.data` do not raise a version."""
-
-    def __init__(self, replica: Replica) -> None:
-        # Where they lie, once: a state is always loaded in place.
-        contents = [(name, parameter, replica.device.host_view(parameter)) for name, parameter in replica.parameters]
-        self._parameters = [(name, p, content[:SAMPLED]) for name, p, content in contents if content is not None]
-        self._next = 0
-        self._before: tuple[int, int] | None = None
-
-    def before(self) -> None:
-        self._before = self._look()
-
-    def changed(self) -> str | None:
-        """The name of the parameter, if it has other bits than before the lane; the next lane looks at another."""
-        if self._before is None:
-            return None
-        name = None if self._look() == self._before else self._parameters[self._next][0]
-        self._next = (self._next + 1) % len(self._parameters)
-        return name
-
-    def _look(self) -> tuple[int, int] | None:
-        if not self._parameters:
-            return None
-        _, parameter, content = self._parameters[self._next]
-        return parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
 
 
 def news(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:

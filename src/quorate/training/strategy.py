@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -44,6 +44,9 @@ class StepRequest:
         )
 
 
+NOTHING_ASKED = StepRequest()
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A step that is void: the lanes whose loss is not finite, and the samples that they have read."""
@@ -52,8 +55,7 @@ class Skipped:
     samples: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """What all workers know of a step, and know alike, before the state changes.
 
     Nothing of a step that `is_void` may reach the state. `present` says which parameters have a gradient, as bits, and
@@ -86,8 +88,7 @@ class Agreement:
         return self.skipped is not None or not self.samples
 
 
-@dataclass(frozen=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping."""
 
     agreed: Agreement

@@ -43,34 +43,42 @@ class Update:
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
         self._before_change()
-        with self._activity.during(APPLY):
-            return self._leave_out() if agreement.is_void else self._apply(step, agreement)
+        self._activity.enter(APPLY)
+        norms = self._leave_out() if agreement.is_void else self._apply(step, agreement)
+        self._activity.leave()
+        return norms
 
     def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
-        optimizers = self._replica.optimizers
+        replica, gradients, clip = self._replica, self._gradients, self._spec.clip_norm
+        optimizers = replica.optimizers
         runs_user_code = optimizers.run_user_code
         if runs_user_code:
             # Noise, which is then the same in every worker.
-            self._replica.device.seed(derive_seed(self._spec.seed, "apply", step))
+            replica.device.seed(derive_seed(self._spec.seed, "apply", step))
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
-        self._gradients.install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
+        gradients.install(agreement.present, scales or clip is not None)
         if scales:
             self._scale(agreement)
-        norms = self._norms(optimizers.by_name, scales)
-        optimizers.prepare(step, self._total_steps)
+        if clip is None and not scales and list(optimizers.by_name) == [SOLE]:
+            # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
+            norms = {SOLE: gradients.total_norm(replica.device)}
+        else:
+            norms = self._norms(optimizers.by_name)
+        if self._spec.schedule is not None:
+            optimizers.prepare(step, self._total_steps)
         if runs_user_code:
             self._tidy()
-        # Before the step, which may change buffers too: an average is made of the statistics of this step.
-        self._replica.buffers.commit(agreement.buffers)
+        if agreement.buffers:
+            # Before the step, which may change buffers too: an average is made of the statistics of this step.
+            replica.buffers.commit(agreement.buffers)
         optimizers.step()
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
-        if self._replica.average is not None:
-            self._replica.average.update()
+        if replica.average is not None:
+            replica.average.update()
         return norms
 
     def react(self, metric: float) -> None:
-        """Step the schedulers that look at an evaluation."""
         self._tidy()
         self._replica.optimizers.react(metric)
         self._take_changes("schedule().step()")
@@ -109,14 +117,12 @@ class Update:
             elif agreement.bad and gradients:
                 torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
-    def _norms(self, names: Iterable[str], scales: bool) -> dict[str, float]:
-        if self._spec.clip_norm is None and not scales and list(names) == [SOLE]:
-            # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
-            return {SOLE: self._gradients.total_norm(self._replica.device)}
-        norms = {name: self._clip(self._parameters(name)) for name in names}
+    def _norms(self, names: Iterable[str]) -> dict[str, float]:
+        clip, norms = self._spec.clip_norm, {}
+        for name in names:
+            parameters = self._parameters(name)
+            if clip is not None:
+                norms[name] = clip_grad_norm_(parameters, clip)
+            else:
+                norms[name] = get_total_norm([p.grad for p in parameters if p.grad is not None])
         return dict(zip(norms, self._replica.device.numbers(list(norms.values()))(), strict=True))
-
-    def _clip(self, parameters: list[torch.Tensor]) -> torch.Tensor:
-        if self._spec.clip_norm is not None:
-            return clip_grad_norm_(parameters, self._spec.clip_norm)
-        return get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -178,7 +178,8 @@ def assemble(
                 saver.settle()
 
     def before_change() -> None:
-        settle_save()
+        if not saver.is_settled:
+            settle_save()
         hooks.check_lease()
 
     update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)

@@ -46,6 +46,7 @@ class MembershipView:
         self._is_dismissed = False
         self._close_links: Callable[[], None] | None = None
         self.stop_requested: str | None = None
+        self.is_asked = False  # whether the coordinator has ever asked for something at a step boundary
         self.ended = False
         self.failure: Failure | None = None
 
@@ -131,6 +132,7 @@ class MembershipView:
 
     def handle(self, directive: pb.Directive) -> None:
         with self._changed:
+            self.is_asked = self.is_asked or directive.WhichOneof("what") in ("stop", "regroup", "save")
             match directive.WhichOneof("what"):
                 case "formed":
                     self._adopt(decode_generation(directive.formed))

@@ -19,7 +19,7 @@ from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.progress import Progress
-from quorate.training.strategy import Save, StepRequest
+from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Hooks, SessionParts, assemble
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
@@ -261,5 +261,7 @@ class LoopTrainer:
     def _requested(self) -> StepRequest:
         """What the coordinator asks for at the next step boundary."""
         asked = self.membership.view
+        if not asked.is_asked:  # as at almost every step
+            return NOTHING_ASKED
         save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
         return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)
