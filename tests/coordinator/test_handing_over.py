@@ -6,6 +6,7 @@ from coordinator.played import (
     FIRST,
     PEER_LOST,
     SETTINGS,
+    Timed,
     declared,
     exited,
     heartbeat,
@@ -23,7 +24,6 @@ from quorate.coordinator.actions import DeclareGeneration, Dismiss, Expel, Refil
 from quorate.coordinator.events import (
     ExitReported,
     HeartbeatReceived,
-    MembershipEvent,
     ResizeRequested,
     StateReported,
     StopRequested,
@@ -237,7 +237,7 @@ def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> No
 def test_who_leaves_and_holds_nothing_makes_room_for_one_that_the_handing_over_lacks() -> None:
     """Three are needed, and only one of those who are here stays: the place of one that leaves has to be filled."""
     settings = replace(SETTINGS, min_workers=3)
-    gone: list[tuple[float, MembershipEvent]] = [
+    gone: list[Timed] = [
         (1.0, killed(0)),
         (1.1, replace(heartbeat(1), is_leaving=True)),
         (1.2, reported(1)),

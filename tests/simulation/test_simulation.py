@@ -64,12 +64,18 @@ NEEDS = {
 
 
 LOOKED_AT_FIRST = {
-    "no lease check": 58,
+    "no lease check": 10,
+    "a state report that is not kept as a promise": 15,
     "a stale frame accepted": 3432,
+    "no fencing": 14,
     "a late word of an earlier coordinator heeded": 115,
     "a view of the membership without its check of incarnations": 115,
-    "a generation founded from nothing": 215,
+    "a worker deaf to the coordinator that it has come back to": 6772,
+    "the only holder of the state let go": 76,
+    "a generation founded from nothing": 245,
     "a state counted before it is copied": 49,
+    "a next coordinator that begins anew": 2233,
+    "a generation whose replicas differ goes on": 45,
 }
 """Seeds that have shown what is rarely shown; where one does not any more, all are looked at as for the others."""
 
@@ -175,9 +181,9 @@ def traced(seed: int) -> Verdict:
 
 
 def test_an_undisturbed_job_needs_one_generation_and_every_step_once_in_each_worker() -> None:
-    seed = next(seed for seed in SEEDS if not scenario(seed).faults)
-    course, workers = scenario(seed).course, scenario(seed).workers
-    verdict = Simulation(seed).run()
+    calm = replace(scenario(0), faults=(), poison=None, balance="even", spares=0)
+    course, workers = calm.course, calm.workers
+    verdict = Simulation(0, given=calm).run()
     evaluations = course.steps // course.evaluate_every
     assert (verdict.ending, verdict.generations, verdict.copies) == ("complete", 1, 0)
     assert verdict.steps == workers * (course.steps + evaluations)
