@@ -32,7 +32,7 @@ from quorate.training.replica import Replica
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, saver_of
+from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
 from warm import measure_no_more
 from wire.pairs import on_host
 
@@ -208,16 +208,20 @@ def _work(
         activity=activity,
         requested=lambda: StepRequest("interrupted" if asks and stop_at == activity.step else None),
     )
-    saver = saver_of(parts, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
-    loop = assemble(parts, generation, position, connection=connection, progress=progress, saver=saver, hooks=hooks)
+    checkpointer = checkpointer_of(
+        parts, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble
+    )
+    loop = assemble(
+        parts, generation, position, connection=connection, progress=progress, checkpointer=checkpointer, hooks=hooks
+    )
     if sabotage is not None:
         sabotage(position, loop)
     try:
         ending = loop.run()
     finally:
         loop.feed.close()
-        saver.leave()
-        saver.close(20.0)
+        checkpointer.leave()
+        checkpointer.close(20.0)
         connection.close()
     losses = [event.losses[""] for event in events if isinstance(event, StepCompleted) and "" in event.losses]
     return {

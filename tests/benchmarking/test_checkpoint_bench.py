@@ -316,14 +316,14 @@ def test_every_way_commits_a_state_that_can_be_loaded(way: Callable[[], saving.W
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     kept = model.weight.detach().clone()
-    saver, path = way(), tmp_path / "saved"
-    saver.begin(state, path)
-    saver.settle()
+    checkpointer, path = way(), tmp_path / "saved"
+    checkpointer.begin(state, path)
+    checkpointer.settle()
     with torch.no_grad():
         model.weight.zero_()
-    saver.close()
-    assert saver.committed is not None
-    loaded: Any = saver.load(state, path)
+    checkpointer.close()
+    assert checkpointer.committed is not None
+    loaded: Any = checkpointer.load(state, path)
     if loaded is None:
         weight = state["model"]["weight"]
     else:

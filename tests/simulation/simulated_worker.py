@@ -193,7 +193,7 @@ class SimulatedWorker(Process):
             self, self._link, around.timing, self._status, self._pace, self._runtime, around.habits
         )
         self._backlog = Backlog(self._membership.publish, around.timing)
-        self._saver: Checkpointer | None = None
+        self._checkpointer: Checkpointer | None = None
         self._runtime.spawn("main", self._live)
 
     @property
@@ -271,10 +271,10 @@ class SimulatedWorker(Process):
         self._sleep("build", self._ground.paces.build)
         if self._checkpoint is not None:
             self.holding = self._ground.disk.restore(self._checkpoint) or BEGINNING
-        self._saver = self._make_saver()
+        self._checkpointer = self._make_checkpointer()
         try:
             code = self._run_session()
-            self._saver.close(SAVING_PATIENCE)
+            self._checkpointer.close(SAVING_PATIENCE)
             self._membership.flush_last()
             self._exit(code)
         except ReplicasDiffer as error:
@@ -286,10 +286,10 @@ class SimulatedWorker(Process):
                 self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
                 self._membership.report_failure(Failure.of(error))
             self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
-            self._saver.close(SAVING_PATIENCE)
+            self._checkpointer.close(SAVING_PATIENCE)
             self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
 
-    def _make_saver(self) -> Checkpointer:
+    def _make_checkpointer(self) -> Checkpointer:
         """As worker/assembly.py does."""
         rules, membership = self._ground.rules, self._membership
         context = SaveContext(
@@ -324,9 +324,9 @@ class SimulatedWorker(Process):
 
     def leave(self) -> None:
         """Its generation is over for it."""
-        if self._is_training and self._saver is not None:
+        if self._is_training and self._checkpointer is not None:
             self._is_training = False
-            self._saver.leave()
+            self._checkpointer.leave()
 
     def _run_session(self) -> int:
         self.enter("register")
@@ -427,24 +427,24 @@ class SimulatedWorker(Process):
 
     def train(self, generation: Generation, connection: SimulatedConnection) -> str | None:
         """As the loop does; "complete", why it was asked to stop, or None."""
-        assert self._saver is not None, "it is made before the session"
+        assert self._checkpointer is not None, "it is made before the session"
         self._ground.referee.begins(self, generation)
         self._is_training = True
         lanes = generation.members[generation.position(self.slot)].lanes
         strategy = SimulatedStrategy(partial(self._gather, generation), self.slot, lanes)
         try:
-            return self._loop(generation, self._saver, strategy)
+            return self._loop(generation, self._checkpointer, strategy)
         finally:
-            self.is_saved = self._saver.has_written(Progress(self.holding.cursor))
+            self.is_saved = self._checkpointer.has_written(Progress(self.holding.cursor))
 
-    def _loop(self, generation: Generation, saver: Checkpointer, strategy: SimulatedStrategy) -> str | None:
+    def _loop(self, generation: Generation, checkpointer: Checkpointer, strategy: SimulatedStrategy) -> str | None:
         course = self._ground.course
-        saver.enter(strategy, self.cursor.step)
+        checkpointer.enter(strategy, self.cursor.step)
         self._evaluate_if_due(generation)
         if course.saves_at(self.cursor):
             self._begin_save(strategy)
         while self.cursor.step < course.steps:
-            request = self._step(generation, saver, strategy)
+            request = self._step(generation, checkpointer, strategy)
             if request.stop is not None:
                 self._save(strategy)
                 return request.stop
@@ -459,16 +459,16 @@ class SimulatedWorker(Process):
         return COMPLETE
 
     def _begin_save(self, strategy: SimulatedStrategy) -> None:
-        assert self._saver is not None, "it is made before the session"
+        assert self._checkpointer is not None, "it is made before the session"
         self.enter("checkpoint")
         self._membership.view.save_begun()
-        self._saver.begin(Progress(self.cursor), strategy)
+        self._checkpointer.begin(Progress(self.cursor), strategy)
 
     def _save(self, strategy: SimulatedStrategy) -> None:
-        assert self._saver is not None, "it is made before the session"
+        assert self._checkpointer is not None, "it is made before the session"
         self.enter("checkpoint")
         self._membership.view.save_begun()
-        self._saver.save(Progress(self.cursor), strategy)
+        self._checkpointer.save(Progress(self.cursor), strategy)
 
     def _gather(self, generation: Generation, payload: bytes) -> tuple[bytes, ...]:
         """Everybody's payload, in lane order."""
@@ -481,7 +481,7 @@ class SimulatedWorker(Process):
         self.enter("complete")
         return self.holding.digest, {"ending": ending, "steps": self.holding.cursor.step}
 
-    def _step(self, generation: Generation, saver: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
+    def _step(self, generation: Generation, checkpointer: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
         sound = self.holding
@@ -491,7 +491,7 @@ class SimulatedWorker(Process):
             parts = self._compute(lanes)
             self._membership.check_lease()
             self.enter("exchange")
-            request = self._request(saver, strategy)
+            request = self._request(checkpointer, strategy)
             own = Frame(generation.id, "step", step, self.slot, parts, request=request, digest=self.holding.digest)
             frames = self._exchange(own)
         except LinkError:
@@ -503,7 +503,7 @@ class SimulatedWorker(Process):
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
             self._exchange(Frame(generation.id, "summed", step, self.slot))
-        saver.settle()
+        checkpointer.settle()
         self._membership.check_lease()
         self._apply(generation, frames, summed)
         publish = self._backlog.publish if 0 in lanes else self._backlog.keep
@@ -519,11 +519,11 @@ class SimulatedWorker(Process):
             self._ground.referee.differ(generation)
             raise ReplicasDiffer("the replicas differ", found[1])
 
-    def _request(self, saver: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
+    def _request(self, checkpointer: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
         """What it has been asked to do at the end of the step; all do it, or none."""
         asked = self._membership.view
         save = Save.COMMIT if asked.save_requested else Save.BEGIN if asked.save_asked else Save.NONE
-        if save is Save.NONE and saver.is_wanted(by_time=0 in strategy.hosted):
+        if save is Save.NONE and checkpointer.is_wanted(by_time=0 in strategy.hosted):
             save = Save.BEGIN
         return StepRequest(asked.stop_requested, save, asked.break_requested or asked.save_requested)
 
@@ -566,8 +566,8 @@ class SimulatedWorker(Process):
 
     def _evaluate_if_due(self, generation: Generation) -> None:
         if self._ground.course.evaluates_at(self.holding.cursor):
-            assert self._saver is not None, "it is made before the session"
-            self._saver.settle()
+            assert self._checkpointer is not None, "it is made before the session"
+            self._checkpointer.settle()
             self.enter("evaluation")
             self._exchange(Frame(generation.id, "evaluation", self.holding.cursor.step, self.slot))
             self.holding = apply_evaluation(self.holding)

@@ -77,7 +77,7 @@ def _keeping(file: Path) -> Callable[[int, Any], None]:
                 stream.write(event.to_json() + "\n")
 
         loop.publish = keep
-        loop.saver._context = replace(loop.saver._context, publish=keep)
+        loop.checkpointer._context = replace(loop.checkpointer._context, publish=keep)
 
     return attach
 

@@ -28,7 +28,7 @@ class Done(Worker):
 
     def __init__(self, noted: list[str]) -> None:
         self._membership = cast(Membership, Calls("membership", noted))
-        self._saver = cast(Checkpointer, Calls("saver", noted))
+        self._checkpointer = cast(Checkpointer, Calls("checkpointer", noted))
 
     def _live(self) -> int:
         return 0
@@ -39,4 +39,4 @@ def test_that_the_last_checkpoint_was_saved_is_told_before_the_worker_leaves(mon
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     noted: list[str] = []
     assert Done(noted).live() == 0
-    assert noted == ["saver.close", "membership.flush_last", "membership.close"]
+    assert noted == ["checkpointer.close", "membership.flush_last", "membership.close"]

@@ -57,7 +57,7 @@ class Noted:
             write_status=lambda step, phase, lane: self.notes.append(f"{phase} at {step}"),
             assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=None)),
             timing=Timing(5.0),
-            saver=cast(Any, None),
+            checkpointer=cast(Any, None),
         )
 
     def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:

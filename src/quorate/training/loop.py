@@ -47,7 +47,7 @@ class Loop:
     strategy: Strategy
     update: Update
     evaluator: Evaluator
-    saver: Checkpointer
+    checkpointer: Checkpointer
     activity: Activity
     progress: Progress
     publish: Callable[[Event], None]
@@ -70,7 +70,7 @@ class Loop:
             self._evaluate_only()
             return "complete"
         self._publish_begin()
-        self.saver.enter(self.strategy, self.progress.cursor.step)
+        self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         evaluates = self.evaluation.samples > 0
         last = min(self.sampler.total_steps, self.mode.replayed_step or self.sampler.total_steps)
         self._evaluate_if_due()
@@ -95,10 +95,10 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        return self.saver.has_written(self.progress)
+        return self.checkpointer.has_written(self.progress)
 
     def close(self) -> None:
-        self.saver.leave()
+        self.checkpointer.leave()
         self.feed.close()
         self.strategy.close()
 
@@ -111,7 +111,7 @@ class Loop:
         results = [self._run_lane(step, epoch, lane, batch_samples) for lane in strategy.hosted]
         self.watch.after_lanes()
         request = self.requested()
-        if request.save is Save.NONE and self.saver.is_wanted(by_time=0 in strategy.hosted):
+        if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
         outcome = strategy.advance(step, results, request)
         agreed = outcome.agreed
@@ -120,7 +120,7 @@ class Loop:
         else:
             # The first step has waited for loaders that were just started, and does not count for the pace. Now that
             # the optimizers have their state, it is known how much there is to save.
-            self.saver.prepare(self.progress, self.workers)
+            self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
         if agreed.is_void:
             self.progress = self.progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
@@ -225,13 +225,13 @@ class Loop:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.begin(self.progress, self.strategy)
+            self.checkpointer.begin(self.progress, self.strategy)
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.saver.save(self.progress, self.strategy)
+            self.checkpointer.save(self.progress, self.strategy)
 
     def _publish_begin(self) -> None:
         event = RunBegan(

@@ -145,7 +145,7 @@ def assemble(
     *,
     connection: Connection,
     progress: Progress,
-    saver: Checkpointer,
+    checkpointer: Checkpointer,
     hooks: Hooks,
     mode: RunMode = TRAINING,
 ) -> Loop:
@@ -173,12 +173,12 @@ def assemble(
 
     def settle_save() -> None:
         """The copy of a state that is being saved must be whole before the state changes."""
-        if not saver.is_settled:
+        if not checkpointer.is_settled:
             with activity.during(CHECKPOINT):
-                saver.settle()
+                checkpointer.settle()
 
     def before_change() -> None:
-        if not saver.is_settled:
+        if not checkpointer.is_settled:
             settle_save()
         hooks.check_lease()
 
@@ -195,7 +195,7 @@ def assemble(
         strategy=strategy,
         update=update,
         evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
-        saver=saver,
+        checkpointer=checkpointer,
         activity=activity,
         progress=progress,
         publish=hooks.publish if 0 in hosted else hooks.keep,
@@ -208,7 +208,7 @@ def assemble(
     )
 
 
-def saver_of(
+def checkpointer_of(
     parts: SessionParts,
     mode: RunMode,
     *,

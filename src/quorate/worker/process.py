@@ -46,7 +46,7 @@ from quorate.training.source import task_source
 from quorate.training.task import Task, configure
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
-from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, evaluation_plan, saver_of
+from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, checkpointer_of, evaluation_plan
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
@@ -83,7 +83,7 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
-        self._saver: Checkpointer | None = None
+        self._checkpointer: Checkpointer | None = None
         self._pace = PaceMeter()
         link = GrpcLink(assignment.coordinator, assignment.token)
         self._membership = Membership(link, self._timing, self._status, self._pace.take)
@@ -101,12 +101,13 @@ class Worker:
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
             code = self._live()
-            if self._saver is not None:
+            if self._checkpointer is not None:
                 # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
-                self._saver.close(SAVING_PATIENCE)
+                self._checkpointer.close(SAVING_PATIENCE)
             self._membership.flush_last()  # that this one was saved
-            if code == LEFT and self._saver is not None and self._saver.divergence is not None:
-                return self._report_error(self._saver.divergence)  # the last save of one that was let go has found it
+            if code == LEFT and self._checkpointer is not None and self._checkpointer.divergence is not None:
+                # The last save of one that was let go has found it.
+                return self._report_error(self._checkpointer.divergence)
             return code
         finally:
             self._membership.close()
@@ -167,7 +168,7 @@ class Worker:
         """Whether there is one by now: the first may be on its way, and is sound if all its writers have agreed."""
         over = time.monotonic() + SAVING_PATIENCE
         folder = CheckpointFolder(self._run.checkpoints)
-        while not (found := bool(folder.list())) and self._saver is not None and self._saver.may_commit:
+        while not (found := bool(folder.list())) and self._checkpointer is not None and self._checkpointer.may_commit:
             if time.monotonic() >= over:
                 break
             time.sleep(GLANCE)
@@ -205,7 +206,7 @@ class Worker:
             )
             membership.register(registration)
             self._write_status(progress.cursor.step, WAITING, None)
-            self._saver = saver_of(
+            self._checkpointer = checkpointer_of(
                 parts,
                 assignment.mode,
                 publish=membership.publish,
@@ -227,7 +228,7 @@ class Worker:
                 self._write_status,
                 assignment,
                 self._timing,
-                self._saver,
+                self._checkpointer,
             )
             WorkerSession(assignment.slot, trainer, membership, self._backlog, self._write_status).complete()
 

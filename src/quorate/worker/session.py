@@ -167,7 +167,7 @@ class LoopTrainer:
     write_status: Tell
     assignment: Assignment
     timing: Timing
-    saver: Checkpointer
+    checkpointer: Checkpointer
     is_saved: bool = False
     # When it began to train, and the samples of what it held then: what it has copied is not its own work.
     _began: tuple[float, int] | None = None
@@ -224,7 +224,7 @@ class LoopTrainer:
             self.assignment.slot,
             connection=links.connection,
             progress=self.progress,
-            saver=self.saver,
+            checkpointer=self.checkpointer,
             hooks=hooks,
             mode=self.assignment.mode,
         )
