@@ -29,7 +29,12 @@ class Noted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slot: int = 0) -> None:
         self.notes: list[str] = []
         self.view = SimpleNamespace(
-            break_requested=False, save_requested=False, save_asked=False, stop_requested=None, save_begun=lambda: None
+            is_asked=True,
+            break_requested=False,
+            save_requested=False,
+            save_asked=False,
+            stop_requested=None,
+            save_begun=lambda: None,
         )
         self.is_over = False
         self.is_called: Callable[[], bool] | None = None
@@ -197,6 +202,8 @@ class TestWhatIsAskedFor:
     def test_at_a_step_boundary(self, noted: Noted, asked: dict[str, Any], request_: StepRequest) -> None:
         vars(noted.view).update(asked)
         assert noted.trainer._requested() == request_
+        noted.view.is_asked = False
+        assert noted.trainer._requested() == StepRequest(), "nobody looks where nothing was ever asked for"
 
     @pytest.mark.parametrize(
         ("asked", "ends"),

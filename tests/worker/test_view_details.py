@@ -86,3 +86,19 @@ def test_who_has_another_place_or_had_ours_before_is_dismissed_without_us(
     view.handle(pb.Directive(dismiss=pb.DismissDirective(worker=worker, pid=pid, incarnation=1)))
     with pytest.raises(NothingComesError):
         view.await_generation(None, give_up, 0.01)
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        pb.Directive(stop=pb.StopDirective(reason="interrupted")),
+        regroup(1, saves=False),
+        pb.Directive(save=pb.SaveDirective(generation=encode_id(generation(1).id), request="r")),
+    ],
+    ids=("stop", "regroup", "save"),
+)
+def test_a_view_knows_whether_anything_was_ever_asked_for(view: MembershipView, directive: pb.Directive) -> None:
+    view.handle(formed(1))
+    assert not view.is_asked
+    view.handle(directive)
+    assert view.is_asked
