@@ -48,7 +48,7 @@ from quorate.coordinator.states import (
     WeakLink,
 )
 from quorate.coordinator.succession import succeed
-from quorate.coordinator.weak_links import are_neighbours, line_up
+from quorate.coordinator.weak_links import are_neighbours, blame_link, line_up
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.worker_status import GAVE_UP, OTHERS, Pace, Position, WorkerStatus
@@ -323,6 +323,14 @@ def test_a_suspicion_counts_from_when_the_coordinator_goes_on() -> None:
     after = decide(between(holder(0, within=FIRST), holder(1), suspicion=suspicion), Tick(), 20.0).state
     assert members_of(after).suspicion == replace(suspicion, since=20.0)
     assert members_of(decide(between(holder(0, within=FIRST)), Tick(), 20.0).state).suspicion is None
+
+
+def test_a_link_is_blamed_only_for_what_nobody_died_of() -> None:
+    suspicion = Suspicion((PEER_LOST.at(worker=0, peer=1), PEER_LOST.at(worker=1, peer=0)), 1.0)
+    failed = between(holder(0), holder(1), ring=(0, 1), suspicion=suspicion).members
+    assert blame_link(failed)[1] is not None
+    assert blame_link(replace(failed, is_explained=True))[1] is None
+    assert blame_link(replace(failed, suspicion=None))[1] is None
 
 
 class TestHandingOver:

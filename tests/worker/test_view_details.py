@@ -3,8 +3,10 @@
 import pytest
 
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.core.timing import Timing
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_generation, encode_id
+from quorate.worker.heartbeats import Lease
 from quorate.worker.membership_view import JobEnded, MembershipView
 
 HERE = "127.0.0.1:5000"
@@ -102,3 +104,27 @@ def test_a_view_knows_whether_anything_was_ever_asked_for(view: MembershipView, 
     assert not view.is_asked
     view.handle(directive)
     assert view.is_asked
+
+
+@pytest.mark.parametrize("directive", [pb.Directive(end=pb.EndDirective()), None], ids=("job", "generation"))
+def test_links_are_closed_at_once_where_all_is_over_already(
+    view: MembershipView, directive: pb.Directive | None
+) -> None:
+    view.handle(formed(1))
+    closed: list[str] = []
+    view.close_when_over(generation(1), lambda: closed.append("too early"))
+    assert closed == []
+    view.close_when_over(generation(1), lambda: None)
+    over = pb.RegroupDirective(generation=encode_id(generation(1).id), at_boundary=False)
+    view.handle(directive or pb.Directive(regroup=over))
+    view.close_when_over(generation(1), lambda: closed.append("now"))
+    assert closed == ["now"]
+
+
+def test_an_answer_without_a_lease_is_not_an_answer() -> None:
+    now = 100.0
+    lease = Lease(Timing(5.0), lambda: now)
+    lease.renew(100.0, 4.0)
+    now = 106.0
+    lease.renew(106.0, 0.0)
+    assert "has not answered for 6.0 s" in lease.explain("a:1")

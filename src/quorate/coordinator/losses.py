@@ -247,7 +247,7 @@ def fill_place(
         members = replace(members, stillborn=members.stillborn + 1)
     else:
         members = replace(members, deaths=members.deaths + 1)
-    if members.stop is None and members.victims and (poison := find_poison(members.victims)):
+    if members.stop is None and (poison := find_poison(members.victims)):
         return end(poison, *actions)
     # Few before the first generation: what keeps them from starting once will do so again.
     allowed = 2 * members.wanted + 3 if members.generations else 3

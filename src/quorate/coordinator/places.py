@@ -26,7 +26,7 @@ def taking_part(members: Members) -> list[Enrolled]:
     staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
     staying.sort(key=lambda known: known.is_ready and not known.has_trained)
     chosen = staying[: members.wanted]
-    if len(staying) < len(members.enrolled) and must_hand_over(members):
+    if must_hand_over(members):
         leaving = sorted(_holders(members), key=lambda known: known.worker)
         # Those who stay copy from one who leaves, for as long as that takes; unless it would host no lane.
         chosen = (
