@@ -10,7 +10,7 @@ What each of them means stands at its class; some are defined where they are rai
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
         │                    UnsupportedModelError
         ├── DivergedError    ReplicasDiffer
-        ├── CheckpointError  NewerFormatError, AttemptGone, NoSpace, UntrustedError
+        ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
@@ -30,6 +30,7 @@ class QuorateError(Exception):
 
     @property
     def message(self) -> str:
+        """The text of the error."""
         return str(self)
 
 

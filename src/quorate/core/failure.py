@@ -126,6 +126,7 @@ class JobFailed(JobError):  # noqa: N818
 
     @property
     def run(self) -> str:
+        """The name of the run; empty if there is none."""
         return self.remains.run if self.remains else ""
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -197,6 +197,7 @@ class Shards:
         return blocks
 
     def prefetch(self, blocks: Sequence[int]) -> None:
+        """Read these ahead, in this order."""
         decoded = self.decoded
         wanted = blocks if decoded is None else [block for block in blocks if not decoded.has(block)]
         self._reader.here(self.limit).prefetch(wanted)
