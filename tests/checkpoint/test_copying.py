@@ -107,3 +107,9 @@ def test_copies_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     assert caught.value.lasts
     assert set(place.contents().whole) == {"step-00000002"}
     assert place.read(ORIGIN) == source.origin
+
+
+def test_a_run_without_checkpoints_claims_no_place(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "copy")
+    assert copy_checkpoints(make_source(tmp_path), place).copied == ()
+    assert not (tmp_path / "copy").exists()

@@ -13,6 +13,7 @@ from checkpoint.copied_run import Encrypted, infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.recorded_run import OTHERS
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST
@@ -168,10 +169,13 @@ def test_a_checkpoint_of_another_job_is_passed_over_here_and_there(source: Sourc
 
     shutil.copytree(foreign, run.checkpoints / foreign.name)
     shutil.rmtree(foreign)
-    save(source, 7, job=job)
+    shutil.rmtree(copy / foreign.name)
+    save(source, 8, job=job)
     copy_checkpoints(source, FolderPlace(copy))
     fetch_run(tmp_path / "elsewhere", str(copy))
-    assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [6, 7, 8]
+    mine = CheckpointFolder(run.checkpoints).list()
+    assert [(info.cursor.step, info.manifest.job) for info in mine] == [(6, job), (8, job)]
+    assert (run.path / OTHERS / foreign.name / "manifest.json").exists(), "it is set aside, and not replaced"
 
 
 def test_where_all_are_of_another_job_it_is_the_job_that_was_changed(source: Source, tmp_path: Path) -> None:

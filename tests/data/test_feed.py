@@ -283,7 +283,8 @@ def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
         (REQUESTS[0], JobError, "A loader process failed: OSError"),
     ):
         failing: Any = Failing()
-        loader = Loader(failing, iter([(asked, None)]), 2)
+        loader = Loader(failing, iter([(asked, None)]))
+        loader.ask_ahead(2)
         with pytest.raises(kind, match=words):
             loader.take(REQUESTS[0], lambda: None)
         Loader.end([loader])
@@ -478,3 +479,21 @@ def test_loader_processes_die_with_a_worker_that_is_killed() -> None:
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
     assert all(wait_until_gone(pid) for pid in pids)
+
+
+def test_all_loaders_are_forked_before_the_plan_runs_code_of_the_task() -> None:
+    alive: list[int] = []
+
+    def planned() -> Iterator[Request]:
+        alive.append(len(own_children() - before))
+        yield from REQUESTS
+
+    before = own_children()
+    samples = Samples({Source.TRAINING: Noisy(), Source.VALIDATION: Noisy()}, collate, 5)
+    feed = Feed(samples, planned(), 3, 1)
+    feed.close()
+    assert alive == [3]
+
+
+def own_children() -> set[int]:
+    return set(children_of(os.getpid()))

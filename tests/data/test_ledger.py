@@ -1,6 +1,7 @@
 """A tally sees every sample that is missing, repeated or another one, and nothing of how the rest was divided."""
 
 import random
+import sys
 from itertools import combinations
 
 import numpy
@@ -99,3 +100,14 @@ def test_however_many_are_added_before_anybody_asks_the_sum_is_the_same() -> Non
         so_far.append(so_far[-1] + step)
     assert so_far[-1] == Tally.of(3, range(2000)) == total(steps)
     assert [str(tally) for tally in so_far[1:3]] == [str(Tally.of(3, range(10))), str(Tally.of(3, range(20)))]
+
+
+def test_a_tally_keeps_no_batch_alive() -> None:
+    mapped = numpy.arange(1000, dtype=numpy.int64)  # the numbers of samples lie before their images, say
+    read = mapped[:10]
+    tally, expected = Tally.of(3, read), str(Tally.of(3, list(range(10))))
+    before = sys.getrefcount(mapped)
+    del read
+    assert sys.getrefcount(mapped) == before - 1, "only the view has held it"
+    mapped[:] = 0
+    assert str(tally) == expected

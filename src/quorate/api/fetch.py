@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from quorate.api.recorded_run import recorded_and_asked
+from quorate.api.recorded_run import recorded_and_asked, set_foreign_aside
 from quorate.checkpoint.listing import Search
 from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
@@ -147,8 +147,11 @@ def _bring(run: RunFolder, place: Place, recorded: ResolvedJob, resolved: Resolv
         newest = None if own is None else own.cursor
         return fetch_newest(place, run.checkpoints, newest, cipher=folder.cipher, foreign=foreign)
 
-    # Where what is here is of the run, what is not stays there.
-    return search_own(bring, foreign) if own is None or foreign(own) else bring(foreign)
+    if own is None or foreign(own):
+        return search_own(bring, foreign)
+    # Where what is here is of the run, what is not stays there; and what is not here makes room for one of its name.
+    set_foreign_aside(run, recorded.spec)
+    return bring(foreign)
 
 
 def _warn(run: RunFolder, search: Search) -> None:

@@ -108,12 +108,14 @@ def copy_checkpoints(
         place = place_for("s3://bucket/prefix", run.name)
         copied = copy_checkpoints(Source.of(run, spec), place)
     """
-    claim(source, place)
     found = survey(source.run.checkpoints) if which is None else which
-    there = place.contents().whole
-    copied: list[Copied] = []
+    whole = [each for each in found if isinstance(each, CheckpointInfo)]
     damaged = [each for each in found if isinstance(each, Skipped)]
-    for info in reversed([each for each in found if isinstance(each, CheckpointInfo)]):
+    copied: list[Copied] = []
+    if whole:  # a run that has nothing to copy leaves no trace there
+        claim(source, place)
+    there = place.contents().whole if whole else {}
+    for info in reversed(whole):
         if there.get(info.path.name) == files_of(info.manifest):
             continue
         try:

@@ -76,6 +76,7 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
         enrolled=(*state.members.enrolled, returned),
         reference=state.members.reference or event,
         awaited=state.members.awaited - {event.worker},
+        refills={worker: order for worker, order in state.members.refills.items() if worker != event.worker},
         founders=state.members.founders - {event.worker},
     )
     if not isinstance(state, Recalling):

@@ -85,7 +85,9 @@ class Feed:
                 asked: Iterator[Asked] = ((request, None) for request in assignment.requests(loader))
                 if samples.shards:
                     asked = iter(BlockPrefetch(assignment.requests(loader), samples.shards))
-                self._loaders.append(Loader(samples, asked, self._prefetch))
+                self._loaders.append(Loader(samples, asked))
+            for started in self._loaders:
+                started.ask_ahead(self._prefetch)
         except BaseException:
             Loader.end(self._loaders)
             raise

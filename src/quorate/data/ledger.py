@@ -36,9 +36,10 @@ class Tally:
 
     @classmethod
     def of(cls, epoch: int, samples: Sequence[int] | Indices) -> "Tally":
-        """The tally of samples that were read in an epoch. Nobody may write to them afterwards."""
+        """The tally of samples that were read in an epoch."""
         tally = cls()
-        tally._words, tally._read = None, (epoch, samples)
+        # A copy: their numbers may lie in the same memory as their batch, which would live as long as the tally.
+        tally._words, tally._read = None, (epoch, numpy.array(samples, dtype=numpy.int64))
         return tally
 
     @property

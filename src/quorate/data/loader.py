@@ -35,25 +35,26 @@ Asked = tuple[Request, UpcomingBlocks | None]
 
 
 class Loader:
-    """A process that answers what a plan asks, in its order, and works ahead by `prefetch` requests.
+    """A process that answers what a plan asks, in its order.
+
+    It is asked (`ask_ahead`) once all loaders are there: making the plan runs code of the task, which may change what
+    later forks would have.
 
     HelperLost tells that it is gone, when its own answer is waited for: so what is heard is the death of the one that
     was to read what is asked for now, and not of another that died of something further on.
     """
 
-    def __init__(self, samples: Samples, plan: Iterator[Asked], prefetch: int) -> None:
+    def __init__(self, samples: Samples, plan: Iterator[Asked]) -> None:
         self._plan = plan
         self._unsent = bytearray()
         try:
             self._start(samples)
         except OSError as error:
             raise HelperLost(f"its loader process could not be started: {error.strerror}.") from error
-        try:
-            for _ in range(prefetch):
-                self._ask()
-        except BaseException:
-            Loader.end([self])
-            raise
+
+    def ask_ahead(self, prefetch: int) -> None:
+        for _ in range(prefetch):
+            self._ask()
 
     def _start(self, samples: Samples) -> None:
         self._socket, theirs = socket.socketpair()

@@ -218,10 +218,12 @@ class Checkpointer:
 
     def _ask_everyone(self, progress: Progress, held: HeldState, strategy: Strategy) -> list[Answer]:
         latest = self._latest
+        # First whether it is over: what its thread has left by then is there.
+        is_busy = latest is not None and not latest.done.is_set()
         if latest is not None and latest.info is not None:
             cursor = latest.plan.progress.cursor
             self._known_whole = max(self._known_whole or cursor, cursor)
-        answer = Answer(self._identity, is_busy=latest is not None and not latest.done.is_set())
+        answer = Answer(self._identity, is_busy=is_busy)
         if 0 in strategy.hosted:
             answer = self._answer_as_committer(progress, held, answer)
         known = self._known_whole

@@ -81,7 +81,7 @@ class StateWatch:
         self._versions = self._replica.versions()
         if self._is_first:
             self._digests = digests(self._replica.parameters, self._replica.device)
-        if self._samples:
+        elif self._samples:
             _, parameter, content = self._samples[self._next]
             self._sample = parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
         return put_back
@@ -90,16 +90,16 @@ class StateWatch:
         """A lane has ended; the names of what it has assigned, which is put back."""
         if self._replica.versions() != self._versions:
             self._replica.check_unchanged(self._versions, "loss()")
-        if self._samples:
-            name, parameter, content = self._samples[self._next]
-            if self._sample != (parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)):
-                raise changed_outside(name, "loss()")
-            self._next = (self._next + 1) % len(self._samples)
         if self._digests is not None:
             after, before, self._digests = digests(self._replica.parameters, self._replica.device), self._digests, None
             for name, digest in before.items():
                 if after[name] != digest:
                     raise changed_outside(name, "loss()")
+        elif self._samples:
+            name, parameter, content = self._samples[self._next]
+            if self._sample != (parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)):
+                raise changed_outside(name, "loss()")
+            self._next = (self._next + 1) % len(self._samples)
         self._is_first = False
         return self.put_back()
 

@@ -95,7 +95,7 @@ class Outbox:
             event = self._events.popleft()
             try:
                 line = event.to_json()
-            except (TypeError, ValueError) as error:  # which must not end the heartbeats
+            except Exception as error:  # which must not end the heartbeats, nor be waited for
                 log.warning("an event of kind %s is left out: %s", event.kind, error)
             else:
                 if len(line) <= _EVENT_LIMIT:
