@@ -39,7 +39,19 @@ MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_PRELOADED = ("__main__", "quorate.engines.fork_server", "_pb2")
 # What an interpreter or a library looks at once, when it starts.
-LOOKED_AT_ONCE = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH", "FORCE_COLOR")
+LOOKED_AT_ONCE = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "MIMALLOC_",
+    "TORCH",
+    "FORCE_COLOR",
+)
 _MESSAGE = 1 << 18
 _MOST_DESCRIPTORS = 64
 _ROOM = 2000
@@ -127,10 +139,10 @@ class Warmth:
         return start_anew(*given)
 
     def _start(self) -> None:
-        from quorate.engines.local import ENVIRONMENT
+        from quorate.engines.local import ALLOCATOR, ENVIRONMENT
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environment = os.environ | self._measuring | ENVIRONMENT
+        self._environment = ALLOCATOR | os.environ | self._measuring | ENVIRONMENT
         with theirs:
             room = " " * _ROOM  # for the command lines of what it forks
             self._process = subprocess.Popen(
