@@ -719,14 +719,14 @@ class TestASaveThatMustNotFail:
         def look() -> None:
             if activity.waits_for == "the next try":
                 seen.add(activity.moves)
-                if len(seen) == 3:
+                if len(seen) >= 3:  # for all of them: whoever is not told would wait out its minute
                     _gone()
 
         for hand in crew.present:
             hand.check_lease = look
         with pytest.raises(GenerationOver):
             crew.save(at(1))
-        assert len(seen) == 3
+        assert len(seen) >= 3
 
     def test_waits_for_the_one_that_is_under_way(self, crew: Crew) -> None:
         crew.begin(at(1))

@@ -84,7 +84,7 @@ class Membership:
         sent = self._runtime.now()
         reply = self._ask_until_answered(request, lambda: self._runtime.now() < sent + within)
         if reply is None:
-            waited = f"{self._runtime.now() - sent:.1f} s"
+            waited = f"{max(within, self._timing.failure_timeout):.1f} s"
             raise LinkError(f"the coordinator at {self._link.address} does not answer: nothing came within {waited}")
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
