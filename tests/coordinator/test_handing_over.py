@@ -8,7 +8,6 @@ from coordinator.played import (
     SETTINGS,
     Timed,
     declared,
-    exited,
     heartbeat,
     killed,
     last_of,
@@ -33,7 +32,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training
 from quorate.coordinator.succession import succeed
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import LEFT, Position, WorkerStatus
+from quorate.core.worker_status import Position, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 ALONE = replace(SETTINGS, workers=1, spares=1)
@@ -234,8 +233,8 @@ def test_where_all_are_expelled_whoever_follows_looks_for_the_checkpoint() -> No
     assert declared(came[1]).cursor == Cursor(16)
 
 
-def test_who_leaves_and_holds_nothing_makes_room_for_one_that_the_handing_over_lacks() -> None:
-    """Three are needed, and only one of those who are here stays: the place of one that leaves has to be filled."""
+def test_min_workers_is_not_waited_for_by_those_who_only_hand_over() -> None:
+    """Three are needed, and nobody comes to the place of one that leaves: the last holder would wait without end."""
     settings = replace(SETTINGS, min_workers=3)
     gone: list[Timed] = [
         (1.0, killed(0)),
@@ -244,11 +243,18 @@ def test_who_leaves_and_holds_nothing_makes_room_for_one_that_the_handing_over_l
         (1.2, replace(heartbeat(2), is_leaving=True)),
         (1.3, reported(2)),
     ]
-    last_holder = last_of(training(settings), *gone, (1.4, exited(1, LEFT)), (2.0, registered(0, life=1))).state
-    let_go = decide(last_holder, replace(heartbeat(0, life=1), is_leaving=True), 2.1)
-    assert Dismiss(0, pid_of(0, life=1)) in let_go.actions
-    assert Dismiss(2, pid_of(2)) not in let_go.actions, "nobody else holds the state"
-    *_, formed = play(
-        let_go.state, (2.2, exited(0, LEFT, life=1)), (3.0, registered(1, life=1)), (3.1, registered(0, life=2))
+    alone = last_of(training(settings), *gone)
+    assert workers_of(declared(alone)) == [1, 2], "they save what only they hold"
+    *_, broken = play(
+        alone.state,
+        (1.5, registered(0, life=1)),
+        (1.6, replace(reported(1, 17, generation=2), is_saved=True)),
+        (1.7, reported(2, 17, generation=2)),
     )
-    assert workers_of(declared(formed)) == [0, 1, 2]
+    copying = declared(broken)
+    assert (workers_of(copying), copying.behind) == ([0, 1], (0,)), "one has come that can copy it"
+    done = play(broken.state, (2.0, reported(0, 18, generation=3, life=1)), (2.1, reported(1, 18, generation=3)))
+    assert {Dismiss(1, pid_of(1)), Dismiss(2, pid_of(2))} <= {
+        action for each in (broken, *done) for action in each.actions
+    }
+    assert "min_workers is 3" in done[-1].reason

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_links, warning
-from quorate.coordinator.places import call_to_save, dismiss, expel, places, taking_part
+from quorate.coordinator.places import call_to_save, dismiss, expel, must_hand_over, places, taking_part
 from quorate.coordinator.speed import share_lanes
 from quorate.coordinator.states import (
     Active,
@@ -191,8 +191,10 @@ def _waits_for(members: Members) -> str:
     coming = members.awaited | ({worker for worker, _ in members.dismissed} & set(places(members)))
     if coming and not members.has_state and (here < members.wanted or members.generations):
         return f"{here} of {members.wanted} workers are here"
-    # To stop, those who are left suffice: nobody else will come.
-    needed = members.settings.min_workers if members.stop is None else 1
+    # To stop, those who are left suffice: nobody else will come. Nor does anybody come to the places of those who leave
+    # before they have handed over.
+    is_last_act = members.stop is not None or must_hand_over(members)
+    needed = 1 if is_last_act else members.settings.min_workers
     if here < max(1, needed):
         return f"{here} workers are here, and min_workers is {members.settings.min_workers}"
     return ""

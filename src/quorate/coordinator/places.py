@@ -102,13 +102,11 @@ def mark_leaving(members: Members, workers: Collection[int]) -> Members:
 def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Action, ...]]:
     """Let those go who want to leave and can: they are in no generation, and others hold the state, or a checkpoint.
 
-    Between two generations not before everybody has left the last: whoever has not may be dead. Who holds nothing need
-    not stay until it is handed over: its place may be what the generation lacks that does so.
+    Between two generations not before everybody has left the last: whoever has not may be dead.
     """
     going = [known for known in members.enrolled if known.is_leaving and known.is_ready]
-    if not is_training and must_hand_over(members):
-        going = [known for known in going if not known.has_trained]
-    if not going or not (is_training or all(known.is_ready for known in members.enrolled)):
+    is_safe = is_training or (all(known.is_ready for known in members.enrolled) and not must_hand_over(members))
+    if not going or not is_safe:
         return members, ()
     processes = frozenset(known.process for known in going)
     gone = {known.worker for known in going}
