@@ -657,9 +657,9 @@ def test_a_step_forgives_all_deaths() -> None:
         assert isinstance(state, Training), life
 
 
-def break_links(times: int, state: State, advance: int = 0) -> Decision:
+def break_links(times: int, state: State, advance: int = 0, apart: float = 10.0) -> Decision:
     for count in range(1, times + 1):
-        events = [(float(count), reported(worker, 16 + count * advance, count, PEER_LOST)) for worker in range(3)]
+        events = [(apart * count, reported(worker, 16 + count * advance, count, PEER_LOST)) for worker in range(3)]
         decision = last_of(state, *events)
         state = decision.state
     return decision
@@ -672,8 +672,8 @@ def test_links_that_break_again_and_again_without_a_loss_end_the_job() -> None:
     assert isinstance(last.state, Ended)
     assert last.state.failure is not None
     assert last.state.failure.message == (
-        "links between the workers broke 4 times in a row without a completed step, and no process was found dead:"
-        " worker 1 (10.0.0.2:4000) is gone: end of file."
+        "links between the workers broke 4 times in a row, for 30 s, without a completed step, and no"
+        " process was found dead: worker 1 (10.0.0.2:4000) is gone: end of file."
     )
 
 
@@ -681,9 +681,14 @@ def test_links_that_break_now_and_then_cost_generations_only() -> None:
     assert isinstance(break_links(20, training(), advance=1).state, Training)
 
 
+def test_links_that_break_many_times_in_a_short_storm_cost_generations_only() -> None:
+    assert isinstance(break_links(100, training(), apart=0.29).state, Training)
+    assert isinstance(break_links(100, training(), apart=0.31).state, Ended)
+
+
 def test_a_loss_explains_the_broken_links_before_it() -> None:
     broken = break_links(1 + MOST_FUTILE, training()).state
-    lost = last_of(broken, (9.0, killed(1)), (9.0, reported(0, 16, 5)), (9.0, reported(2, 16, 5)))
+    lost = last_of(broken, (41.0, killed(1)), (41.0, reported(0, 16, 5)), (41.0, reported(2, 16, 5)))
     assert workers_of(declared(lost)) == [0, 2]
 
 

@@ -23,7 +23,6 @@ from coordinator.played import (
 )
 from quorate.coordinator.actions import EndJob, Regroup
 from quorate.coordinator.events import StopRequested, Tick
-from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training, WeakLink
 from quorate.coordinator.weak_links import FORGIVEN_AFTER
@@ -337,12 +336,13 @@ def test_nobody_is_left_out_whom_min_workers_needs_and_the_end_says_so() -> None
     assert warning.endswith("to leave one out would leave fewer than min_workers (2), so it is tried as it is.")
 
     # The first of them had advanced.
-    last = after_failures(training(settings), *[(0, 1)] * (2 + MOST_FUTILE))
+    last = after_failures(training(settings), *[(0, 1)] * (2 + int(settings.timing.storm)))
     assert isinstance(last.state, Ended)
     assert last.state.failure is not None
     assert last.state.failure.message == (
-        "links between the workers broke 4 times in a row without a completed step, and no process was found dead:"
-        " worker 1 (10.0.0.1:4000) is gone: end of file; to leave one out would leave fewer than min_workers (2)."
+        "links between the workers broke 31 times in a row, for 30 s, without a completed step, and no"
+        " process was found dead: worker 1 (10.0.0.1:4000) is gone: end of file; to leave one out would leave fewer than"
+        " min_workers (2)."
     )
     assert last.state.failure.peer is None
     assert [type(action) for action in last.actions] == [EndJob]

@@ -19,9 +19,10 @@ from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, Pace, WorkerStatus
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, OTHERS, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import CheckpointSpec
+from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
@@ -194,6 +195,8 @@ class SimulatedWorker(Process):
         )
         self._backlog = Backlog(self._membership.publish, around.timing)
         self._checkpointer: Checkpointer | None = None
+        # Only what the checkpointer tells of: that it waits, for what, and that it comes further.
+        self._activity = Activity(lambda *_: None)
         self._runtime.spawn("main", self._live)
 
     @property
@@ -306,7 +309,16 @@ class SimulatedWorker(Process):
         )
         restored = self.holding.cursor if self._checkpoint is not None and self.holding is not BEGINNING else None
         layout = HeldLayout(lambda: self.holding)
-        return Checkpointer(context, layout, rules, {}, {}, check_lease=membership.check_lease, restored=restored)
+        return Checkpointer(
+            context,
+            layout,
+            rules,
+            {},
+            {},
+            check_lease=membership.check_lease,
+            activity=self._activity,
+            restored=restored,
+        )
 
     def _start_save(self, work: Callable[[], None]) -> None:
         self._runtime.spawn("checkpoint", work)
@@ -344,7 +356,7 @@ class SimulatedWorker(Process):
         return 0
 
     def _status(self) -> WorkerStatus:
-        return WorkerStatus(self.holding.cursor.step + 1, self.phase)
+        return WorkerStatus(self.holding.cursor.step + 1, self.phase, self._activity.moves, self._activity.waits_for)
 
     def _pace(self) -> Pace | None:
         """How long its own work takes it, of the steps since it was last asked."""
@@ -473,7 +485,8 @@ class SimulatedWorker(Process):
     def _gather(self, generation: Generation, payload: bytes) -> tuple[bytes, ...]:
         """Everybody's payload, in lane order."""
         self._gathers += 1
-        frames = self._exchange(Frame(generation.id, "gather", self._gathers, self.slot, payload=payload))
+        with self._activity.waiting(OTHERS):
+            frames = self._exchange(Frame(generation.id, "gather", self._gathers, self.slot, payload=payload))
         return tuple(frame.payload for frame in sorted(frames, key=lambda frame: generation.position(frame.worker)))
 
     def result(self, ending: str) -> tuple[str, dict[str, object]]:

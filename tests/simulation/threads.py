@@ -86,7 +86,9 @@ class SimulatedRuntime:
         self._process.after(seconds, waiter.wake)
 
     def rest(self) -> None:
-        """Let the others run, until whoever calls is woken."""
+        """Let the others run, until whoever calls is woken; a dead process is not, whatever it still wants to do."""
+        if not self._process.is_alive:
+            raise GreenletExit
         self._scheduler.switch()
 
     def end(self) -> None:

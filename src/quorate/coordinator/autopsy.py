@@ -104,11 +104,11 @@ def autopsy_of_divergences(failure: Failure, times: int) -> Failure:
     return failure.at(message=message)
 
 
-def autopsy_of_links(failure: Failure, times: int) -> Failure:
+def autopsy_of_links(failure: Failure, times: int, seconds: float) -> Failure:
     """What to say of links that break again and again although nobody is dead."""
     message = (
-        f"links between the workers broke {times} times in a row without a completed step, and no process was found"
-        f" dead: {failure.message.rstrip('.')}."
+        f"links between the workers broke {times} times in a row, for {seconds:.0f} s, without a completed step, and no"
+        f" process was found dead: {failure.message.rstrip('.')}."
     )
     return failure.at(message=message)
 

@@ -32,7 +32,7 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.observe.events import LogMessage, RolledBack
 
 MOST_FUTILE = 3
-"""So many generations in a row may break without a loss and without a step."""
+"""So many generations in a row may break without a loss and without a step, however long that takes."""
 
 
 def end(failure: Failure, *before: Action) -> Decision:
@@ -99,8 +99,11 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
     advanced = generation.cursor > members.furthest or members.generations == 0
     futile = 0 if advanced or is_treated else members.futile + (1 if members.suspicion else 0)
-    if futile > MOST_FUTILE and members.suspicion is not None:
-        return end(autopsy_of_links(_last_symptom(members, members.suspicion, blamed), futile), *actions)
+    futile_since = members.futile_since if members.futile else now
+    is_lasting = futile > MOST_FUTILE and now - futile_since >= members.settings.timing.storm
+    if is_lasting and members.suspicion is not None:
+        symptom = _last_symptom(members, members.suspicion, blamed)
+        return end(autopsy_of_links(symptom, futile, now - futile_since), *actions)
     told = explain_line_up(members, blamed, chosen) if members.links else []
     if members.generations and not members.has_state and not generation.cursor.step:
         # Nobody shall wonder where its steps have gone.
@@ -136,6 +139,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         # Those of a step that nobody has completed since.
         victims=tuple(victim for victim in members.victims if victim.step > generation.cursor.step),
         futile=futile,
+        futile_since=futile_since,
         suspicion=None,
         is_explained=False,
     )

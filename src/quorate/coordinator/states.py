@@ -206,6 +206,7 @@ class Members:
     founders: frozenset[int] = frozenset()
     deaths: int = 0
     futile: int = 0
+    futile_since: float = 0.0
     # Newcomers that died while a generation was at work: they slow down the filling of their places, and nothing else.
     stillborn: int = 0
     # How often replicas have differed since the job last advanced, and whether they did in the last generation.

@@ -23,3 +23,8 @@ class Timing:
     def connect(self) -> float:
         """To find the next worker on the ring once the generation is known."""
         return self.failure_timeout * 2
+
+    @property
+    def storm(self) -> float:
+        """A network may break links again and again for so long before the job is given up."""
+        return self.failure_timeout * 6
