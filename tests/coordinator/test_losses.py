@@ -667,7 +667,7 @@ def break_links(times: int, state: State, advance: int = 0, apart: float = 10.0)
 
 def test_links_that_break_again_and_again_without_a_loss_end_the_job() -> None:
     # The first advances, since it brought the job to step 16.
-    assert isinstance(break_links(1 + MOST_FUTILE, training()).state, Training)
+    assert isinstance(break_links(1 + MOST_FUTILE, training(), apart=60.0).state, Training)
     last = break_links(2 + MOST_FUTILE, training())
     assert isinstance(last.state, Ended)
     assert last.state.failure is not None

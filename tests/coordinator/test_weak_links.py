@@ -341,8 +341,8 @@ def test_nobody_is_left_out_whom_min_workers_needs_and_the_end_says_so() -> None
     assert last.state.failure is not None
     assert last.state.failure.message == (
         "links between the workers broke 31 times in a row, for 30 s, without a completed step, and no"
-        " process was found dead: worker 1 (10.0.0.1:4000) is gone: end of file; to leave one out would leave fewer than"
-        " min_workers (2)."
+        " process was found dead: worker 1 (10.0.0.1:4000) is gone: end of file; to leave one out would leave fewer"
+        " than min_workers (2)."
     )
     assert last.state.failure.peer is None
     assert [type(action) for action in last.actions] == [EndJob]

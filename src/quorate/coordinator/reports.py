@@ -50,14 +50,8 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
     difference = join_difference(event, members.reference) if members.reference else None
     if difference:
         return end(difference, Refuse(event.worker, difference))
-    members = replace(
-        members,
-        enrolled=(*members.enrolled, Enrolled(event, heard=now, cursor=event.cursor, moved=now)),
-        reference=members.reference or event,
-        awaited=members.awaited - {event.worker},
-        refills={worker: order for worker, order in members.refills.items() if worker != event.worker},
-    )
-    joined: Active = replace(state, members=members)
+    newcomer = Enrolled(event, heard=now, cursor=event.cursor, moved=now)
+    joined: Active = replace(state, members=members.with_newcomer(newcomer))
     if isinstance(joined, Recalling):
         joined = replace(joined, missing=joined.missing - {(event.worker, event.pid)})
     # It is let in at a step boundary, where the others need not do anything again.

@@ -240,6 +240,17 @@ class Members:
             None,
         )
 
+    def with_newcomer(self, newcomer: "Enrolled") -> "Members":
+        """One that has registered: nobody else is awaited in its place, nor ordered for it."""
+        worker, registration = newcomer.worker, newcomer.registration
+        return replace(
+            self,
+            enrolled=(*self.enrolled, newcomer),
+            reference=self.reference or registration,
+            awaited=self.awaited - {worker},
+            refills={place: order for place, order in self.refills.items() if place != worker},
+        )
+
     def having(self, changed: Enrolled) -> "Members":
         """With this in place of what was known of the same worker."""
         enrolled = tuple(changed if known.worker == changed.worker else known for known in self.enrolled)

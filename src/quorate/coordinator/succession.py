@@ -71,14 +71,8 @@ def take_back(state: Active, event: Registered, now: float) -> Active:
         has_trained=position.has_trained,
         is_leaving=event.worker not in places(state.members),
     )
-    members = replace(
-        state.members,
-        enrolled=(*state.members.enrolled, returned),
-        reference=state.members.reference or event,
-        awaited=state.members.awaited - {event.worker},
-        refills={worker: order for worker, order in state.members.refills.items() if worker != event.worker},
-        founders=state.members.founders - {event.worker},
-    )
+    founders = state.members.founders - {event.worker}
+    members = replace(state.members.with_newcomer(returned), founders=founders)
     if not isinstance(state, Recalling):
         return replace(state, members=members)
     newest = state.newest
