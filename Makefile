@@ -8,7 +8,7 @@ WHAT ?= step startup allreduce
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
+.PHONY: demo setup test test-services coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -19,14 +19,17 @@ demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several w
 setup: .venv/.stamp-examples  ## install Quorate and what the examples need
 
 test: .venv/.stamp-dev        ## run the tests
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not services"
+
+test-services: .venv-services/.stamp   ## run the tests that need real services: MLflow, Prometheus, a browser
+	.venv-services/bin/pytest -m services
 
 coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long" --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not services" --cov --cov-report=term --cov-fail-under=90
 
 test-long: .venv/.stamp-dev   ## run the tests that take minutes
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "long and not services"
 
 test-faults: .venv/.stamp-dev ## run the fault tests N times in a row on a busy machine
 	$(BIN)/python scripts/fault_rounds.py --rounds $(N)
@@ -62,7 +65,7 @@ bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compar
 	@sh scripts/bench_setup.sh
 
 clean:           ## remove what was built, but not the runs
-	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
+	rm -rf .venv .venv-services .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -80,4 +83,9 @@ clean:           ## remove what was built, but not the runs
 
 .venv/.stamp-dev: .venv/.stamp-core
 	@$(PIP) --no-build-isolation --editable '.[dev,examples]'
+	@touch $@
+
+# Services have an environment of their own: they bring half a gigabyte that nobody needs who changes the core.
+.venv-services/.stamp: pyproject.toml constraints.txt scripts/services_setup.sh
+	@PYTHON=$(PYTHON) sh scripts/services_setup.sh
 	@touch $@

@@ -23,7 +23,10 @@ MISTAKES = {
     ),
     "a key in the wrong place": (
         GOOD + "every: 50\n",
-        ["every: there is no such key (job.yaml line 4). Did you mean evaluate.every or checkpoint.every?"],
+        [
+            "every: there is no such key (job.yaml line 4). Did you mean evaluate.every, checkpoint.every, "
+            "track.trace.every or track.every?"
+        ],
     ),
     "a key of the job inside a section": (
         GOOD + "checkpoint: {keep: 2, workers: 2}\n",

@@ -35,6 +35,8 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "loader_prefetch",
         "links",
         "overlap",
+        "track",
+        "notify",
         "port",
         "log_level",
     }

@@ -6,10 +6,11 @@ import pytest
 from pydantic import BeforeValidator, Field, ValidationError
 
 from quorate.spec import resolved, rules
-from quorate.spec.job import Count, RingSpec, Section, _spelled_out
+from quorate.spec.job import RingSpec, _spelled_out
 from quorate.spec.keys import Mark, keys_of
 from quorate.spec.problems import describe_errors
 from quorate.spec.resolved import Change, keeps_bits
+from quorate.spec.section import Count, Section
 
 
 class ToySpec(Section):

@@ -16,6 +16,7 @@ from typing import Any
 from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
+from quorate.api.observers import Observers
 from quorate.api.recorded_run import (
     newest_checkpoint,
     recorded_and_asked,
@@ -253,6 +254,7 @@ class _Part:
         self._spec = self.resolved.spec
         self._workers = self._spec.worker_count(usable_cores())
         self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
+        self._observers = Observers(self.run, self._spec)
         self._has_trained = self._has_finished = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
@@ -272,6 +274,7 @@ class _Part:
                 copied = copies.conclude(signals) if self._has_trained else copies.abandon()
         finally:
             self._display.close()
+            self._observers.close()
         if copied:
             fields["copies"] = copied
             self._write_result(fields)
@@ -285,6 +288,7 @@ class _Part:
         self._waiting.handle(event)
         if not isinstance(event, RunFailed):
             self._display.handle(event)
+        self._observers.handle(event)
 
     def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""

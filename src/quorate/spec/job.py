@@ -5,18 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from quorate.core.errors import JobFileError
 from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import OWN_PLACE, broken_rules
+from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section
+from quorate.spec.tracking import NotifySpec, TrackSpec
 
-Count = Annotated[int, Field(ge=1), Allowed("a whole number of at least 1")]
-CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number of at least 0")]
-OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at least 1, or null")]
-Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
-OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
 USUAL_MINUTES = 10
 """Between two saves of a job that does not say when to save."""
 MetricName = Annotated[str, Field(min_length=1), Allowed("the name of a metric")]
@@ -48,12 +45,6 @@ def _checked_variable(name: str | None) -> str | None:
 
 def _spelled_out(strategy: Any) -> Any:
     return {"kind": strategy} if isinstance(strategy, str) else strategy
-
-
-class Section(BaseModel):
-    """A mapping of known keys, whose values are taken as they are written: no "3" for 3, no true for 1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ScheduleSpec(Section):
@@ -209,6 +200,8 @@ class JobSpec(Section):
     loader_prefetch: Annotated[Count, Mark.MANNER] = 2
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
     overlap: Annotated[bool, Mark.MANNER] = True
+    track: Annotated[TrackSpec | None, Mark.MANNER] = None
+    notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
 

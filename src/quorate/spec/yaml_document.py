@@ -33,7 +33,7 @@ PLAIN_TAGS = frozenset(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "floa
 class JobLoader(yaml.SafeLoader):
     """A safe loader whose plain scalars are null, true and false, numbers, or else text."""
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012 (yaml reads it from the class)
+    yaml_implicit_resolvers = {}
 
     def fetch_alias(self) -> None:
         raise yaml.scanner.ScannerError(None, None, "aliases (*name) are not read in a job file", self.get_mark())

@@ -1,0 +1,19 @@
+"""What the sections of a job file are made of."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quorate.spec.keys import Allowed
+
+Count = Annotated[int, Field(ge=1), Allowed("a whole number of at least 1")]
+CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number of at least 0")]
+OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at least 1, or null")]
+Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
+OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
+
+
+class Section(BaseModel):
+    """A mapping of known keys, whose values are taken as they are written: no "3" for 3, no true for 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,0 +1,87 @@
+"""The keys by which a job is observed: what is tracked where, and who is told of its end. None of them changes bits."""
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from quorate.spec.keys import Allowed
+from quorate.spec.section import Count, Positive, Section
+
+LOOPBACK = "127.0.0.1"
+
+
+def _checked_listener(value: int | str | None) -> int | str | None:
+    if isinstance(value, str):
+        address_of(value)
+    return value
+
+
+def _checked_url(text: str | None) -> str | None:
+    if text is not None and (urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).hostname):
+        raise ValueError("Write http://HOST:PORT, or https://…")
+    return text
+
+
+def _not_a_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Write a port: 0 takes any free one.")
+    return value
+
+
+def address_of(listener: int | str) -> tuple[str, int]:
+    """Host and port of `prometheus: 9400` or `prometheus: 0.0.0.0:9400`. Raises ValueError that says what to write."""
+    host, _, port = (LOOPBACK, "", str(listener)) if isinstance(listener, int) else listener.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"Write a port from 0 to 65535, or HOST:PORT, such as {LOOPBACK}:9400.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+Url = Annotated[str | None, AfterValidator(_checked_url), Allowed("an address such as http://127.0.0.1:4317, or null")]
+
+
+class TraceSpec(Section):
+    """One step in so many is traced in all workers; with `otlp` the spans go to a collector, too."""
+
+    every: Count = 100
+    otlp: Url = None
+
+
+class TrackSpec(Section):
+    """Where a job can be seen besides its run folder. All is off unless it is switched on here.
+
+    Curves have a point every so many steps. `system` is how many seconds lie between two looks at the machine; nobody
+    looks where nothing is tracked.
+    """
+
+    mlflow: Annotated[
+        bool | Annotated[str, Field(min_length=1)],
+        Allowed("true (a file in the folder of runs), or the address of an MLflow server or database"),
+    ] = False
+    tensorboard: bool = False
+    wandb: Annotated[Literal["offline", "online"] | None, Allowed("offline, online or null")] = None
+    prometheus: Annotated[
+        Annotated[int, Field(ge=0, le=65535)] | str | None,
+        BeforeValidator(_not_a_bool),
+        AfterValidator(_checked_listener),
+        Allowed("a port (0: any free one), HOST:PORT, or null"),
+    ] = None
+    trace: TraceSpec | None = None
+    every: Count = 1
+    system: Positive = 10.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody but the run folder is told of the job."""
+        return bool(self.mlflow or self.tensorboard or self.wandb) or self.prometheus is not None
+
+
+class NotifySpec(Section):
+    """Who is told that a job has ended, or has lost a worker: by a command, by a POST of JSON, or both."""
+
+    command: Annotated[str | None, Field(min_length=1), Allowed("a command for the shell, or null")] = None
+    webhook: Url = None
+    on: Annotated[
+        list[Literal["failed", "finished", "lost"]], Field(min_length=1), Allowed("a list of failed, finished and lost")
+    ] = ["failed", "finished"]

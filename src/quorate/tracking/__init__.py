@@ -1,0 +1,1 @@
+"""What is made of a run's events for others: experiment trackers, metrics, traces, notifications."""
