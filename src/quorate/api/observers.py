@@ -23,6 +23,6 @@ class Observers:
             sink.close()
 
 
-def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:
+def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:  # noqa: ARG001
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
     yield from ()
