@@ -45,6 +45,8 @@ def test_generation_is_formed_when_the_last_worker_registers_in_any_order() -> N
     decisions = play(start(SETTINGS, 0.0), (1.0, registered(2)), (2.0, registered(0)), (3.0, registered(1)))
 
     assert [type(decision.state) for decision in decisions] == [Forming, Forming, Training]
+    for count, decision in enumerate(decisions, 1):
+        assert f"has registered, {count} of 3; " in decision.reason
     assert decisions[-1].actions[0] == Welcome(1, 4.0)
     generation = declared(decisions[-1])
     assert generation.id == FIRST

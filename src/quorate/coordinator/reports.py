@@ -50,8 +50,8 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
     difference = join_difference(event, members.reference) if members.reference else None
     if difference:
         return end(difference, Refuse(event.worker, difference))
-    newcomer = Enrolled(event, heard=now, cursor=event.cursor, moved=now)
-    joined: Active = replace(state, members=members.with_newcomer(newcomer))
+    members = members.with_newcomer(Enrolled(event, heard=now, cursor=event.cursor, moved=now))
+    joined: Active = replace(state, members=members)
     if isinstance(joined, Recalling):
         joined = replace(joined, missing=joined.missing - {(event.worker, event.pid)})
     # It is let in at a step boundary, where the others need not do anything again.
