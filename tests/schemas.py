@@ -1,6 +1,7 @@
 """The documents that verbs print with `--json`, held against their schemas in docs/json."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "json"
 def validate(verb: str, document: Any) -> None:
     """Raise with the place at which a document breaks its verb's schema."""
     json.dumps(document, allow_nan=False)  # NaN passes for a number in any schema, and no other reader knows it
+    _validator(verb).validate(document)
+
+
+@cache
+def _validator(verb: str) -> jsonschema.Draft202012Validator:
     schema = json.loads((SCHEMAS / f"{verb}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.Draft202012Validator(schema, registry=_registry()).validate(document)
+    return jsonschema.Draft202012Validator(schema, registry=_registry())
 
 
 def _registry() -> Registry[Any]:
