@@ -44,6 +44,7 @@ def benchmarks() -> None:
       python -m benchmarks overlap
       python -m benchmarks checkpoint --size 100MB
       python -m benchmarks data --size 500MB
+      python -m benchmarks tracking
     """
 
 
@@ -106,6 +107,19 @@ def step(
     from benchmarks.step import SYSTEMS, Step
 
     raise typer.Exit(run(Step(choose_systems(systems, SYSTEMS)), Options(rounds, peers, output, as_json)))
+
+
+@app.command()
+def tracking(rounds: Rounds = 3, output: Output = None, as_json: Json = False) -> None:
+    """Train a tiny MLP and a CNN on one worker, with every sink on and with none.
+
+    It needs the libraries of all of them, as `make test-services` installs them: `.venv-services/bin/python -m
+    benchmarks tracking`.
+    """
+    from benchmarks.run import Options, run
+    from benchmarks.tracking import Tracking
+
+    raise typer.Exit(run(Tracking(), Options(rounds, None, output, as_json)))
 
 
 @app.command()

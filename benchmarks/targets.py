@@ -111,6 +111,22 @@ TARGETS = (
         is_lowest=False,
     ),
     Target(
+        "tracking",
+        "tiny MLP: µs more with all sinks on",
+        _detail("cost_us", system="tracked", case="tiny-mlp"),
+        100.0,
+        is_lowest=False,
+        cores=_IDLE_CORE,
+    ),
+    Target(
+        "tracking",
+        "CNN: % more with all sinks on",
+        _detail("cost_percent", system="tracked", case="cnn"),
+        1.0,
+        is_lowest=False,
+        cores=_IDLE_CORE,
+    ),
+    Target(
         "startup",
         "2 workers: ours ÷ plain Python",
         _over(_ratio("plain-python", system="quorate")),

@@ -9,6 +9,7 @@ from benchmarks.selection import Crowd
 from benchmarks.step import Step
 from benchmarks.target import Judgement, Target, judge
 from benchmarks.targets import TARGETS
+from benchmarks.tracking import Tracking
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 MB = 2**20
@@ -45,6 +46,14 @@ def test_the_overhead_of_a_step_is_over_the_hand_written_loop(ms: float, verdict
     rows = Step().explained([row("quorate", ms, case="tiny-mlp"), row("hand-written", 1.0, case="tiny-mlp")])
     assert verdicts("step", rows)["tiny MLP: µs over the hand-written step"] == verdict
     assert rows[0].details["overhead_us"] == pytest.approx((ms - 1) * 1000)
+    assert rows[1].details == {}
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(50.4, "met"), (50.6, "missed")])
+def test_tracking_is_held_against_nothing(ms: float, verdict: str) -> None:
+    rows = Tracking().explained([row("tracked", ms, case="cnn"), row("untracked", 50.0, case="cnn")])
+    assert verdicts("tracking", rows)["CNN: % more with all sinks on"] == verdict
+    assert rows[0].details["cost_us"] == pytest.approx((ms - 50) * 1000)
     assert rows[1].details == {}
 
 
