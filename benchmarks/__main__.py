@@ -113,8 +113,12 @@ def step(
 def tracking(rounds: Rounds = 3, output: Output = None, as_json: Json = False) -> None:
     """Train a tiny MLP and a CNN on one worker, with every sink on and with none.
 
-    It needs the libraries of all of them, as `make test-services` installs them: `.venv-services/bin/python -m
-    benchmarks tracking`.
+    It needs the libraries of all of them, which the environment of `make test-services` has.
+
+    \b
+    Examples:
+      python -m benchmarks tracking
+      python -m benchmarks tracking --rounds 1
     """
     from benchmarks.run import Options, run
     from benchmarks.tracking import Tracking

@@ -103,6 +103,7 @@ def test_every_benchmark_has_a_verb() -> None:
     assert list(GROUP.commands) == [
         "allreduce",
         "step",
+        "tracking",
         "startup",
         "scaling",
         "overlap",
