@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.checkpoints import write_weights
-from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.recorded_run import recorded_job
 from quorate.api.result import LoadedModel, model_of
 from quorate.core.errors import QuorateError
 from quorate.core.user_code import describe
@@ -105,7 +105,7 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
     why_no_graph, why_no_signature = _save_model(loaded, folder)
     write_weights(run, loaded, folder / WEIGHTS)
     (folder / JOB).write_text(dump_job(recorded_job(run)))
-    environment, spec = recorded_environment(run, loaded.checkpoint), loaded.spec
+    environment, spec = manifest.environment, loaded.spec
     if spec.checkpoint.source and spec.checkpoint.encrypt is None:
         _copy_source(run, folder / SOURCE_FOLDER)
     lineage = Lineage(

@@ -8,6 +8,7 @@ which are compared whenever it is pulled.
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +46,6 @@ class ModelVersion:
     aliases: tuple[str, ...]
     created: datetime
     lineage: Lineage | None
-    model_id: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
@@ -93,8 +93,7 @@ class ModelRegistry:
                 "`quorate models register RUN`, or name another place with --mlflow URI"
             )
         self.uri = uri
-        for noisy in ("mlflow", "alembic"):  # which tell of every table that they make
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # it tells of every table that it makes
         with self._asking():
             self._client = connect(uri)
 
@@ -175,13 +174,15 @@ class ModelRegistry:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
             filters = f"name = '{_quoted(name)}'"
+            model = self._client.get_logged_model(logged.model_id)
             for each in self._pages(self._client.search_model_versions, filter_string=filters):
-                if each.model_id == logged.model_id:
+                if each.source == model.artifact_location:
                     return _version_of(each, self._client.get_registered_model(name).aliases), False
             made = self._client.create_model_version(
                 name,
-                f"models:/{logged.model_id}",
-                run_id=self._client.get_logged_model(logged.model_id).source_run_id,
+                # Not models:/ID, which MLflow looks for where its global settings say, and not where we are.
+                model.artifact_location,
+                run_id=model.source_run_id,
                 tags=logged.lineage.as_tags(),
                 model_id=logged.model_id,
             )
@@ -211,7 +212,7 @@ class ModelRegistry:
             with self._asking():
                 from mlflow.artifacts import download_artifacts
 
-                place = self._client.get_logged_model(found.model_id).artifact_location
+                place = self._client.get_model_version_download_uri(found.name, str(found.version))
                 for name in wanted:
                     download_artifacts(f"{place}/{name}", dst_path=str(scratch), tracking_uri=self.uri)
             for name in wanted:
@@ -330,7 +331,6 @@ def _version_of(told: Any, aliases: dict[str, Any]) -> ModelVersion:
         aliases=tuple(sorted(alias for alias, version in aliases.items() if str(version) == str(told.version))),
         created=datetime.fromtimestamp(told.creation_timestamp / 1000, UTC),
         lineage=Lineage.of_tags(told.tags),
-        model_id=told.model_id or "",
     )
 
 

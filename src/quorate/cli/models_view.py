@@ -31,6 +31,7 @@ def _row(version: ModelVersion) -> tuple[Text, ...]:
         cells = [str(version), aliases, *[NONE] * (len(_HEADINGS) - 2)]
     else:
         digests = (lineage.weights_digest, lineage.job_digest, lineage.data, lineage.code, lineage.git_commit)
-        short = [NONE if digest is None else digest[:_DIGEST] for digest in digests]
+        # What stands before a colon says how the digest was made.
+        short = [NONE if digest is None else digest.rpartition(":")[2][:_DIGEST] for digest in digests]
         cells = [str(version), aliases, lineage.run, f"{lineage.step:,}", *short]
     return tuple(Text(cell) for cell in cells)
