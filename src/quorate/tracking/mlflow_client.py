@@ -14,9 +14,8 @@ from quorate.core.addresses import shown_place
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking.provenance import FOLDER
 
-FOLDER = "tracking"
-"""In a run folder: what is known of those that track it."""
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
 DATABASE = "mlflow.db"
@@ -43,6 +42,11 @@ def artifact_location(uri: str) -> str | None:
     return None if database == uri else (Path(database).absolute().parent / ARTIFACTS).as_uri()
 
 
+def place(uri: str) -> str:
+    """A URI as it is shown and written down: without the password that it may have."""
+    return uri if uri.startswith("sqlite:") else shown_place(uri)
+
+
 def connect(uri: str) -> Any:
     """An `MlflowClient` of this place for tracking and registry, which gives up early where nobody answers.
 
@@ -51,7 +55,10 @@ def connect(uri: str) -> Any:
     for name, value in _SHORT_PATIENCE.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
+    from mlflow.store.db import utils
 
+    # Ten by itself, over two minutes: a database that is away, or has no room, is asked again by whoever calls.
+    utils.MAX_RETRY_COUNT = 2
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -128,12 +135,12 @@ def _kept_ids(run: RunFolder) -> dict[str, str]:
 
 
 def _kept_id(run: RunFolder, uri: str) -> str | None:
-    kept = _kept_ids(run).get(shown_place(uri))
+    kept = _kept_ids(run).get(place(uri))
     return kept if isinstance(kept, str) else None
 
 
 def _keep_id(run: RunFolder, uri: str, run_id: str) -> None:
     with contextlib.suppress(OSError):  # the server's tag says the same
         (run.path / FOLDER).mkdir(exist_ok=True)
-        kept = {**_kept_ids(run), shown_place(uri): run_id}
+        kept = {**_kept_ids(run), place(uri): run_id}
         write_atomically(run.path / FOLDER / "mlflow.json", json.dumps(kept, indent=2) + "\n")
