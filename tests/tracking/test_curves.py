@@ -1,5 +1,6 @@
 """Points of events: their names, and that each is made once, however often a step is told."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -175,4 +176,4 @@ def test_the_shape_of_a_long_curve_takes_little_room() -> None:
     assert set(series.curves) == {"train/loss"}
     steps = [at for at, _ in series.curves["train/loss"]]
     assert 1000 < len(steps) <= 4000
-    assert len({after - before for before, after in zip(steps, steps[1:], strict=False)}) == 1
+    assert len({after - before for before, after in itertools.pairwise(steps)}) == 1

@@ -1,5 +1,6 @@
-"""A tracker has every point of a run once, wherever it fails and whenever the process that follows the run is killed."""
+"""A tracker has every point of a run once, wherever it fails and whenever who follows the run is killed."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -124,7 +125,7 @@ def test_one_that_is_away_is_asked_less_and_less_often_and_loses_nothing(
     while clock.now < 200:
         assert not follower.poll()
         clock.now += 0.5
-    pauses = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(asked)]
     assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, 8.0]
     assert set(pauses[6:]) == {30.0}
     assert len(caplog.records) == 1

@@ -119,7 +119,7 @@ class Follower:
         if trouble is None:
             if self.trouble is not None:
                 log.info("%s: it works again", self.tracker.name)
-            self._pause = _FIRST_PAUSE
+            self._pause, self._not_before = _FIRST_PAUSE, self._clock()
         else:
             # Each kind of trouble once: a server may be away for a day.
             if type(trouble) is not type(self.trouble):
