@@ -8,7 +8,7 @@ from typing import Protocol
 
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.observe.jsonl import EventTail
+from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.observe.sinks import Durable
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.curves import Curves, Point, Series
@@ -95,7 +95,8 @@ class Follower:
         return self._attempt(lambda: self.tracker.finish(status, self._sink.series.curves))
 
     def _begin(self) -> None:
-        if self.tracker.begin():
+        # A file that has become shorter is another file.
+        if self.tracker.begin() and self._durable.offset <= end_of_events(self._run.events_file):
             self._sink.recall(_events_until(self._run.events_file, self._durable.offset))
         else:
             self._durable.rewind()
