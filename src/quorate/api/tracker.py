@@ -4,6 +4,7 @@ It reads the run's `events.jsonl` and nothing else, so it neither delays a job n
 told by the end of the job, `quorate track` tells later.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +70,9 @@ def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
     (run.path / FOLDER).mkdir(exist_ok=True)
     try:
         with hold(run.path / FOLDER / "lock"):
+            ending = _ending(run) if run.holder() is None else None
             followers = [Follower(run, tracker, track.every) for tracker in trackers_of(run, spec, track)]
-            return _conclude(followers, _ending(run) if run.holder() is None else None, always_begin=True)
+            return [_conclude(follower, ending, ABSENT, always_begin=True) for follower in followers]
     except FolderInUse as in_use:
         raise RunError(f"run {run.name} is being tracked by {in_use} already; wait for it to end") from None
 
@@ -168,12 +171,35 @@ def _await_end_of_input(over: threading.Event) -> None:
 
 def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
     assert spec.track is not None
+
+    def serve(follower: Follower) -> Tracked:
+        while not over.wait(_EVERY):
+            follower.poll()
+        return _conclude(follower, _ending(run), PATIENCE)
+
     with _turn(run, over):
         followers = [Follower(run, tracker, spec.track.every) for tracker in trackers_of(run, spec, spec.track)]
-        while not over.wait(_EVERY):
-            for follower in followers:
-                follower.poll()
-        return [each.missing for each in _conclude(followers, _ending(run)) if each.missing]
+        serving = _in_threads(serve, followers)
+        over.wait()
+        # A little less than it has: what is missing must still be told.
+        concurrent.futures.wait(serving.values(), PATIENCE - ABSENT)
+        told = [done.result() if done.done() else _told(each, is_missing=True) for each, done in serving.items()]
+    return [each.missing for each in told if each.missing]
+
+
+def _in_threads(work: Callable[[Follower], Tracked], followers: Sequence[Follower]) -> dict[Follower, Future[Tracked]]:
+    """Each in a thread of its own: one that hangs holds up no other, nor the end of the process."""
+
+    def fulfil(follower: Follower, future: Future[Tracked]) -> None:
+        try:
+            future.set_result(work(follower))
+        except BaseException as error:
+            future.set_exception(error)
+
+    futures = {follower: Future[Tracked]() for follower in followers}
+    for follower, future in futures.items():
+        threading.Thread(target=fulfil, args=(follower, future), name=follower.tracker.key, daemon=True).start()
+    return futures
 
 
 @contextlib.contextmanager
@@ -191,17 +217,16 @@ def _turn(run: RunFolder, over: threading.Event) -> Iterator[None]:
         yield
 
 
-def _conclude(followers: Sequence[Follower], status: str | None, *, always_begin: bool = False) -> list[Tracked]:
-    """Tell each the rest and how the run has ended, if it has, for as long as patience lasts."""
-    began = time.monotonic()
-    left = list(followers)
-    while left:
-        left = [each for each in left if not _is_done(each, status, always_begin)]
-        waited = time.monotonic() - began
-        if waited > PATIENCE - ABSENT or not any(each.has_begun or waited < ABSENT for each in left):
-            break
+def _conclude(follower: Follower, status: str | None, patience: float, *, always_begin: bool = False) -> Tracked:
+    """Tell it the rest and, if the run has ended, how; until it takes nothing for as long as patience lasts."""
+    since, sent = time.monotonic(), follower.sent
+    while not _is_done(follower, status, always_begin):
+        if follower.sent > sent:
+            since, sent = time.monotonic(), follower.sent
+        if time.monotonic() - since > (patience if follower.has_begun else ABSENT):
+            return _told(follower, is_missing=True)
         time.sleep(_EVERY / 2)
-    return [_told(each, is_missing=each in left) for each in followers]
+    return _told(follower, is_missing=False)
 
 
 def _ending(run: RunFolder) -> str:

@@ -41,7 +41,7 @@ def parameters_of(spec: JobSpec) -> dict[str, str]:
     return {
         key: write_value(value)
         for key, value in _flat("", spec.model_dump())
-        if value is not None and mark_of(key) is Mark.MEANING
+        if value is not None and value != {} and mark_of(key) is Mark.MEANING
     }
 
 
