@@ -1,0 +1,1 @@
+from command import finished, undisturbed, workplace  # noqa: F401 (fixtures)
