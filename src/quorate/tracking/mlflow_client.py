@@ -22,12 +22,14 @@ DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 
 # An absent server must be known to be absent quickly: whoever calls tries again by itself, and later.
-_SHORT_PATIENCE = {
+_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     # MLflow tells its makers how it is used. That is for the user to switch on.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It would print addresses among what a verb prints.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -52,7 +54,7 @@ def connect(uri: str) -> Any:
 
     A file of SQLite is made if it is not there.
     """
-    for name, value in _SHORT_PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
