@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from command import Workplace, await_condition
+from schemas import validate
 from services.mlflow_server import Database, MlflowServer
 from small_disk import small_disk
 
@@ -124,10 +125,12 @@ def test_a_server_that_was_never_there_is_caught_up_with_later(
     assert done.stderr.rstrip().endswith("To send the rest: quorate track tiny-0001")
     again = workplace.run("track", "last", "--json")
     assert again.code == 1
+    validate("track", again.document)
     assert again.document["trackers"][0]["missing"]
     server.start()
     done = workplace.run("track", "last", "--json")
     assert done.code == 0, done.stderr
+    validate("track", done.document)
     (tracker,) = done.document["trackers"]
     assert (tracker["last_step"], tracker["missing"]) == (8, None)
     database = Database(server.database)

@@ -51,7 +51,7 @@ class WandbTracker:
             id=identity(self._run),
             name=self._run.name,
             dir=str(self._run.path),
-            mode=self._mode,  # type: ignore[arg-type]
+            mode=self._mode,
             resume="allow" if self._mode == "online" else None,
             config={**parameters_of(self._spec), **facts, **({"git.commit": git.commit} if git.commit else {})},
             settings=wandb.Settings(
