@@ -40,6 +40,12 @@ def losses(place: Workplace) -> list[tuple[int, float]]:
     return sorted(told.items())
 
 
+def catch_up(place: Workplace) -> None:
+    """On a busy machine a tracker may not be done in time; what it was told by then must not be there twice."""
+    done = place.run("track", "last")
+    assert done.code == 0, done.stdout + done.stderr
+
+
 def test_a_run_in_a_file_has_all_that_is_to_be_known_of_it(workplace: Workplace) -> None:
     git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
     for command in (["init", "-q"], ["add", "task.py"], ["commit", "-qm", "first"]):
@@ -83,6 +89,7 @@ def test_under_five_faults_and_a_resume_the_curve_is_the_undisturbed_one(workpla
     done = workplace.run("chaos", "job.yaml", "--set", "workers=2", "--json", *flags)
     document = done.document
     assert document["same"], done.stderr
+    catch_up(workplace)
     database = Database(workplace.folder / "runs" / "mlflow.db")
     assert database.runs() == {"tiny-0001": "FINISHED", "tiny-0002": "FINISHED"}
     undisturbed_curves, disturbed = database.curves("tiny-0001"), database.curves("tiny-0002")
@@ -94,24 +101,25 @@ def test_under_five_faults_and_a_resume_the_curve_is_the_undisturbed_one(workpla
     assert points_of_tensorboard(workplace.last) == points_of_tensorboard(workplace.runs()[0])
 
 
-def test_a_server_that_dies_and_comes_back_has_everything(
-    workplace: Workplace, server: MlflowServer, undisturbed: str
-) -> None:
+def test_a_server_that_dies_and_comes_back_has_everything(workplace: Workplace, server: MlflowServer) -> None:
+    workplace.write_job(steps=100)
+    undisturbed = workplace.train("--json").document["weights_digest"]
     server.start()
     database = Database(server.database)
-    workplace.write_job(track={"mlflow": server.uri})
-    job = workplace.start("train", "job.yaml", "--workers", "2", "--json", HOLD="9")
-    await_condition("the first steps", lambda: database.curves("tiny-0001"))
+    workplace.write_job(steps=100, track={"mlflow": server.uri})
+    job = workplace.start("train", "job.yaml", "--workers", "2", "--json", SLOW="0.3")
+    await_condition("the first steps", lambda: database.curves("tiny-0002"))
     server.kill()
-    workplace.go()
-    job.await_event("finished")
+    killed_at = max(event["step"] for event in workplace.events() if event["kind"] == "step")
+    job.await_event("step", at_least=killed_at + 5)
     server.start()
+    workplace.go()
     done = job.done()
     assert (done.code, done.document["weights_digest"]) == (0, undisturbed), done.stderr
-    workplace.assert_nobody_left()
-    assert "track" not in done.stderr
-    assert database.runs() == {"tiny-0001": "FINISHED"}
-    assert database.curves("tiny-0001")["train/loss"] == losses(workplace)
+    catch_up(workplace)
+    assert database.runs() == {"tiny-0002": "FINISHED"}
+    assert database.curves("tiny-0002")["train/loss"] == losses(workplace)
+    assert len(losses(workplace)) == 100
     assert list(server.folder.glob("artifacts/**/loss.png"))
 
 
