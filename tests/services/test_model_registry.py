@@ -164,6 +164,29 @@ def test_the_same_checkpoint_is_registered_once_and_another_is_another_version(
     assert (str(earlier), is_new, lineage_of(earlier).step) == ("earlier/1", True, 6)
 
 
+def test_a_tracked_run_has_its_model_logged_at_its_end_and_registers_that(workplace: Workplace) -> None:
+    for command in (("init", "-q"), ("add", "task.py"), ("commit", "-qm", "a task")):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *command], cwd=workplace.folder, check=True
+        )
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=workplace.folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    workplace.write_job(track={"mlflow": True, "system": 0.2})
+    done = workplace.train("--workers", "1", SLOW="0.02")
+    assert done.code == 0, done.stderr
+    run = RunFolder(workplace.last)
+    kept = workplace.folder / "runs" / "mlflow-artifacts"
+    (logged,) = kept.rglob("model.pt2")
+    version, is_new = register_model(run, registry_uri(run.path.parent, None, run), None, "last")
+    assert (str(version), is_new) == ("tiny/1", True)
+    assert lineage_of(version).git_commit == commit
+    assert list(kept.rglob("model.pt2")) == [logged], "the one that was logged is registered"
+    samples = [event for event in workplace.events() if event["kind"] == "system"]
+    assert samples and all(each["machine"]["disk_free_bytes"] > 0 for each in samples)
+    assert "system" not in done.stderr
+
+
 def test_an_alias_moves_and_what_was_pulled_is_left_as_it_is(registry: ModelRegistry, tmp_path: Path) -> None:
     assert registry.promote("tiny", 1, "champion").before is None
     assert registry.promote("tiny", 2, "champion").before == 1

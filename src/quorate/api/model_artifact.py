@@ -17,7 +17,7 @@ import inspect
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from quorate.api.result import LoadedModel, model_of
 from quorate.core.errors import QuorateError
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
-from quorate.spec.job import JobSpec, mark_of
-from quorate.spec.keys import Mark
+from quorate.spec.job import JobSpec
 from quorate.spec.resolved import dump_job
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking.provenance import parameters_of, recorded_git
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ModelArtifact:
     why_no_signature: str
 
 
-def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str | None, folder: Path) -> ModelArtifact:
+def build_artifact(run: RunFolder, which: str, task: str | None, folder: Path) -> ModelArtifact:
     """Make the folder of the model of a run's checkpoint: last, best, or that of a step."""
     from quorate.worker.same_data import SAMPLES
 
@@ -119,7 +119,7 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
         total_steps=spec.steps,
         data=environment.get(SAMPLES),
         code=environment.get(SOURCE),
-        git_commit=git_commit,
+        git_commit=recorded_git(run).commit or None,
         digests={name: sha256_of(folder / name) for name in PULLED},
     )
     return ModelArtifact(folder, lineage, why_no_graph, why_no_signature)
@@ -128,17 +128,8 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
 def job_digest(spec: JobSpec) -> str:
     """Sha-256 of what a job means: of all keys that change the bits, however and wherever it runs. The task counts by
     its class; its code has a digest of its own."""
-    meant = {key: value for key, value in _flat(spec.model_dump()) if mark_of(key) is Mark.MEANING}
-    meant["task"] = spec.task.rpartition(":")[2]
-    return hashlib.sha256(json.dumps(meant, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
+    meant = {**parameters_of(spec), "task": spec.task.rpartition(":")[2]}
+    return hashlib.sha256(json.dumps(meant, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(file: Path) -> str:
