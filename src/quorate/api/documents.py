@@ -1,4 +1,4 @@
-"""What was done with checkpoints, with data in shards and with a job under faults, as JSON documents.
+"""What was done with checkpoints, data in shards, trackers and a job under faults, as JSON documents.
 
 Each is described by a schema in docs/json; those that tell of runs are in `history`.
 """
@@ -11,12 +11,16 @@ from typing import Any
 from quorate.api.chaos import Trial
 from quorate.api.checkpoints import Verified as VerifiedCheckpoints
 from quorate.api.data import Indexed, Stats, Verified
+from quorate.api.models import ModelVersion
 from quorate.api.preview import Previewed, short_fields
+from quorate.api.tracker import Tracked
 from quorate.chaos.fault import PHASES, Firing
 from quorate.core.generation import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
 from quorate.history.streaming import shown_place
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.mlflow_client import place as mlflow_place
 
 _PHASE_NAMES = {status: name for name, status in PHASES.items()}
 
@@ -41,6 +45,22 @@ def verified_checkpoints_document(run: str, verified: VerifiedCheckpoints) -> di
             }
             for each in examined
         ],
+    }
+
+
+def models_document(uri: str, versions: Sequence[ModelVersion]) -> dict[str, Any]:
+    """All versions of a registry."""
+    return {"registry": mlflow_place(uri), "models": [model_document(each) for each in versions]}
+
+
+def model_document(version: ModelVersion) -> dict[str, Any]:
+    """A version, and where it comes from."""
+    return {
+        "name": version.name,
+        "version": version.version,
+        "aliases": list(version.aliases),
+        "created": version.created.isoformat(timespec="milliseconds"),
+        "lineage": None if version.lineage is None else asdict(version.lineage),
     }
 
 
@@ -138,6 +158,12 @@ def preview_document(
         "sheet": None if sheet is None else str(sheet.absolute()),
         "pictures": pictures,
     }
+
+
+def track_document(run: RunFolder, told: Sequence[Tracked]) -> dict[str, Any]:
+    """What those that track a run were told."""
+    trackers = [{**asdict(each), "missing": each.missing or None} for each in told]
+    return {"run": run.name, "folder": str(run.path), "trackers": trackers}
 
 
 def _head(index: ShardIndex) -> dict[str, Any]:

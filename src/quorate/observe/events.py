@@ -328,6 +328,49 @@ class RunFinished(Event):
     result: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """How busy a host is. Its memory is that of its container, where it has one with a limit; its network is without
+    loopback; its disk is the one with the run folder. None where the system does not tell."""
+
+    cpu_percent: Number | None = None
+    memory_used_bytes: Count | None = None
+    memory_total_bytes: Count | None = None
+    network_received_bytes_per_second: Number | None = None
+    network_sent_bytes_per_second: Number | None = None
+    disk_read_bytes_per_second: Number | None = None
+    disk_written_bytes_per_second: Number | None = None
+    disk_free_bytes: Count | None = None
+    disk_total_bytes: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """How busy a GPU of a host is, as its driver tells; None where it does not."""
+
+    index: Count
+    name: str = ""
+    use_percent: Number | None = None
+    memory_used_bytes: Count | None = None
+    memory_total_bytes: Count | None = None
+    temperature_celsius: Number | None = None
+    power_watts: Number | None = None
+
+
+@event(kind="system")
+class SystemSampled(Event):
+    """What the process of a worker uses: CPU in percent of one core, memory that is resident, and threads. The lowest
+    worker of each host tells of its machine and its GPUs, too. Only where a job is tracked."""
+
+    worker: Count | None = None
+    host: str = ""
+    cpu_percent: Number | None = None
+    memory_bytes: Count | None = None
+    threads: Count | None = None
+    machine: MachineLoad | None = None
+    gpus: tuple[GpuLoad, ...] = ()
+
+
 @event(kind="log")
 class LogMessage(Event):
     """A sentence for whoever looks on; its level is info or warning, a warning where none is given."""
