@@ -1,7 +1,8 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from quorate.core.machine import usable_cores
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
@@ -12,7 +13,9 @@ class Observers:
     """Sinks beside the display. None of them can end a job, or hold it up."""
 
     def __init__(self, run: RunFolder, spec: JobSpec) -> None:
-        self._sinks = [Guarded(sink) for sink in _switched_on(run, spec)]
+        self.notices: list[str] = []
+        """What whoever started the job should know of them."""
+        self._sinks = [Guarded(sink) for sink in _switched_on(run, spec, self.notices.append)]
 
     def handle(self, event: Event) -> None:
         for sink in self._sinks:
@@ -23,6 +26,12 @@ class Observers:
             sink.close()
 
 
-def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:  # noqa: ARG001
+def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> Iterator[Sink]:
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
-    yield from ()
+    # The first, since it may refuse the request: nothing else is started then.
+    if spec.track is not None and spec.track.prometheus is not None:
+        from quorate.tracking.prometheus import PrometheusView
+
+        view = PrometheusView(run, spec, spec.worker_count(usable_cores()))
+        tell(view.notice)
+        yield view
