@@ -22,7 +22,7 @@ test: .venv/.stamp-dev        ## run the tests
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not services"
 
 test-services: .venv-services/.stamp   ## run the tests that need real services: MLflow, Prometheus, a browser
-	.venv-services/bin/pytest -m services
+	.venv-services/bin/pytest -n 2 --dist loadfile -m services tests/services
 
 coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*

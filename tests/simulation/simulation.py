@@ -14,7 +14,6 @@ from quorate.coordinator.states import Decision, Ended, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.digests import derive_seed
 from quorate.observe.events import WorkerLost
-from quorate.observe.jsonl import events_in
 from quorate.spec.job import CheckpointSpec
 from simulation.clock import Clock, HostClock, VirtualClock
 from simulation.invariants import InvariantBroken, Referee
@@ -283,7 +282,7 @@ class Simulation:
         office = self._office(self._supervisor.workers or self._scenario.workers, incarnation)
         handover = self._supervisor.handover()
         self._note(f"a coordinator takes over as incarnation {incarnation}: {handover}")
-        recalled = office.event_log.take_up(events_in(self._sink.lines))
+        recalled = office.event_log.take_up(self._sink.lines)
         state = take_over(office.settings, handover, recalled, office.clock.now)
         self._around.coordinator = SimulatedCoordinator(office, state)
         self._supervisor.appoint(self._coordinator)

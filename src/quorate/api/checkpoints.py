@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.copies import refuse_own_folder
-from quorate.api.result import model_of
+from quorate.api.result import LoadedModel, model_of
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
@@ -295,14 +295,20 @@ def export_model(
     state: Mapping[str, Any] = loaded.model.state_dict()
     manifest = loaded.checkpoint.manifest
     if kind is Format.SAFETENSORS:
-        labels = {"format": "pt", "run": run.name, "step": str(manifest.step), "weights": manifest.weights_digest}
-        labels |= {} if loaded.averaged is None else {"averaged": str(loaded.averaged).lower()}
-        _write_file(file, lambda temporary: _save_safetensors(state, temporary, labels))
+        write_weights(run, loaded, file)
     else:
         _write_file(file, lambda temporary: _save_torch(state, temporary))
     size = file.stat().st_size
     content = len(state), size, loaded.checkpoint.path, manifest.step, manifest.weights_digest, loaded.averaged
     return Exported(file, kind, *content)
+
+
+def write_weights(run: RunFolder, loaded: LoadedModel, file: Path) -> None:
+    """Write a model as safetensors, by the names of its `state_dict`; the file says which run and step it is of."""
+    manifest = loaded.checkpoint.manifest
+    labels = {"format": "pt", "run": run.name, "step": str(manifest.step), "weights": manifest.weights_digest}
+    labels |= {} if loaded.averaged is None else {"averaged": str(loaded.averaged).lower()}
+    _write_file(file, lambda temporary: _save_safetensors(loaded.model.state_dict(), temporary, labels))
 
 
 def _write_file(file: Path, save: Callable[[Path], None]) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 from quorate.api.chaos import Trial
 from quorate.api.checkpoints import Verified as VerifiedCheckpoints
 from quorate.api.data import Indexed, Stats, Verified
+from quorate.api.models import ModelVersion
 from quorate.api.preview import Previewed, short_fields
 from quorate.chaos.fault import PHASES, Firing
+from quorate.core.addresses import shown_place as shown_address
 from quorate.core.generation import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
@@ -41,6 +43,22 @@ def verified_checkpoints_document(run: str, verified: VerifiedCheckpoints) -> di
             }
             for each in examined
         ],
+    }
+
+
+def models_document(uri: str, versions: Sequence[ModelVersion]) -> dict[str, Any]:
+    """All versions of a registry."""
+    return {"registry": shown_address(uri), "models": [model_document(each) for each in versions]}
+
+
+def model_document(version: ModelVersion) -> dict[str, Any]:
+    """A version, and where it comes from."""
+    return {
+        "name": version.name,
+        "version": version.version,
+        "aliases": list(version.aliases),
+        "created": version.created.isoformat(timespec="milliseconds"),
+        "lineage": None if version.lineage is None else asdict(version.lineage),
     }
 
 

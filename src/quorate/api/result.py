@@ -148,12 +148,14 @@ def refuse_without_average(run: str, spec: JobSpec) -> None:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and the checkpoint that it is of. `averaged`: whether its parameters are their averages; None where the
-    job keeps none."""
+    """A model, the checkpoint that it is of and the task that has built it. `averaged`: whether its parameters are
+    their averages; None where the job keeps none."""
 
     checkpoint: CheckpointInfo
     model: Any
     averaged: bool | None
+    task: Any
+    spec: JobSpec
 
 
 def model_of(
@@ -180,14 +182,15 @@ def model_of(
             place = find_task(run, spec.task, asked)
             warn_of_other_code(run, recorded_environment(run, info), place)
             task_type = stack.enter_context(place.loaded(spec.seed))
-        replica = Replica(configure(task_type, spec.params, str(run.job_file), spec.seed), spec)
+        built_by = configure(task_type, spec.params, str(run.job_file), spec.seed)
+        replica = Replica(built_by, spec)
         replica.load(folder.load(info).state["replica"])
         if replica.average is None or spec.average is None:
-            return LoadedModel(info, replica.model, None)
+            return LoadedModel(info, replica.model, None, built_by, spec)
         takes_over = spec.average.evaluate if averaged is None else averaged
         if takes_over:
             replica.average.take_over()
-        return LoadedModel(info, replica.model, takes_over)
+        return LoadedModel(info, replica.model, takes_over, built_by, spec)
 
 
 def _so_far(run: RunFolder) -> dict[str, Any]:

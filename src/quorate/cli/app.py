@@ -12,6 +12,7 @@ from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
 from quorate.cli.history import diff, runs, show
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
+from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
@@ -87,6 +88,7 @@ for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
+app.add_typer(models, name="models")
 
 
 def _print_version(wanted: bool) -> None:

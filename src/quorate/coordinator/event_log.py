@@ -27,7 +27,7 @@ from quorate.observe.events import (
     StepCompleted,
     WorkerLost,
 )
-from quorate.observe.jsonl import EventTail, JsonlSink
+from quorate.observe.jsonl import EventTail, JsonlSink, events_in
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class EventLog:
         self._sink = sink
         # One bit a step: a set of ten million steps would take a gigabyte.
         self._told: dict[tuple[str, int], int] = {}
+        # What a worker is not answered it tells again, word for word, to the next coordinator.
+        self._written_before: frozenset[str] = frozenset()
 
     @property
     def path(self) -> Path:
@@ -60,10 +62,12 @@ class EventLog:
         path = self._sink.path
         tail = EventTail(path)
         tail.offset = max(since, (path.stat().st_size if path.exists() else 0) - _RECALLED)
-        return self.take_up(tail.read_new())
+        return self.take_up(tail.read_lines())
 
-    def take_up(self, events: Sequence[Event]) -> Recollection:
+    def take_up(self, lines: Sequence[str]) -> Recollection:
         """Know what a predecessor has written."""
+        events = events_in(lines)
+        self._written_before = frozenset(lines)
         for event in events:
             if event.kind in _TOLD_ONCE:
                 self._is_new(event.kind, event.step)
@@ -118,7 +122,11 @@ class EventLog:
             except ValueError as error:
                 log.warning("a worker told something that is no event (%r): %.200s", error, line)
                 continue
-            if record["kind"] not in _TOLD_ONCE or self._is_new(record["kind"], record.get("step")):
+            if record["kind"] in _TOLD_ONCE:
+                is_new = self._is_new(record["kind"], record.get("step"))
+            else:
+                is_new = line not in self._written_before
+            if is_new:
                 self._sink.append(line)
 
     def close(self) -> None:

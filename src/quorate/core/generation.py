@@ -94,3 +94,8 @@ class Generation:
     def behind(self) -> tuple[int, ...]:
         """Who must copy the donor's state first."""
         return tuple(member.worker for member in self.members if member.cursor < self.cursor)
+
+    def is_lowest_of_host(self, worker: int) -> bool:
+        """Whether no member on the same host, by its address, has a lower number."""
+        hosts = {member.worker: member.address.rpartition(":")[0] for member in self.members}
+        return worker in hosts and all(host != hosts[worker] for other, host in hosts.items() if other < worker)

@@ -80,6 +80,12 @@ class MembershipView:
         return self._generation.id if self._generation else GenerationId(0, 0)
 
     @property
+    def is_lowest_of_host(self) -> bool:
+        """Whether it is the one in its latest generation that tells of the machine that it is on."""
+        generation, member = self._generation, self._member
+        return generation is not None and member is not None and generation.is_lowest_of_host(member[0])
+
+    @property
     def break_requested(self) -> bool:
         """Whether the generation shall end at the next step boundary, to let somebody in or go."""
         return self._generation is not None and self._break_at == self._generation.id

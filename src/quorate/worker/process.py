@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -84,6 +85,7 @@ class Worker:
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
         self._checkpointer: Checkpointer | None = None
+        self._close_monitor: Callable[[], None] | None = None
         self._pace = PaceMeter()
         link = GrpcLink(assignment.coordinator, assignment.token)
         self._membership = Membership(link, self._timing, self._status, self._pace.take)
@@ -104,6 +106,8 @@ class Worker:
             if self._checkpointer is not None:
                 # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
                 self._checkpointer.close(SAVING_PATIENCE)
+            if self._close_monitor is not None:
+                self._close_monitor()
             self._membership.flush_last()  # that this one was saved
             if code == LEFT and self._checkpointer is not None and self._checkpointer.divergence is not None:
                 # The last save of one that was let go has found it.
@@ -205,6 +209,7 @@ class Worker:
                 cursor=encode_cursor(progress.cursor),
             )
             membership.register(registration)
+            self._watch_system()
             self._write_status(progress.cursor.step, WAITING, None)
             self._checkpointer = checkpointer_of(
                 parts,
@@ -231,6 +236,25 @@ class Worker:
                 self._checkpointer,
             )
             WorkerSession(assignment.slot, trainer, membership, self._backlog, self._write_status).complete()
+
+    def _watch_system(self) -> None:
+        """Tell what this worker and its machine use, if somebody is to see it."""
+        track = self._spec.track
+        if track is None or not track.is_on or not self._assignment.mode.is_training:
+            return
+        from quorate.observe.system import SystemMonitor
+
+        membership, page = self._membership, self._page
+        monitor = SystemMonitor(
+            self._assignment.slot,
+            self._run.path,
+            track.system,
+            membership.publish,
+            step=lambda: page.status.step,
+            for_host=lambda: membership.view.is_lowest_of_host,
+        )
+        monitor.start()
+        self._close_monitor = monitor.close
 
     def _build(self) -> tuple[SessionParts, Progress]:
         spec = self._spec

@@ -1,0 +1,146 @@
+"""`quorate models`: the registry of models, which is MLflow's."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli.options import RUNS, Json, Run, Runs, Task, group_of_verbs
+from quorate.cli.output import print_answer
+from quorate.storage.run_folder import RunFolder
+
+Mlflow = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        envvar="MLFLOW_TRACKING_URI",
+        help="An MLflow server or database; by default mlflow.db in the folder of runs.",
+        show_default=False,
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A model's name in the registry.")]
+
+app = group_of_verbs("models")
+
+
+@app.callback()
+def models() -> None:
+    """List, register, promote and pull models, in MLflow's registry.
+
+    \b
+    Examples:
+      quorate models register last --name digits
+      quorate models promote digits 1 champion
+      quorate models pull digits@champion
+    """
+
+
+@app.command("ls")
+def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) -> None:
+    """List all versions of all models, and where each comes from.
+
+    Run and step, the job by a digest of what it means, and the digests of its data and its code. Digests are cut short;
+    --json has them whole, with seed, steps, commit and the digests of files.
+
+    \b
+    Examples:
+      quorate models ls
+      quorate models ls --mlflow http://127.0.0.1:5000 --json
+    """
+    from quorate.api.models import ModelRegistry, registry_uri
+    from quorate.cli.models_view import show_versions
+
+    show_versions(ModelRegistry(registry_uri(runs, mlflow)), as_json)
+
+
+@app.command()
+def register(
+    run: Run,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="By default the name of the job.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")] = "last",
+    task: Task = None,
+    mlflow: Mlflow = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Register the model of a complete run as the next version of a name.
+
+    Its weights, its job and, where torch.export can make one, a graph that PyTorch opens without the task are kept with
+    the run in MLflow, where the job is tracked or in mlflow.db in the folder of runs. The same checkpoint is registered
+    once.
+
+    \b
+    Examples:
+      quorate models register last
+      quorate models register digits-0001 --name digits --checkpoint best
+    """
+    from quorate.api.documents import model_document
+    from quorate.api.models import register_model, registry_uri
+
+    folder = RunFolder.find(runs, run)
+    # What the task prints while it builds the model is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        version, is_new = register_model(folder, registry_uri(runs, mlflow, folder), name, checkpoint, task)
+    lineage = version.lineage
+    step = f" of step {lineage.step:,}" if lineage is not None else ""
+    done = "registered as" if is_new else "is registered already as"
+    sentence = f"{folder.name}: the model{step} {done} {version}."
+    print_answer(as_json, {**model_document(version), "new": is_new}, sentence)
+
+
+@app.command()
+def promote(
+    name: Name,
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="A version of it.", min=1)],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as champion or staging.")],
+    mlflow: Mlflow = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Have an alias point at a version: NAME@ALIAS is that one from now on.
+
+    \b
+    Examples:
+      quorate models promote digits 2 champion
+    """
+    from quorate.api.models import ModelRegistry, registry_uri
+
+    done = ModelRegistry(registry_uri(runs, mlflow)).promote(name, version, alias)
+    before = "" if done.before in (None, version) else f"; before it was version {done.before}"
+    fields = {"name": name, "alias": alias, "version": version, "before": done.before}
+    print_answer(as_json, fields, f"{name}@{alias} is version {version}{before}.")
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME@ALIAS or NAME/VERSION.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Where to put it; by default NAME-VERSION here.", show_default=False),
+    ] = None,
+    mlflow: Mlflow = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Get the weights (safetensors) and the job of a version.
+
+    Both are compared with the digests that were registered, and a changed one is refused by name. A file that is there
+    already and is another is not replaced.
+
+    \b
+    Examples:
+      quorate models pull digits@champion
+      quorate models pull digits/2 models/digits
+    """
+    from quorate.api.documents import model_document
+    from quorate.api.models import ModelRegistry, registry_uri
+
+    version, into = ModelRegistry(registry_uri(runs, mlflow)).pull(model, folder)
+    files = sorted(() if version.lineage is None else version.lineage.digests)
+    fields = {**model_document(version), "folder": str(into.absolute()), "files": files}
+    print_answer(as_json, fields, f"{version}: {' and '.join(files)} in {into}, as they were registered.")

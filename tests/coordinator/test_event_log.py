@@ -1,0 +1,51 @@
+"""What workers tell is written down once, also where they tell it to two coordinators."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.coordinator.actions import RecordEvents
+from quorate.coordinator.event_log import EventLog
+from quorate.observe.events import LogMessage, StepCompleted, SystemSampled
+from quorate.observe.jsonl import JsonlSink
+
+BATCH = (
+    StepCompleted(step=1, time=1.0).to_json(),
+    SystemSampled(step=1, time=1.5, worker=0, memory_bytes=10).to_json(),
+    LogMessage(time=1.75, message="hello").to_json(),
+    SystemSampled(step=1, time=2.5, worker=0, memory_bytes=10).to_json(),
+)
+
+
+class Lines(JsonlSink):
+    """A file in memory that two coordinators write, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("events.jsonl"))
+        self.lines: list[str] = []
+
+    def append(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@given(st.integers(0, len(BATCH)))
+def test_what_one_coordinator_has_written_of_a_batch_the_next_does_not_write_again(written: int) -> None:
+    sink = Lines()
+    EventLog(sink).record(RecordEvents(BATCH[:written]))
+    successor = EventLog(sink)
+    successor.take_up(tuple(sink.lines))
+    successor.record(RecordEvents(BATCH))
+    assert sink.lines == list(BATCH)
+
+
+def test_two_samples_that_differ_in_nothing_but_their_time_are_two(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    EventLog(JsonlSink(file)).record(RecordEvents(BATCH[1:2]))
+    successor = EventLog(JsonlSink(file))
+    successor.recall(0)
+    successor.record(RecordEvents((BATCH[1], BATCH[3])))
+    told: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [each["time"] for each in told] == [1.5, 2.5]
