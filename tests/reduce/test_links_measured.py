@@ -9,6 +9,7 @@ import torch
 from memory_link import MemoryLink
 from quorate.core.digests import Buffer
 from quorate.reduce.reduction import Reduction
+from quorate.reduce.ring import Ring
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.link import Deadline, Tag
 from reduce import rings, test_shared_memory_reduction
@@ -21,7 +22,7 @@ CASES = [(lanes, workers) for lanes in (2, 3, 5, 8) for workers in range(2, lane
 def test_every_worker_of_a_ring_measures_a_round_trip_and_sums_on(workers: int) -> None:
     values = [torch.full((17,), float(lane)) for lane in range(workers)]
 
-    def work(position: int, ring: rings.Ring) -> tuple[float | None, list[float]]:
+    def work(position: int, ring: Ring) -> tuple[float | None, list[float]]:
         total = torch.empty(17)
         trip = ring.round_trip()
         ring.all_reduce(1, 0, [values[position]], total)
@@ -76,7 +77,7 @@ def test_bytes_passed_on_a_ring_are_those_that_its_links_carry(
     monkeypatch.setattr(MemoryLink, "send", counted)
     elements = 101
 
-    def work(position: int, ring: rings.Ring) -> int:
+    def work(position: int, ring: Ring) -> int:
         hosted = ring._lanes
         ring.all_reduce(1, 0, [torch.ones(elements) for _ in hosted], torch.empty(elements))
         return carried[id(ring._next)]

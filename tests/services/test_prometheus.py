@@ -114,7 +114,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A job that loses a worker at step 60, when it has been scraped for a while, and then goes on slowly until there is a file `go`."""
+    """A job that loses a worker when it has been scraped for a while, and goes on slowly until there is a file `go`."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "work" / "runs").mkdir(parents=True)
     workplace = Workplace(folder / "work")

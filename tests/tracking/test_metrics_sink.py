@@ -131,9 +131,8 @@ def test_a_recovery_is_counted_with_the_first_new_step_and_once() -> None:
 
 
 def test_the_cause_is_read_from_the_sentences_that_the_coordinator_writes() -> None:
-    def exited(**how: int) -> str:
-        ended = {"exit_code": None, "signal": None, **how}
-        return autopsy_of_exit(ExitReported(worker=1, pid=7, host="a", status=WorkerStatus(), **ended), None).message
+    def exited(exit_code: int | None = None, signal: int | None = None) -> str:
+        return autopsy_of_exit(ExitReported(1, 7, "a", exit_code, signal, WorkerStatus()), None).message
 
     settings = JobSettings(1, lanes=4, workers=2, timing=Timing(5.0))
     divergence = Failure("ReplicasDiffer", "replicas differ at step 3.", culprits=(1,))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import Workplace, await_condition, workplace  # noqa: F401 (a fixture)
+from command import Workplace, await_condition, finished, used_workplace, workplace  # noqa: F401 (fixtures)
 from made_events import make_event
 from quorate.core.errors import RequestError
 from quorate.observe.event import Event
@@ -85,23 +85,23 @@ def test_without_a_coordinator_it_is_not_healthy_and_without_steps_not_ready(tmp
 def test_steps_that_come_are_readiness_and_those_that_are_overdue_are_not() -> None:
     now = 100.0
     readiness = Readiness(patience=6.0, now=lambda: now)
-    assert not readiness.is_ready
+    assert not readiness.is_ready()
     readiness.handle(make_event("generation", fields={"generation": "1.1"}))
-    assert not readiness.is_ready
+    assert not readiness.is_ready()
     readiness.handle(step(1))
-    assert readiness.is_ready
+    assert readiness.is_ready()
     now += 5
-    assert readiness.is_ready
+    assert readiness.is_ready()
     now += 2
-    assert not readiness.is_ready
+    assert not readiness.is_ready()
     readiness.handle(step(2))
     now += 60  # steps take 7 s: ten times that is waited
-    assert readiness.is_ready
+    assert readiness.is_ready()
     readiness.handle(make_event("generation", fields={"generation": "1.2"}))
-    assert not readiness.is_ready
+    assert not readiness.is_ready()
     readiness.handle(step(3))
     readiness.handle(make_event("finished"))
-    assert not readiness.is_ready
+    assert not readiness.is_ready()
 
 
 def test_a_port_in_use_is_refused_before_anything_is_trained(workplace: Workplace) -> None:  # noqa: F811
@@ -111,6 +111,15 @@ def test_a_port_in_use_is_refused_before_anything_is_trained(workplace: Workplac
     assert done.code == 2
     assert f"127.0.0.1:{port}" in done.error and "Address already in use" in done.error
     assert workplace.runs() == []
+
+
+def test_a_resume_that_is_refused_for_its_port_leaves_the_run_as_it_was(used_workplace: Workplace) -> None:  # noqa: F811
+    before = (used_workplace.last / "job.yaml").read_text(), used_workplace.result()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = used_workplace.run("resume", "last", "--steps", "12", "--set", f"track.prometheus={port}")
+    assert done.code == 2 and "Address already in use" in done.error
+    assert ((used_workplace.last / "job.yaml").read_text(), used_workplace.result()) == before
 
 
 def test_a_job_that_runs_is_healthy_ready_and_told_of_in_one_line(workplace: Workplace) -> None:  # noqa: F811

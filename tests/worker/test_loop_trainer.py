@@ -134,7 +134,7 @@ def test_a_generation_is_connected_trained_and_closed_from_within(noted: Noted) 
 def test_links_are_measured_before_the_first_step_if_the_job_is_tracked(
     noted: Noted, track: dict[str, Any] | None, told: list[str]
 ) -> None:
-    noted.trainer.parts.spec.track = None if track is None else TrackSpec(**track)  # type: ignore[misc]
+    noted.trainer.parts.spec.track = None if track is None else TrackSpec(**track)
     links = noted.trainer.connect(generation())
     noted.trainer.train(generation(), links)
     assert noted.notes[2:] == ["begins 4", *told, "runs from 4"]

@@ -129,8 +129,8 @@ class Ring:
 
     def bytes_passed(self, elements: int, itemsize: int) -> int:
         chunks = cut(elements, self._generation.lanes)
-        sent = (chunks[visit.chunk] for visit in self._visits if visit.sends)
-        return sum(chunk.stop - chunk.start for chunk in sent) * itemsize
+        sent: int = sum(chunks[visit.chunk].stop - chunks[visit.chunk].start for visit in self._visits if visit.sends)
+        return sent * itemsize
 
     def close(self) -> None:
         self._close_links()

@@ -106,7 +106,7 @@ class SharedMemoryReduction:
         """What others read of this worker's lanes, and of the sums that it has formed: with one lane a worker that is
         as much as a ring sends."""
         chunks = cut(elements, self._generation.lanes)
-        summed = sum(chunks[lane].stop - chunks[lane].start for lane in self._lanes)
+        summed: int = sum(chunks[lane].stop - chunks[lane].start for lane in self._lanes)
         others = len(self._generation.members) - 1
         return (len(self._lanes) * (elements - summed) + summed * others) * itemsize
 

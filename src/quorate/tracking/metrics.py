@@ -31,7 +31,7 @@ def _percent(field: str) -> Callable[[Any], float | None]:
 
 
 def _plain(field: str) -> Callable[[Any], float | None]:
-    return lambda load: getattr(load, field)  # type: ignore[no-any-return]
+    return lambda load: getattr(load, field)
 
 
 OF_WORKERS: tuple[Reading, ...] = (

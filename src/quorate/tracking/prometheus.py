@@ -49,7 +49,6 @@ class Readiness:
             case GenerationFormed() | RunFinished() | RunFailed():
                 self._is_at_work = False
 
-    @property
     def is_ready(self) -> bool:
         """Evaluations and saves may lie between two steps, so the next one is waited for a while."""
         overdue = max(self._patience, _STEPS_OVERDUE * self._between)
@@ -96,7 +95,7 @@ class PrometheusView:
         return Answer(b"ok\n") if trouble is None else Answer(f"{trouble}\n".encode(), 503)
 
     def _show_readiness(self, _: str) -> Answer:
-        return Answer(b"ok\n") if self._readiness.is_ready else Answer(b"no steps are coming\n", 503)
+        return Answer(b"ok\n") if self._readiness.is_ready() else Answer(b"no steps are coming\n", 503)
 
 
 def coordinator_trouble(run: RunFolder) -> str | None:
