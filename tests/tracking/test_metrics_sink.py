@@ -28,7 +28,7 @@ from quorate.observe.events import (
 )
 from quorate.observe.recoveries import CAUSES, cause_of
 from quorate.tracking.metrics import MOST_GPUS
-from quorate.tracking.metrics_sink import MOST_NAMES
+from quorate.tracking.step_sums import MOST_NAMES
 from tracking.metrics_read import Scraped
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"

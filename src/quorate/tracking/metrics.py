@@ -2,24 +2,22 @@
 prometheus_client.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.observe.events import LinksMeasured, SystemSampled
 from quorate.observe.recoveries import CAUSES
+from quorate.tracking.step_sums import Distribution, NamedNumbers, StepSums
 
 PREFIX = "quorate_"
 MOST_GPUS = 64
 """So many GPUs are shown of a host."""
 
-PHASES = (DATA, COMPUTE, EXCHANGE, APPLY)
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 LONG_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 Reading = tuple[str, str, Callable[[Any], float | None]]
@@ -65,7 +63,7 @@ OF_GPUS: tuple[Reading, ...] = (
 
 
 class Metrics:
-    """What is counted and kept from one event to the next, and the last word about each worker and link.
+    """What is counted and kept from one event to the next: steps, and the last word about each worker and link.
 
     Causes and phases are there from the beginning: a counter that comes to be with its first event does not show as an
     increase. All metrics have the label `run`, which is added when they are shown.
@@ -73,6 +71,10 @@ class Metrics:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self.steps = StepSums()
+        self.validation = NamedNumbers()
+        # Bytes by worker of generations that are over; of the one at work there are links.
+        self.passed: dict[int, int] = {}
         self.systems: dict[int, SystemSampled] = {}
         self.links: dict[int, LinksMeasured] = {}
         self.dropped: Callable[[], int] = lambda: 0
@@ -86,43 +88,7 @@ class Metrics:
         self.job_info = gauge(
             name("job_info"), "What the job is; always 1.", ["name", "task", "lanes", "strategy", "links"]
         )
-        self.progress = gauge(
-            name("progress_timestamp_seconds"),
-            "When the job last got any further: by a step, an evaluation or a checkpoint, or by being started.",
-        )
-        self.last_step = gauge(name("last_step"), "The last step that is complete.")
         self.planned_steps = gauge(name("planned_steps"), "The step with which the job is complete.")
-        self.epoch = gauge(name("epoch"), "The epoch of the last step, from 0.")
-
-        self.steps = counter(name("steps_total"), "Steps that were completed since the launcher was started.")
-        self.skipped = counter(name("steps_skipped_total"), "Steps that changed nothing, since a loss was not finite.")
-        self.step_seconds = histogram(
-            name("step_seconds"), "Seconds of a step, in the worker that hosts lane 0.", buckets=STEP_BUCKETS
-        )
-        phase_seconds = histogram(
-            name("phase_seconds"), "Seconds of a step by phase, in that worker.", ["phase"], buckets=STEP_BUCKETS
-        )
-        self.phase_seconds = {phase: phase_seconds.labels(phase) for phase in PHASES}
-        self.loss = gauge(name("loss"), "Training loss of the last step.", ["optimizer"])
-        self.learning_rate = gauge(name("learning_rate"), "Learning rate of the last step.", ["optimizer"])
-        self.gradient_norm = gauge(name("gradient_norm"), "Norm of the gradient of the last step.", ["optimizer"])
-        self.samples = counter(name("samples_total"), "Samples that were trained on.")
-        self.samples_per_second = gauge(name("samples_per_second"), "Samples per second in the last step.")
-        self.bad_samples = counter(name("bad_samples_total"), "Training samples that were left out as unreadable.")
-        self.validation = gauge(name("validation_metric"), "The last evaluation of the validation set.", ["metric"])
-        self.data_wait = counter(
-            name("data_wait_seconds_total"), "Seconds for which steps waited for the worker that had its data last."
-        )
-
-        self.exchange_bytes = counter(
-            name("exchange_bytes_total"),
-            "Bytes of gradients that went from a worker to others, over links or in shared memory.",
-            ["worker"],
-        )
-        self.exchange_rate = gauge(
-            name("exchange_bytes_per_second"),
-            "Bytes of gradients of all workers in the last step, per second for which it waited for the exchange.",
-        )
 
         self.generation = gauge(name("generation"), "Number of the generation that is at work.")
         self.incarnation = gauge(name("coordinator_incarnation"), "Number of the coordinator that has formed it.")
@@ -170,21 +136,50 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics that have a value."""
-        for family in (*self._registry.collect(), *self._last_words()):
+        for family in (*self._registry.collect(), *self._of_steps(), *self._of_exchange(), *self._last_words()):
             samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             family.samples = [sample._replace(labels={"run": self.run, **sample.labels}) for sample in samples]
             if samples:
                 yield family
 
-    def _last_words(self) -> Iterator[Metric]:
-        """Made anew for each scrape: what is gone leaves nothing behind."""
-        systems, links = dict(self.systems), dict(self.links)
-        yield from _families(OF_WORKERS, [((str(one), said.host), said) for one, said in systems.items()], "worker")
-        # Several may have spoken for one machine, one after the other.
-        hosts = {said.host: said for said in sorted(systems.values(), key=_spoken) if said.machine is not None}
-        yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])
-        gpus = [((str(gpu.index), host), gpu) for host, said in hosts.items() for gpu in said.gpus[:MOST_GPUS]]
-        yield from _families(OF_GPUS, list(dict(gpus).items()), "gpu")
+    def _of_steps(self) -> Iterator[Metric]:
+        steps, last = self.steps, self.steps.last
+        yield _gauge("last_step", "The last step that is complete.", steps.position)
+        yield _gauge(
+            "progress_timestamp_seconds",
+            "When the job last got any further: by a step, an evaluation or a checkpoint, or by being started.",
+            steps.progressed,
+        )
+        yield _counter("steps", "Steps that were completed since the launcher was started.", steps.count)
+        yield _counter("steps_skipped", "Steps that changed nothing, since a loss was not finite.", steps.skipped)
+        yield _counter("samples", "Samples that were trained on.", steps.samples)
+        yield _counter("bad_samples", "Training samples that were left out as unreadable.", steps.bad)
+        waited = "Seconds for which steps waited for the worker that had its data last."
+        yield _counter("data_wait_seconds", waited, steps.waited)
+        yield _histogram("step_seconds", "Seconds of a step, in the worker that hosts lane 0.", {"": steps.seconds})
+        yield _histogram("phase_seconds", "Seconds of a step by phase, in that worker.", steps.by_phase, "phase")
+        yield _named("loss", "Training loss of the last step.", steps.losses, "optimizer")
+        yield _named("learning_rate", "Learning rate of the last step.", steps.learning_rates, "optimizer")
+        yield _named("gradient_norm", "Norm of the gradient of the last step.", steps.gradient_norms, "optimizer")
+        yield _named("validation_metric", "The last evaluation of the validation set.", self.validation, "metric")
+        if last is not None:
+            yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)
+            yield _gauge("samples_per_second", "Samples per second in the last step.", last.samples_per_second or 0.0)
+
+    def _of_exchange(self) -> Iterator[Metric]:
+        links, passed, last = dict(self.links), self.bytes_passed(), self.steps.last
+        sent = CounterMetricFamily(
+            f"{PREFIX}exchange_bytes",
+            "Bytes of gradients that went from a worker to others, over links or in shared memory.",
+            labels=["worker"],
+        )
+        for worker, size in passed.items():
+            sent.add_metric([str(worker)], size)
+        yield sent
+        if links and last is not None:
+            text = "Bytes of gradients of all workers in the last step, per second that it waited for the exchange."
+            size = sum(link.bytes_per_step or 0 for link in links.values())
+            yield _gauge("exchange_bytes_per_second", text, size / last.exchange_s if last.exchange_s else 0.0)
         latency = GaugeMetricFamily(
             f"{PREFIX}link_latency_seconds",
             "Seconds of a round trip to the next worker, when the generation began.",
@@ -194,9 +189,45 @@ class Metrics:
             if link.peer is not None and link.round_trip_s is not None:
                 latency.add_metric([str(worker), str(link.peer)], link.round_trip_s)
         yield latency
-        yield CounterMetricFamily(
-            f"{PREFIX}events_dropped", "Events that these metrics have missed, since too many came.", self.dropped()
-        )
+
+    def bytes_passed(self) -> dict[int, int]:
+        """By worker, so far."""
+        links, steps = dict(self.links), self.steps.in_generation
+        now = {worker: (link.bytes_per_step or 0) * steps for worker, link in links.items()}
+        return {worker: self.passed.get(worker, 0) + now.get(worker, 0) for worker in sorted({*self.passed, *now})}
+
+    def _last_words(self) -> Iterator[Metric]:
+        """Made anew for each scrape: what is gone leaves nothing behind."""
+        systems = dict(self.systems)
+        yield from _families(OF_WORKERS, [((str(one), said.host), said) for one, said in systems.items()], "worker")
+        # Several may have spoken for one machine, one after the other.
+        hosts = {said.host: said for said in sorted(systems.values(), key=_spoken) if said.machine is not None}
+        yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])
+        gpus = [((str(gpu.index), host), gpu) for host, said in hosts.items() for gpu in said.gpus[:MOST_GPUS]]
+        yield from _families(OF_GPUS, list(dict(gpus).items()), "gpu")
+        yield _counter("events_dropped", "Events that these metrics have missed, since too many came.", self.dropped())
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}{name}", text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}{name}", text, value)
+
+
+def _named(name: str, text: str, numbers: NamedNumbers, label: str) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=[label])
+    for each, number in dict(numbers.last).items():
+        family.add_metric([each], number)
+    return family
+
+
+def _histogram(name: str, text: str, values: Mapping[str, Distribution], *labels: str) -> Metric:
+    family = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=labels)
+    for each, distribution in values.items():
+        family.add_metric([each] if labels else [], distribution.buckets(), distribution.total)
+    return family
 
 
 def _spoken(said: SystemSampled) -> float:

@@ -13,10 +13,7 @@ from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import RecoveryLog, brief, cause_of
 from quorate.spec.job import JobSpec
-from quorate.tracking.metrics import PHASES, Metrics
-
-MOST_NAMES = 100
-"""So many names of metrics, and of optimizers, are shown; a task that makes up more is not followed."""
+from quorate.tracking.metrics import Metrics
 
 
 class MetricsSink:
@@ -27,16 +24,14 @@ class MetricsSink:
         self._places = max(spec.lanes, workers) + spec.spares
         self._members: frozenset[int] = frozenset()
         self._generation: str | None = None
-        self._steps_in_generation = 0
         self._recovery_log = RecoveryLog()
         self._causes: dict[str, str] = {}
         self._recovered: Multiset[tuple[object, ...]] = Multiset()
         self._unrecovered = 0
-        self._names: dict[Any, set[str]] = {}
         self._metrics = metrics
         self._takes: dict[type[Event], Callable[[Any], None]] = {
             events.RunBegan: self._take_run,
-            events.StepCompleted: self._take_step,
+            events.StepCompleted: metrics.steps.add,
             events.EvaluationDone: self._take_evaluation,
             events.GenerationFormed: self._take_generation,
             events.LinksMeasured: self._take_links,
@@ -52,7 +47,6 @@ class MetricsSink:
         }
         metrics.up.set(1)
         metrics.wanted.set(workers)
-        metrics.progress.set(time.time())
         task = spec.task.rpartition(":")[2]
         metrics.job_info.labels(spec.name, task, spec.lanes, spec.strategy.kind, spec.links).set(1)
 
@@ -71,48 +65,11 @@ class MetricsSink:
 
     def _take_run(self, event: events.RunBegan) -> None:
         self._metrics.planned_steps.set(event.total_steps or 0)
-        self._metrics.last_step.set(event.from_step or 0)
-
-    def _take_step(self, event: events.StepCompleted) -> None:
-        metrics = self._metrics
-        seconds = (event.data_s or 0.0, event.compute_s or 0.0, event.exchange_s or 0.0, event.apply_s or 0.0)
-        for phase, took in zip(PHASES, seconds, strict=True):
-            metrics.phase_seconds[phase].observe(took)
-        metrics.step_seconds.observe(sum(seconds))
-        metrics.data_wait.inc(max(0.0, seconds[0], event.longest_data_s or 0.0))
-        metrics.steps.inc()
-        metrics.last_step.set(event.step or 0)
-        metrics.epoch.set(event.epoch or 0)
-        metrics.samples.inc(event.samples or 0)
-        metrics.samples_per_second.set(event.samples_per_second or 0.0)
-        metrics.bad_samples.inc(event.bad_samples)
-        metrics.progress.set(time.time())
-        self._set_named(metrics.loss, event.losses)
-        self._set_named(metrics.learning_rate, event.learning_rates)
-        self._set_named(metrics.gradient_norm, event.gradient_norms)
-        if event.skipped is not None:
-            metrics.skipped.inc()
-        self._steps_in_generation += 1
-        passed = 0
-        for worker, links in metrics.links.items():
-            metrics.exchange_bytes.labels(worker).inc(links.bytes_per_step or 0)
-            passed += links.bytes_per_step or 0
-        if metrics.links:
-            metrics.exchange_rate.set(passed / seconds[2] if seconds[2] else 0.0)
+        self._metrics.steps.position = event.from_step or 0
 
     def _take_evaluation(self, event: events.EvaluationDone) -> None:
-        self._set_named(self._metrics.validation, event.metrics or {})
-        self._metrics.progress.set(time.time())
-
-    def _set_named(self, gauge: Any, numbers: dict[str, Any]) -> None:
-        """Numbers by names of the task's own. What is no number is not shown."""
-        names = self._names.setdefault(gauge, set())
-        for name, number in numbers.items():
-            if name not in names and len(names) >= MOST_NAMES:
-                continue
-            if isinstance(number, int | float) and not isinstance(number, bool):
-                names.add(name)
-                gauge.labels(name).set(number)
+        self._metrics.validation.update(event.metrics or {})
+        self._metrics.steps.note_progress()
 
     # --- workers
 
@@ -120,8 +77,8 @@ class MetricsSink:
         metrics = self._metrics
         self._members = frozenset(worker for worker in event.workers if worker < self._places)
         self._generation = event.generation
-        metrics.links = {}
-        self._steps_in_generation = 0
+        metrics.passed, metrics.links = metrics.bytes_passed(), {}
+        metrics.steps.in_generation = 0
         metrics.alive.set(len(self._members))
         incarnation, _, number = str(event.generation).partition(".")
         if incarnation.isdecimal() and number.isdecimal():
@@ -129,13 +86,11 @@ class MetricsSink:
             metrics.generation.set(int(number))
 
     def _take_links(self, event: events.LinksMeasured) -> None:
-        """They come with a heartbeat; steps of the same generation may have come before."""
+        """They come with a heartbeat; steps of the same generation may have come before, and are counted from it on."""
         worker, known = event.worker, self._metrics.links
         is_of_ours = event.generation == self._generation and event.peer in (None, *self._members)
         if worker in self._members and worker not in known and is_of_ours:
             known[worker] = event
-            passed = (event.bytes_per_step or 0) * self._steps_in_generation
-            self._metrics.exchange_bytes.labels(worker).inc(passed)
 
     def _take_loss(self, event: events.WorkerLost) -> None:
         message = event.message or ""
@@ -177,7 +132,7 @@ class MetricsSink:
         metrics.checkpoint_bytes.set(event.bytes or 0)
         metrics.checkpoint_step.set(event.step or 0)
         metrics.checkpoint_time.set(time.time())
-        metrics.progress.set(time.time())
+        metrics.steps.note_progress()
 
     def _take_failed_save(self, _: events.CheckpointFailed) -> None:
         self._metrics.checkpoint_failures.inc()
