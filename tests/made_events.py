@@ -17,6 +17,7 @@ from quorate.observe.events import (
     GenerationFormed,
     GpuLoad,
     HostedLanes,
+    LinksMeasured,
     LogMessage,
     MachineLoad,
     Resized,
@@ -107,6 +108,7 @@ EVERY: list[Event] = [
         machine=MachineLoad(50.0, 2**30, 2**32, 1e6, 2e6, 0.0, 3e6, 2**33, 2**34),
         gpus=(GpuLoad(0, "NVIDIA H200", 97.0, 2**35, 2**37, 61.0, 512.5), GpuLoad(1)),
     ),
+    LinksMeasured(step=0, time=13.7, generation="1.1", worker=0, peer=1, round_trip_s=2.5e-5, bytes_per_step=4096),
     LogMessage(time=14.0, level="info", message="hello"),
 ]
 """One of each kind."""

@@ -9,6 +9,7 @@ import torch
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Member, Role
+from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import sum_lanes
@@ -87,6 +88,12 @@ class ToyLinks:
         if self._position in receivers:
             buffer[:] = everyones[root]
 
+    def round_trip(self) -> float | None:
+        return None
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        return elements * itemsize
+
     def close(self) -> None:
         self._server.leave(self._position)
 
@@ -117,6 +124,9 @@ class ToyConnection:
             links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False
         )
         self._own = own
+
+    def measure(self) -> LinksMeasured:
+        return LinksMeasured(worker=self._own.worker)
 
     def strategy(self, update: Update, activity: Activity) -> "ToyStrategy":
         return ToyStrategy(self._own, self.links, self.gradients, self._agreement, update)

@@ -12,7 +12,10 @@ from quorate.core.errors import GenerationOver, PeerLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.data.sampler import Source
+from quorate.observe.events import LinksMeasured
+from quorate.spec.tracking import TrackSpec
 from quorate.training.progress import Best, Progress
+from quorate.training.run_mode import RunMode
 from quorate.training.strategy import Save, StepRequest
 from quorate.worker import session
 from quorate.worker.session import LoopTrainer, StrategyLinks
@@ -44,8 +47,14 @@ class Noted:
         self.validation: dict[Source, list[int]] = {}
         monkeypatch.setattr(session, "assemble", self._assemble)
         monkeypatch.setattr(session, "align", self._align)
-        membership = SimpleNamespace(view=self.view, check_lease=self._check_lease, lease_remaining=lambda: 4.0)
+        membership = SimpleNamespace(
+            view=self.view,
+            check_lease=self._check_lease,
+            lease_remaining=lambda: 4.0,
+            publish=lambda event: self.notes.append(f"{event.kind} of {event.worker}"),
+        )
         parts = SimpleNamespace(
+            spec=SimpleNamespace(track=None),
             strategy=SimpleNamespace(connect=self._connect),
             layout=None,
             replica=SimpleNamespace(weights_digest=lambda: "d"),
@@ -60,7 +69,7 @@ class Noted:
             hook=cast(Any, self),
             activity=cast(Any, SimpleNamespace(begin_step=lambda step: self.notes.append(f"begins {step}"))),
             write_status=lambda step, phase, lane: self.notes.append(f"{phase} at {step}"),
-            assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=None)),
+            assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=RunMode())),
             timing=Timing(5.0),
             checkpointer=cast(Any, None),
         )
@@ -76,7 +85,9 @@ class Noted:
     def _connect(self, endpoint: Any) -> Any:
         self.connected.append(endpoint)
         links = SimpleNamespace(close=lambda: self.notes.append("aborted"))
-        return SimpleNamespace(links=links, close=lambda: self.notes.append("closed"))
+        return SimpleNamespace(
+            links=links, close=lambda: self.notes.append("closed"), measure=lambda: LinksMeasured(worker=0)
+        )
 
     def _align(self, generation: Generation, worker: int, *_: Any) -> tuple[Progress, int]:
         self.notes.append("copied")
@@ -114,6 +125,19 @@ def test_a_generation_is_connected_trained_and_closed_from_within(noted: Noted) 
         *("loop closed", "closed"),
     ]
     assert (trainer.cursor, trainer.is_saved) == (Cursor(9), True)
+
+
+@pytest.mark.parametrize(
+    ("track", "told"),
+    [({"prometheus": 0}, ["links of 0"]), ({"tensorboard": True}, ["links of 0"]), ({"every": 5}, []), (None, [])],
+)
+def test_links_are_measured_before_the_first_step_if_the_job_is_tracked(
+    noted: Noted, track: dict[str, Any] | None, told: list[str]
+) -> None:
+    noted.trainer.parts.spec.track = None if track is None else TrackSpec(**track)
+    links = noted.trainer.connect(generation())
+    noted.trainer.train(generation(), links)
+    assert noted.notes[2:] == ["begins 4", *told, "runs from 4"]
 
 
 def test_in_the_next_generation_nothing_is_saved_yet_and_nobody_need_disturb_it(noted: Noted) -> None:

@@ -1,10 +1,11 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from quorate.core.errors import RequestError
+from quorate.core.machine import usable_cores
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
@@ -18,7 +19,9 @@ class Observers:
     """Sinks beside the display. None of them can end a job, or hold it up."""
 
     def __init__(self, run: RunFolder, spec: JobSpec) -> None:
-        self._sinks = [Guarded(sink) for sink in _switched_on(run, spec)]
+        self.notices: list[str] = []
+        """What whoever started the job should know of them."""
+        self._sinks = [Guarded(sink) for sink in _switched_on(run, spec, self.notices.append)]
 
     def handle(self, event: Event) -> None:
         for sink in self._sinks:
@@ -29,8 +32,15 @@ class Observers:
             sink.close()
 
 
-def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:
+def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> Iterator[Sink]:
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
+    # The first, since it may refuse the request: nothing else is started then.
+    if spec.track is not None and spec.track.prometheus is not None:
+        from quorate.tracking.prometheus import PrometheusView
+
+        view = PrometheusView(run, spec, spec.worker_count(usable_cores()))
+        tell(view.notice)
+        yield view
     if spec.track is not None and (spec.track.mlflow or spec.track.tensorboard or spec.track.wandb):
         from quorate.api.tracker import TrackerProcess
 

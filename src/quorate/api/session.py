@@ -46,7 +46,7 @@ from quorate.core.machine import usable_cores
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
-from quorate.observe.events import RunFailed, RunFinished, StepCompleted
+from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
 from quorate.observe.jsonl import end_of_events
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
@@ -255,8 +255,9 @@ class _Part:
     def __post_init__(self) -> None:
         self._spec = self.resolved.spec
         self._workers = self._spec.worker_count(usable_cores())
-        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
+        # First: what is switched on may be refused, and a display would be left open.
         self._observers = Observers(self.run, self._spec)
+        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
         self._has_trained = self._has_finished = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
@@ -265,6 +266,8 @@ class _Part:
         """Launch its processes, show it, write down what it comes to, and wait for copies of its checkpoints."""
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
+        for notice in self._observers.notices:
+            self._display.handle(LogMessage(level="info", message=notice))
         try:
             # Before there are copiers, which write events themselves: those are news.
             events_from = end_of_events(self.run.events_file)

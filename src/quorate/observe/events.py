@@ -371,6 +371,19 @@ class SystemSampled(Event):
     gpus: tuple[GpuLoad, ...] = ()
 
 
+@event(kind="links")
+class LinksMeasured(Event):
+    """How a worker of a generation is joined to the next one, its `peer`: seconds of the fastest of a few round trips
+    at the beginning, and the bytes of gradients that go from it to other workers at every step, over links or in shared
+    memory. Only where a job is tracked; a worker that is alone has no peer."""
+
+    generation: str | None = None
+    worker: Count | None = None
+    peer: Count | None = None
+    round_trip_s: Number | None = None
+    bytes_per_step: Count | None = None
+
+
 @event(kind="log")
 class LogMessage(Event):
     """A sentence for whoever looks on; its level is info or warning, a warning where none is given."""

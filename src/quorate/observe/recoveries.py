@@ -4,11 +4,28 @@ Steps are told with heartbeats, so they may be written after a loss that came la
 an event happened, not its place in the file.
 """
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from quorate.observe import events
 from quorate.observe.event import Event
+
+_SAID = {
+    "killed": "was killed by",
+    "exited": "exited",
+    "gave_up": "gave up",
+    "silent": "has not been heard|did not come back",
+    "diverged": "holds wrong bits|may hold wrong bits",
+}
+"""What the sentence about a lost worker says right after its name."""
+STALLED, OTHER = "stalled", "other"
+CAUSES = (*_SAID, STALLED, OTHER)
+"""How a worker can be lost: a closed set, for whoever counts."""
+
+_CAUSE = re.compile(
+    r"worker \d+ \([^)]*\) (?:" + "|".join(f"(?P<{cause}>{words})" for cause, words in _SAID.items()) + ")"
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,13 @@ class Recovery:
 def brief(message: str) -> str:
     """The first sentence of an autopsy, which says what happened; hints come after it."""
     return message.partition(". ")[0].rstrip(".")
+
+
+def cause_of(message: str) -> str:
+    """Which of `CAUSES` an autopsy tells."""
+    if (found := _CAUSE.match(message)) is not None and found.lastgroup is not None:
+        return found.lastgroup
+    return STALLED if "step_timeout" in message else OTHER
 
 
 @dataclass

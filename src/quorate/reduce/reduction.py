@@ -1,11 +1,18 @@
 """What a strategy asks of the workers that it sums with, and the sum itself."""
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
 from quorate.lanes.chunks import cut, summation_order
+
+M = TypeVar("M")
+
+PROBES = 5
+"""Round trips of which the fastest counts: the first waits for the others to come, and any may meet a busy core."""
 
 
 class Reduction(Protocol):
@@ -36,9 +43,44 @@ class Reduction(Protocol):
         """
         ...
 
+    def round_trip(self) -> float | None:
+        """Seconds that a message takes to the next worker and back, the best of a few; None for a worker that is alone.
+
+        All members call it, between two steps.
+        """
+        ...
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        """Bytes that go from this worker to others for the sum of so many elements."""
+        ...
+
     def close(self) -> None:
         """Any thread may call it, any number of times."""
         ...
+
+
+def probe_neighbours(
+    position: int, messages: Sequence[tuple[M, M]], ask: Callable[[M, M], None], answer: Callable[[M, M], None]
+) -> float:
+    """Seconds of the fastest round trip to the next worker, while the one before this makes its own to here.
+
+    Every other worker asks first, and the rest answer first: nobody waits for one that waits as well.
+    """
+
+    def answer_all() -> None:
+        for message in messages:
+            answer(*message)
+
+    if position % 2:
+        answer_all()
+    shortest = math.inf
+    for message in messages:
+        began = time.perf_counter()
+        ask(*message)
+        shortest = min(shortest, time.perf_counter() - began)
+    if not position % 2:
+        answer_all()
+    return shortest
 
 
 def sum_lanes(lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:

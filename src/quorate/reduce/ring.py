@@ -12,11 +12,13 @@ from quorate.core.digests import Buffer
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation
 from quorate.lanes.chunks import Visit, cut, plan_exchange
+from quorate.reduce.reduction import PROBES, probe_neighbours
 from quorate.wire.link import CLOSED_HERE, Deadline, Link, Tag
 
 REDUCE_CHANNEL = 1
 GATHER_CHANNEL = 2
 BROADCAST_CHANNEL = 3
+PROBE_CHANNEL = 4
 
 
 Blame = Callable[[BaseException], BaseException]
@@ -56,7 +58,7 @@ class Ring:
         self._visits = plan[self._position]
         self._rounds = 1 + max(visit.round for visits in plan for visit in visits)
         self._links = [link for link in (previous, next) if link is not None]
-        self._previous = previous
+        self._previous, self._next = previous, next
         self._deadline = deadline
         self._blame = blame
         self._error: BaseException | None = None
@@ -108,6 +110,28 @@ class Ring:
             if distance < last:
                 self._send(tag, buffer)
 
+    def round_trip(self) -> float | None:
+        if self._previous is None or self._next is None:
+            return None
+        previous, following = self._previous, self._next
+
+        def ask(there: Tag, back: Tag) -> None:
+            following.send(there, b"", self._deadline)
+            following.receive(back, self._deadline)
+
+        def answer(there: Tag, back: Tag) -> None:
+            previous.receive(there, self._deadline)
+            previous.send(back, b"", self._deadline)
+
+        tags = [(self._probe_tag(2 * probe), self._probe_tag(2 * probe + 1)) for probe in range(PROBES)]
+        with self._exchange():
+            return probe_neighbours(self._position, tags, ask, answer)
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        chunks = cut(elements, self._generation.lanes)
+        sent: int = sum(chunks[visit.chunk].stop - chunks[visit.chunk].start for visit in self._visits if visit.sends)
+        return sent * itemsize
+
     def close(self) -> None:
         self._close_links()
         if self._sender is not None:
@@ -140,6 +164,9 @@ class Ring:
 
     def _gather_tag(self, step: int, index: int, position: int) -> Tag:
         return Tag(self._generation.id, step, GATHER_CHANNEL, index * len(self._generation.members) + position)
+
+    def _probe_tag(self, index: int) -> Tag:
+        return Tag(self._generation.id, 0, PROBE_CHANNEL, index)
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from quorate.core.errors import FrameError
 from quorate.core.generation import Generation
 from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import SharedMemory
-from quorate.reduce.reduction import add_up
+from quorate.reduce.reduction import PROBES, add_up, probe_neighbours
 from quorate.wire.link import Deadline
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
 
@@ -85,6 +85,30 @@ class SharedMemoryReduction:
                 if self._position in receivers and self._position != root:
                     buffer[start:stop] = place
             self._barrier(b"e", step, index)  # all is read: what comes next may write there
+
+    def round_trip(self) -> float | None:
+        workers = len(self._generation.members)
+        previous, following = (self._position - 1) % workers, (self._position + 1) % workers
+
+        def ask(there: bytes, back: bytes) -> None:
+            self._doorbells[following].ring(there, self._deadline)
+            self._check(following, self._doorbells[following].answer(self._deadline), back)
+
+        def answer(there: bytes, back: bytes) -> None:
+            self._check(previous, self._doorbells[previous].answer(self._deadline), there)
+            self._doorbells[previous].ring(back, self._deadline)
+
+        messages = [(_PLACE.pack(b"p", 0, probe), _PLACE.pack(b"q", 0, probe)) for probe in range(PROBES)]
+        with self._exchange():
+            return probe_neighbours(self._position, messages, ask, answer)
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        """What others read of this worker's lanes, and of the sums that it has formed: with one lane a worker that is
+        as much as a ring sends."""
+        chunks = cut(elements, self._generation.lanes)
+        summed: int = sum(chunks[lane].stop - chunks[lane].start for lane in self._lanes)
+        others = len(self._generation.members) - 1
+        return (len(self._lanes) * (elements - summed) + summed * others) * itemsize
 
     def close(self) -> None:
         for doorbell in self._doorbells.values():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
@@ -28,6 +29,10 @@ class Connection(Protocol):
     @property
     def gradients(self) -> Gradients:
         """Where the hosted lanes leave their gradients, and where the update finds their sum."""
+        ...
+
+    def measure(self) -> LinksMeasured:
+        """How this worker is joined to the next one. All members call it before the first step, if a job is tracked."""
         ...
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:

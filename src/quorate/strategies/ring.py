@@ -10,6 +10,7 @@ import torch
 
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
@@ -62,6 +63,20 @@ class RingConnection:
         self._spec = spec
         self._replica = replica
         self._endpoint = endpoint
+
+    def measure(self) -> LinksMeasured:
+        generation, position = self._endpoint.generation, self._endpoint.position
+        following = generation.members[(position + 1) % len(generation.members)].worker
+        trip = self.links.round_trip()
+        buckets = self.gradients.total.buckets if isinstance(self.gradients, FlatGradients) else ()
+        return LinksMeasured(
+            step=generation.cursor.step,
+            generation=str(generation.id),
+            worker=self._endpoint.credentials.worker,
+            peer=None if trip is None else following,
+            round_trip_s=None if trip is None else round(trip, 9),
+            bytes_per_step=sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in buckets),
+        )
 
     def strategy(self, update: Update, activity: Activity) -> "RingStrategy":
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation

@@ -210,6 +210,9 @@ class LoopTrainer:
     def train(self, generation: Generation, links: StrategyLinks) -> str | None:
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
         self.activity.begin_step(self.progress.cursor.step)
+        track = self.parts.spec.track
+        if track is not None and track.is_on and self.assignment.mode.is_training:
+            self.membership.publish(links.connection.measure())
         hooks = Hooks(
             publish=self.backlog.publish,
             check_lease=self.membership.check_lease,

@@ -1,0 +1,115 @@
+"""A job's live view for Prometheus, by `track.prometheus`: its metrics, its health, and where they are found."""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+
+from quorate.coordinator.client import SupervisorClient
+from quorate.core.errors import QuorateError
+from quorate.core.regular_file import read_regular
+from quorate.observe.event import Event
+from quorate.observe.events import GenerationFormed, RunFailed, RunFinished, StepCompleted
+from quorate.observe.jsonl import end_of_events
+from quorate.observe.sinks import Queued
+from quorate.spec.job import JobSpec
+from quorate.spec.tracking import address_of
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.discovery import FILE, announce, withdraw
+from quorate.tracking.endpoint import Answer, Endpoint
+from quorate.tracking.metrics import Metrics
+from quorate.tracking.metrics_sink import MetricsSink
+
+log = logging.getLogger(__name__)
+
+_ANSWER_WITHIN = 2.0
+"""Seconds in which a coordinator that is well answers by far."""
+
+_STEPS_OVERDUE = 10
+"""So many times as long as the last step may the next one take before no steps are coming."""
+
+
+class Readiness:
+    """Whether a generation is at work: steps are coming."""
+
+    def __init__(self, patience: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._patience = patience
+        self._now = now
+        self._is_at_work = False
+        self._stepped = 0.0
+        self._between = 0.0
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case StepCompleted():
+                now = self._now()
+                self._between = now - self._stepped if self._is_at_work else 0.0
+                self._is_at_work, self._stepped = True, now
+            case GenerationFormed() | RunFinished() | RunFailed():
+                self._is_at_work = False
+
+    def is_ready(self) -> bool:
+        """Evaluations and saves may lie between two steps, so the next one is waited for a while."""
+        overdue = max(self._patience, _STEPS_OVERDUE * self._between)
+        return self._is_at_work and self._now() - self._stepped <= overdue
+
+
+class PrometheusView:
+    """A sink that keeps the metrics of a job up to date, and serves them. `notice` says where."""
+
+    def __init__(self, run: RunFolder, spec: JobSpec, workers: int) -> None:
+        """Raises RequestError if its address is in use."""
+        assert spec.track is not None and spec.track.prometheus is not None
+        self._run = run
+        self._metrics = Metrics(run.name)
+        self._readiness = Readiness(2 * spec.failure_timeout)
+        pages = {"/metrics": self._show_metrics, "/healthz": self._show_health, "/readyz": self._show_readiness}
+        self._endpoint = Endpoint(*address_of(spec.track.prometheus), pages)
+        self._queue = Queued(MetricsSink(self._metrics, spec, workers))
+        self._metrics.dropped = lambda: self._queue.dropped
+        self.notice = f"metrics for Prometheus at http://{self._endpoint.address}/metrics"
+        try:
+            announce(run, spec.name, self._endpoint.address)
+        except OSError as error:
+            # Who scrapes this address by itself needs no file.
+            log.warning("%s does not list this job for Prometheus: %s", run.path.parent / FILE, error)
+
+    def handle(self, event: Event) -> None:
+        self._readiness.handle(event)
+        self._queue.handle(event)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            withdraw(self._run)
+        self._queue.close()
+        self._endpoint.close()
+
+    def _show_metrics(self, accept: str) -> Answer:
+        content, content_type = self._metrics.exposition(accept)
+        return Answer(content, content_type=content_type)
+
+    def _show_health(self, _: str) -> Answer:
+        """That this page comes says that the launcher lives."""
+        trouble = coordinator_trouble(self._run)
+        return Answer(b"ok\n") if trouble is None else Answer(f"{trouble}\n".encode(), 503)
+
+    def _show_readiness(self, _: str) -> Answer:
+        return Answer(b"ok\n") if self._readiness.is_ready() else Answer(b"no steps are coming\n", 503)
+
+
+def coordinator_trouble(run: RunFolder) -> str | None:
+    """Why a run's coordinator cannot be asked; None if it answers."""
+    try:
+        place = json.loads(read_regular(run.address_file))
+        client = SupervisorClient(str(place["address"]), str(place["token"]), timeout=_ANSWER_WITHIN)
+    except (OSError, ValueError, KeyError, TypeError):
+        return "the coordinator is not up"
+    with contextlib.closing(client):
+        try:
+            # A question that changes nothing: what comes after the end of the event log.
+            for _ in client.events(end_of_events(run.events_file), follow=False):
+                break
+        except QuorateError as error:
+            return f"the coordinator does not answer: {error}"
+    return None
