@@ -25,6 +25,7 @@ from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
+from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Loop:
     settle_save: Callable[[], None]
     save_begun: Callable[[], None]
     workers: int = 1
+    tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
@@ -105,6 +107,8 @@ class Loop:
     def _step(self) -> StepRequest:
         strategy, activity = self.strategy, self.activity
         step = self.progress.cursor.step + 1
+        if self.tracer is not None:
+            activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
@@ -169,7 +173,7 @@ class Loop:
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        result = self.lanes.run(step, lane, batches, batch_samples)
+        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans)
         result.read = joined(read)
         result.tally, result.data_s = Tally.of(epoch, result.read), waited
         activity.leave()
