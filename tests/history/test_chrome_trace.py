@@ -120,6 +120,12 @@ def test_the_newest_traces_are_kept_with_what_is_told_later_of_them(run: RunFold
     assert len(traces_in(run)) == 3
 
 
+def test_a_checkpoint_that_is_told_before_its_step_belongs_to_it(run: RunFolder) -> None:
+    write(run, saved(0), overlapped_step(0))
+    (trace,) = traces_in(run, newest=2)
+    assert len(trace.told) == 2
+
+
 def test_a_torn_line_costs_one_event(run: RunFolder) -> None:
     write(run, step_of(0, step=1))
     with run.events_file.open("a") as file:

@@ -60,9 +60,13 @@ def print_trace(trace: Trace, page: Page) -> None:
 def _cells(worker: WorkerTime, phases: list[str]) -> list[str]:
     def cell(seconds: float) -> str:
         share = 100 * seconds / worker.seconds if worker.seconds > 0 else 0.0
-        return f"{duration(seconds)} {share:.0f} %"
+        return f"{_milliseconds(seconds)} {share:.0f} %"
 
     return [*(cell(worker.phases[phase]) if phase in worker.phases else NONE for phase in phases), cell(worker.rest)]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms"
 
 
 def _clock(worker: WorkerTime) -> str:

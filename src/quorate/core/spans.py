@@ -17,6 +17,8 @@ CONNECT, BUILD = "connect", "build"
 DIGEST, COPY, WRITE, COMMIT = "digest", "copy", "write", "commit"
 """On the way of a checkpoint."""
 FORWARD, BACKWARD = "forward", "backward"
+PUBLISH = "publish"
+"""What a worker keeps and tells of a step when it is done; at the first one it makes room for checkpoints, too."""
 BUCKET, GATHER, SEND, RECEIVE = "bucket", "gather", "send", "receive"
 
 ROOT = -1

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from quorate.core.regular_file import opened_regular
-from quorate.core.spans import SAVE, STEP, Span, covered
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.spans import PUBLISH, STEP, Span, covered
+from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, StepTraced, WorkerLost, read_event
 from quorate.observe.traces import RecoveryTracer, TracedSpan, corrected, run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder
 
+_PHASES = (DATA, COMPUTE, EXCHANGE, APPLY, PUBLISH, EVALUATION, CHECKPOINT)
 _KINDS = tuple(f'{{"kind":"{kind.KIND}"'.encode() for kind in (StepTraced, WorkerLost, GenerationFormed))
 """How the lines begin that matter here: of a long run they are a few among very many, and all others are not parsed."""
 
@@ -64,18 +65,21 @@ def traces_in(run: RunFolder, step: int | None = None, newest: int | None = None
     identity = run_identity(run)
     recoveries = RecoveryTracer(identity)
     found: dict[tuple[str, int], Trace] = {}
+    gone: set[tuple[str, int]] = set()
     for event in _events(run):
         spans = recoveries.handle(event)
         if not isinstance(event, StepTraced) or not event.spans or (step is not None and event.step != step):
             continue
         key = event.generation, event.step or 0
-        if key not in found and event.spans[0].name == SAVE:
-            continue  # of a step that is not among the newest any more
+        if key in gone:
+            continue  # the checkpoint of a step that is not among the newest any more
         trace = found.setdefault(key, Trace(identity, *key))
         trace.told.append(event)
         trace.recovery += spans
         if newest is not None and len(found) > newest:
-            del found[next(iter(found))]
+            oldest = next(iter(found))
+            gone.add(oldest)
+            del found[oldest]
     return list(found.values())
 
 
@@ -92,6 +96,10 @@ def _events(run: RunFolder) -> Iterator[Event]:
         return
 
 
+def _place_of(phase: str) -> int:
+    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
 def _time_of(event: StepTraced) -> WorkerTime:
     root = event.spans[0]
     phases: defaultdict[str, float] = defaultdict(float)
@@ -105,7 +113,7 @@ def _time_of(event: StepTraced) -> WorkerTime:
     return WorkerTime(
         event.worker,
         root.seconds,
-        dict(phases),
+        {name: phases[name] for name in sorted(phases, key=_place_of)},
         covered(event.spans),
         event.clock_offset,
         event.clock_uncertainty,

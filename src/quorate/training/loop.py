@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import cast
 
 from quorate.core.generation import Phase
+from quorate.core.spans import PUBLISH
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
@@ -118,6 +119,8 @@ class Loop:
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
         outcome = strategy.advance(step, results, request)
+        spans = activity.spans
+        began = 0.0 if spans is None else spans.clock()
         agreed = outcome.agreed
         if self._is_warm:
             activity.add_step(activity.seconds, len(strategy.hosted))
@@ -137,6 +140,8 @@ class Loop:
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
             raise nothing_to_train_on(barren, agreed.why)
+        if spans is not None:
+            spans.add(PUBLISH, began, spans.root)
         return agreed.request
 
     def _warnings(self, source: Source, found: Agreement | Evaluated) -> tuple[str, ...]:
