@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_every_hop_is_recorded_at_both_ends(lanes: int, workers: int) -> None:
             ring.gather(1, 2, b"note")
 
         everywhere(rings, work)
-    sent, received = set(), set()
+    sent, received = set[tuple[Any, ...]](), set[tuple[Any, ...]]()
     for position, recorder in enumerate(recorders):
         spans = recorder.take()
         for span in spans:

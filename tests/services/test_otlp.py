@@ -27,7 +27,7 @@ IN_A_RECOVERY = 5 + 2 + 2 * 2
 """Spans of the coordinator, of a way in, and of two steps."""
 
 
-class Collector(rpc.TraceServiceServicer):
+class Collector(rpc.TraceServiceServicer):  # type: ignore[misc]  # it has no types
     """Keeps what it is sent."""
 
     def __init__(self) -> None:

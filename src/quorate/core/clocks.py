@@ -33,8 +33,12 @@ class RemoteClock:
             return
         offset = ClockOffset(remote - (sent + received) / 2, max(0.0, received - sent) / 2)
         known = self.offset(received)
-        is_other = known is None or source > self._source
-        if is_other or offset.uncertainty <= known.uncertainty or _contradict(offset, known):
+        if (
+            known is None
+            or source > self._source
+            or offset.uncertainty <= known.uncertainty
+            or abs(offset.seconds - known.seconds) > offset.uncertainty + known.uncertainty
+        ):
             self._best, self._found, self._source = offset, received, source
 
     def offset(self, now: float) -> ClockOffset | None:
@@ -42,7 +46,3 @@ class RemoteClock:
         if self._best is None:
             return None
         return ClockOffset(self._best.seconds, self._best.uncertainty + max(0.0, now - self._found) * DRIFT)
-
-
-def _contradict(one: ClockOffset, other: ClockOffset) -> bool:
-    return abs(one.seconds - other.seconds) > one.uncertainty + other.uncertainty

@@ -348,7 +348,7 @@ class StepTraced(Event):
 
     def own_fields(self) -> dict[str, Any]:
         """Times to a tenth of a microsecond. Made when it is told, which is not in the way of training."""
-        told = plain(self)
+        told: dict[str, Any] = plain(self)
         told["spans"] = [[name, round(start, 7), round(took, 7), *rest] for name, start, took, *rest in self.spans]
         for name in ("began", "clock_offset", "clock_uncertainty"):
             if told.get(name) is not None:

@@ -130,8 +130,9 @@ class RecoveryTracer:
 
     def _is_of_recovery(self, event: events.StepTraced) -> bool:
         formed = self._formed
-        is_same = formed is not None and event.generation == formed.generation
-        return is_same and bool(self._mended) and event.step == (formed.from_step or 0) + 1
+        if formed is None or not self._mended or event.generation != formed.generation:
+            return False
+        return event.step == (formed.from_step or 0) + 1
 
     def _take(self, event: events.StepTraced) -> list[TracedSpan]:
         root = event.spans[0]
@@ -147,7 +148,7 @@ class RecoveryTracer:
         self._mended = []
         began = min(loss.time - (loss.detect_s or 0.0) for loss in losses)
         about = {"generation": event.generation, "workers": ", ".join(str(loss.worker) for loss in losses)}
-        parts = [
+        parts: list[tuple[str, float, float, dict[str, Any]]] = [
             (RECOVERY, began, end, {**about, "cause": " ".join(filter(None, (loss.message for loss in losses)))}),
             *((DETECT, loss.time - (loss.detect_s or 0.0), loss.time, {"of": loss.worker}) for loss in losses),
             (REFORM, max(loss.time for loss in losses), formed, about),
