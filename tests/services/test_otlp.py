@@ -13,13 +13,17 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
+from command import Workplace
 from observe.test_trace_ids import hop, recovery_events, step_of
 from quorate.observe.event import Event
+from quorate.observe.events import StepTraced, read_event
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.sinks import Durable
 from quorate.observe.traces import run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.otlp import OtlpSink
+from quorate.tracking.otlp import OtlpTracker
+from quorate.tracking.provenance import FOLDER
+from quorate.tracking.tracker import Follower
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
@@ -60,6 +64,13 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "traced")
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    made = Workplace(tmp_path)
+    yield made
+    made.clean_up()
+
+
 def write(run: RunFolder, *events: Event) -> None:
     sink = JsonlSink(run.events_file)
     for event in events:
@@ -68,8 +79,8 @@ def write(run: RunFolder, *events: Event) -> None:
 
 
 def durable(run: RunFolder, port: int) -> Durable:
-    sink = OtlpSink(run, f"http://127.0.0.1:{port}", timeout=1.0)
-    return Durable(run.events_file, sink, run.path / "otlp.offset")
+    tracker = OtlpTracker(run, f"http://127.0.0.1:{port}", timeout=1.0)
+    return Durable(run.events_file, tracker.sink, run.path / "otlp.offset")
 
 
 def test_every_span_arrives_once_with_its_ids_and_times(run: RunFolder) -> None:
@@ -130,3 +141,47 @@ def test_what_a_collector_has_missed_arrives_when_it_is_back(run: RunFolder) -> 
     counts = Counter(span.span_id for _, span in collector.spans)
     assert set(counts.values()) == {1}
     assert len(counts) == before + IN_A_RECOVERY
+
+
+def test_one_that_goes_on_for_another_knows_of_the_recovery_that_had_begun(run: RunFolder) -> None:
+    collector, told = Collector(), recovery_events()
+    with serving(collector) as port:
+        url = f"http://127.0.0.1:{port}"
+        (run.path / FOLDER).mkdir()
+        for part in (told[:3], told[3:]):
+            write(run, *part)
+            tracker = OtlpTracker(run, url)
+            assert Follower(run, tracker, 1, sink=tracker.sink).poll(always_begin=True)
+    assert len({span.span_id for _, span in collector.spans}) == len(collector.spans) == IN_A_RECOVERY
+
+
+def test_a_job_exports_its_traces_by_one_key(place: Workplace) -> None:
+    collector = Collector()
+    with serving(collector) as port:
+        trace = {"every": 4, "otlp": f"http://127.0.0.1:{port}"}
+        place.write_job(workers=2, links="tcp", track={"trace": trace})
+        done = place.train("--json")
+        assert done.code == 0, done.stderr
+    run = RunFolder(place.last)
+    expected = Counter(
+        span.span_id
+        for line in run.events_file.read_text().splitlines()
+        if isinstance(event := read_event(line), StepTraced)
+        for span in spans_of(run_identity(run), event)
+    )
+    assert expected
+    assert Counter(span.span_id.hex() for _, span in collector.spans) == expected
+
+
+def test_a_collector_that_was_never_there_is_told_of_afterwards(place: Workplace) -> None:
+    collector = Collector()
+    with serving(collector) as port:
+        pass  # a port on which nobody listens any more
+    place.write_job(workers=2, track={"trace": {"every": 4, "otlp": f"http://127.0.0.1:{port}"}})
+    done = place.train("--json")
+    assert done.code == 0
+    assert f"OTLP at http://127.0.0.1:{port} does not have all of the run" in done.stderr
+    with serving(collector, port):
+        caught_up = place.run("track", "last", "--json")
+    assert caught_up.code == 0, caught_up.stderr
+    assert {span.name for _, span in collector.spans} >= {"step", "join", "forward", "bucket"}

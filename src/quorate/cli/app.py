@@ -14,6 +14,7 @@ from quorate.cli.history import diff, runs, show, trace
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
+from quorate.cli.tracking import track
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
 
@@ -94,6 +95,7 @@ VERBS: list[Callable[..., None]] = [
     resize,
     checkpoint,
     chaos,
+    track,
     doctor,
 ]
 for verb in VERBS:

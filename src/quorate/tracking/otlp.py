@@ -1,6 +1,6 @@
 """Traces for a collector that speaks OTLP, such as Jaeger's or Grafana's: each span once, with our ids and times."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -10,69 +10,102 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 
 from quorate.observe.event import Event
-from quorate.observe.events import GenerationFormed, StepTraced, WorkerLost
+from quorate.observe.events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking.curves import Point, Series
 
 TIMEOUT = 5.0
-"""Seconds that the collector has for the spans of an event, until it counts as away."""
+"""Seconds that the collector has for a batch, until it counts as away."""
+BATCH = 2000
+"""Spans in one call, some hundred bytes each: a collector takes 4 MiB."""
 
 
-class OtlpSink:
-    """Exports what events tell of traces. Raises where the collector is away, to be given the same event again."""
+class OtlpTracker:
+    """A collector, as a tracker of the run. It is brought spans by its sink, and no points."""
+
+    key = "otlp"
 
     def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
+        self.name = f"OTLP at {url}"
+        self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
+        self.sink = SpanSink(run, self.export)
+
+    def begin(self) -> bool:
+        """Raises where nobody answers. What was exported before is not exported again."""
+        self.export([])
+        return True
+
+    def log(self, points: Sequence[Point]) -> None:
+        """It keeps no curves."""
+
+    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """It is told of no end; what was exported is there."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> None:
+        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise ConnectionError("the collector does not take spans")
+
+
+class SpanSink:
+    """Makes spans of what events tell of traces, and exports them in batches."""
+
+    def __init__(self, run: RunFolder, export: Callable[[Sequence[ReadableSpan]], None]) -> None:
+        self.sent = 0
+        self.last_step = 0
+        self.series = Series()
         self._run = run.name
         self._identity = run_identity(run)
+        self._export = export
         self._recoveries = RecoveryTracer(self._identity)
-        self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
         self._scope = InstrumentationScope("quorate")
         self._resources: dict[int, Resource] = {}
-        self._unsent: tuple[Event, list[TracedSpan]] | None = None
+        self._spans: list[TracedSpan] = []
+        self._newest = 0
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """A recovery may have begun before the place from which it goes on."""
+        for event in events:
+            self._made(event)
+        self.last_step = self._newest
 
     def handle(self, event: Event) -> None:
-        if not isinstance(event, StepTraced | WorkerLost | GenerationFormed):
-            return
-        # One that comes again because the collector was away must not be followed twice.
-        if self._unsent is None or self._unsent[0] != event:
-            spans = self._recoveries.handle(event)
-            if isinstance(event, StepTraced) and event.spans:
-                spans += spans_of(self._identity, event)
-            self._unsent = event, spans
-        self._export(self._unsent[1])
-        self._unsent = None
+        self._spans += self._made(event)
 
-    def close(self) -> None:
-        self._exporter.shutdown()
+    def flush(self) -> None:
+        while self._spans:
+            batch = self._spans[:BATCH]
+            self._export([self._readable(span) for span in batch])
+            del self._spans[:BATCH]
+            self.sent += len(batch)
+        self.last_step = self._newest
 
-    def _export(self, spans: list[TracedSpan]) -> None:
-        if spans and self._exporter.export(self._readable(spans)) is not SpanExportResult.SUCCESS:
-            raise ConnectionError(f"the OTLP collector did not take {len(spans)} spans")
+    def close(self) -> None: ...
 
-    def _readable(self, spans: Iterable[TracedSpan]) -> list[ReadableSpan]:
-        return [
-            ReadableSpan(
-                name=span.name,
-                context=_context(span.trace_id, span.span_id),
-                parent=None if span.parent_id is None else _context(span.trace_id, span.parent_id),
-                resource=self._resource(span.worker),
-                attributes=dict(span.attributes),
-                links=() if span.cause is None else (Link(_context(span.trace_id, span.cause)),),
-                start_time=int(span.start * 1e9),
-                end_time=int(span.end * 1e9),
-                instrumentation_scope=self._scope,
-            )
-            for span in spans
-        ]
+    def _made(self, event: Event) -> list[TracedSpan]:
+        spans = self._recoveries.handle(event)
+        if isinstance(event, StepTraced) and event.spans:
+            self._newest = max(self._newest, event.step or 0)
+            spans += spans_of(self._identity, event)
+        return spans
+
+    def _readable(self, span: TracedSpan) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name,
+            context=_context(span.trace_id, span.span_id),
+            parent=None if span.parent_id is None else _context(span.trace_id, span.parent_id),
+            resource=self._resource(span.worker),
+            attributes=dict(span.attributes),
+            links=() if span.cause is None else (Link(_context(span.trace_id, span.cause)),),
+            start_time=int(span.start * 1e9),
+            end_time=int(span.end * 1e9),
+            instrumentation_scope=self._scope,
+        )
 
     def _resource(self, worker: int) -> Resource:
         if worker not in self._resources:
             process = "coordinator" if worker == COORDINATOR else f"worker {worker}"
-            about = {
-                "service.name": "quorate",
-                "service.instance.id": process,
-                "quorate.run": self._run,
-            }
+            about = {"service.name": "quorate", "service.instance.id": process, "quorate.run": self._run}
             self._resources[worker] = Resource(about)
         return self._resources[worker]
 

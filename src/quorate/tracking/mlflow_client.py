@@ -1,0 +1,146 @@
+"""MLflow as a run calls it: where it is, for how long it is waited for, and which of its runs is that of a run folder.
+
+MLflow itself is imported inside functions: that takes seconds, and only who tracks a run by it has to wait for it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from quorate.core.addresses import shown_place
+from quorate.spec.tracking import TrackSpec
+from quorate.storage.atomic import write_atomically
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.provenance import FOLDER
+
+RUN_TAG = "quorate.run"
+"""The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
+DATABASE = "mlflow.db"
+ARTIFACTS = "mlflow-artifacts"
+
+# An absent server must be known to be absent quickly: whoever calls tries again by itself, and later.
+_SHORT_PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    # MLflow tells its makers how it is used. That is for the user to switch on.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def tracking_uri(track: TrackSpec, runs: Path) -> str:
+    """Where a job is tracked: `mlflow: true` is a file of SQLite in the folder of runs, all else is a URI."""
+    return track.mlflow if isinstance(track.mlflow, str) else f"sqlite:///{runs.absolute() / DATABASE}"
+
+
+def artifact_location(uri: str) -> str | None:
+    """Where a new experiment keeps its artifacts: beside the file of SQLite; a server has a place of its own."""
+    database = uri.removeprefix("sqlite:///")
+    return None if database == uri else (Path(database).absolute().parent / ARTIFACTS).as_uri()
+
+
+def place(uri: str) -> str:
+    """A URI as it is shown and written down: without the password that it may have."""
+    return uri if uri.startswith("sqlite:") else shown_place(uri)
+
+
+def connect(uri: str) -> Any:
+    """An `MlflowClient` of this place for tracking and registry, which gives up early where nobody answers.
+
+    A file of SQLite is made if it is not there.
+    """
+    for name, value in _SHORT_PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+    from mlflow.store.db import utils
+
+    # Ten by itself, over two minutes: a database that is away, or has no room, is asked again by whoever calls.
+    utils.MAX_RETRY_COUNT = 2
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def identity(run: RunFolder) -> str:
+    """What tells a run from every other, of whatever name: kept in its folder, and the same after that was moved.
+
+    Made of the run's name and the moment at which it was created, so that it can be made again where it is lost.
+    """
+    file = run.path / FOLDER / "id"
+    with contextlib.suppress(OSError):
+        if kept := file.read_text().strip():
+            return kept
+    made = hashlib.sha256(f"{run.name} {run.created.isoformat()}".encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, f"{made}\n")
+    return made
+
+
+def find_run(client: Any, uri: str, run: RunFolder, experiment: str) -> Any | None:
+    """The MLflow run of a run folder, if there is one: by the id that the folder keeps, or else by its tag."""
+    from mlflow.exceptions import MlflowException
+
+    if (kept := _kept_id(run, uri)) is not None:
+        with contextlib.suppress(MlflowException):  # another database at the same address, say
+            found = client.get_run(kept)
+            if found.data.tags.get(RUN_TAG) == identity(run) and found.info.lifecycle_stage == "active":
+                return found
+    where = client.get_experiment_by_name(experiment)
+    if where is None:
+        return None
+    found = client.search_runs([where.experiment_id], f"tags.`{RUN_TAG}` = '{identity(run)}'", max_results=1)
+    if not found:
+        return None
+    _keep_id(run, uri, found[0].info.run_id)
+    return found[0]
+
+
+def find_or_make_run(client: Any, uri: str, run: RunFolder, experiment: str, started: int) -> Any:
+    """The MLflow run of a run folder, made if need be: the experiment is the job's name, `started` in milliseconds."""
+    found = find_run(client, uri, run, experiment)
+    if found is None:
+        made = client.create_run(
+            _experiment_id(client, uri, experiment),
+            start_time=started,
+            run_name=run.name,
+            tags={RUN_TAG: identity(run)},
+        )
+        _keep_id(run, uri, made.info.run_id)
+        found = made
+    return found
+
+
+def _experiment_id(client: Any, uri: str, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    known = client.get_experiment_by_name(name)
+    if known is not None and known.lifecycle_stage != "active":
+        client.restore_experiment(known.experiment_id)
+    if known is None:
+        with contextlib.suppress(MlflowException):  # another job of this name makes it at the same moment
+            return str(client.create_experiment(name, artifact_location=artifact_location(uri)))
+        known = client.get_experiment_by_name(name)
+    return str(known.experiment_id)
+
+
+def _kept_ids(run: RunFolder) -> dict[str, str]:
+    """By the place at which each is: a run may be tracked at several."""
+    try:
+        kept = json.loads((run.path / FOLDER / "mlflow.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _kept_id(run: RunFolder, uri: str) -> str | None:
+    kept = _kept_ids(run).get(place(uri))
+    return kept if isinstance(kept, str) else None
+
+
+def _keep_id(run: RunFolder, uri: str, run_id: str) -> None:
+    with contextlib.suppress(OSError):  # the server's tag says the same
+        (run.path / FOLDER).mkdir(exist_ok=True)
+        kept = {**_kept_ids(run), place(uri): run_id}
+        write_atomically(run.path / FOLDER / "mlflow.json", json.dumps(kept, indent=2) + "\n")
