@@ -51,7 +51,8 @@ def print_trace(trace: Trace, page: Page) -> None:
         page.line(f"  {span.name} {duration(span.seconds)}{cause}")
     phases = list(dict.fromkeys(phase for worker in workers for phase in worker.phases))
     rows = [
-        [str(worker.worker), duration(worker.seconds), *_cells(worker, phases), _clock(worker)] for worker in workers
+        [str(worker.worker), _milliseconds(worker.seconds), *_cells(worker, phases), _clock(worker)]
+        for worker in workers
     ]
     if rows:
         page.table(headed_table(["worker", "step", *phases, REST, "clock"], rows=rows), indent=2)
