@@ -9,6 +9,7 @@ import torch
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Member, Role
+from quorate.core.spans import SpanRecorder
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.memory import GradientMemory
@@ -71,6 +72,7 @@ class ToyLinks:
     """A worker's way to the server, and through it to the other workers."""
 
     overlaps = False
+    spans: SpanRecorder | None = None
 
     def __init__(self, server: ToyServer, position: int) -> None:
         self._server = server

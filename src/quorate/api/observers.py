@@ -41,7 +41,7 @@ def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> 
         view = PrometheusView(run, spec, spec.worker_count(usable_cores()))
         tell(view.notice)
         yield view
-    if spec.track is not None and (spec.track.mlflow or spec.track.tensorboard or spec.track.wandb):
+    if spec.track is not None and spec.track.has_trackers:
         from quorate.api.tracker import TrackerProcess
 
         try:
@@ -56,6 +56,11 @@ def refuse_missing_libraries(track: TrackSpec | None) -> None:
     """Before anything is started: what a job is to be tracked by must be installed."""
     if track is None:
         return
+    if track.trace is not None and track.trace.otlp and find_spec("opentelemetry") is None:
+        raise RequestError(
+            "track.trace.otlp needs the libraries of OpenTelemetry, which are not installed here: "
+            "pip install 'quorate[otlp]'. Without the key, `quorate trace` shows the traces all the same."
+        )
     for key, wanted in (("mlflow", track.mlflow), ("tensorboard", track.tensorboard), ("wandb", track.wandb)):
         if wanted and find_spec(key) is None:
             raise RequestError(

@@ -54,6 +54,17 @@ class Tracked:
     missing: str
 
 
+def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follower]:
+    """Who brings each tracker that is switched on what it is to have."""
+    made = [Follower(run, tracker, track.every) for tracker in trackers_of(run, spec, track)]
+    if track.trace is not None and track.trace.otlp:
+        from quorate.tracking.otlp import OtlpTracker
+
+        exporter = OtlpTracker(run, track.trace.otlp)
+        made.append(Follower(run, exporter, track.every, sink=exporter.sink))
+    return made
+
+
 def trackers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracker]:
     """Those that are switched on."""
     made: list[Tracker] = []
@@ -85,7 +96,7 @@ def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
     try:
         with hold(run.path / FOLDER / "lock"):
             ending = _ending(run) if run.holder() is None else None
-            followers = [Follower(run, tracker, track.every) for tracker in trackers_of(run, spec, track)]
+            followers = followers_of(run, spec, track)
             return [_conclude(follower, ending, ABSENT, always_begin=True) for follower in followers]
     except FolderInUse as in_use:
         raise RunError(f"run {run.name} is being tracked by {in_use} already; wait for it to end") from None
@@ -199,7 +210,7 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
     with _turn(run, over) as is_ours:
         if not is_ours:
             return ["the run is still being tracked by the process of a launcher that was killed"]
-        followers = [Follower(run, tracker, spec.track.every) for tracker in trackers_of(run, spec, spec.track)]
+        followers = followers_of(run, spec, spec.track)
         serving = _in_threads(serve, followers)
         over.wait()
         # A little less than it has: what is missing must still be told.

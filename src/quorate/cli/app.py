@@ -10,7 +10,7 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.history import diff, runs, show
+from quorate.cli.history import diff, runs, show, trace
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
@@ -92,6 +92,7 @@ VERBS: list[Callable[..., None]] = [
     runs,
     show,
     diff,
+    trace,
     resize,
     checkpoint,
     chaos,

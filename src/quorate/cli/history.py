@@ -1,11 +1,12 @@
-"""The verbs that read runs: `quorate runs`, `quorate show` and `quorate diff`."""
+"""The verbs that read runs: `quorate runs`, `quorate show`, `quorate diff` and `quorate trace`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quorate.cli.options import RUNS, Json, Run, Runs, choose, run_names
-from quorate.core.errors import RunError
+from quorate.core.errors import RequestError, RunError
 from quorate.storage.run_folder import RunFolder, is_run
 
 
@@ -123,3 +124,38 @@ def diff(
     from quorate.cli.difference_view import show_difference
 
     show_difference(RunFolder.find(runs, run), RunFolder.find(runs, other), tensor, as_json)
+
+
+def trace(
+    run: Run,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, metavar="K", help="Only this step.", show_default=False)
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="Only the newest step that was traced.")] = False,
+    chrome: Annotated[
+        Path | None,
+        typer.Option(
+            "--chrome",
+            metavar="FILE",
+            help="Write them to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show where the time of traced steps went, worker by worker; with --chrome, write them to look at.
+
+    A job traces its steps with `track: {trace: {every: 100}}`. Without --step and --last it is about the newest 20.
+
+    \b
+    Examples:
+      quorate trace last
+      quorate trace last --last --chrome step.json
+      quorate trace digits-0001 --step 200 --chrome step.json
+    """
+    from quorate.cli.trace_view import show_traces
+
+    if step is not None and last:
+        raise RequestError("--step and --last name different steps; give one of them.")
+    show_traces(RunFolder.find(runs, run), step, last, chrome, as_json)

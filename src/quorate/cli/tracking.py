@@ -50,7 +50,7 @@ def track(
     if given:
         layer = [Override("track", {**given, **how_often}, "the command line")]
     spec = load_recorded(folder.job_file, {}, layer).spec
-    if spec.track is None or not (spec.track.mlflow or spec.track.tensorboard or spec.track.wandb):
+    if spec.track is None or not spec.track.has_trackers:
         raise RequestError(
             f"the job of run {folder.name} is tracked by nobody: say where to, such as --mlflow true, --tensorboard or "
             "--wandb offline."

@@ -98,7 +98,7 @@ class CoordinatorService(CoordinatorServicer):
     async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         """Give a worker its place, renew its lease, or hear where it stands."""
         decision = self.apply(event_of(request))
-        return reply_to(request, decision.actions, self._settings.incarnation)
+        return reply_to(request, decision.actions, self._settings.incarnation, time.time())
 
     Heartbeat = ReportState = Register
 
@@ -291,17 +291,19 @@ def event_of(request: Any) -> MembershipEvent:
     raise TypeError(f"{type(request).__name__} is no request of a worker's")
 
 
-def reply_to(request: Any, actions: Sequence[Action], incarnation: int) -> Any:
-    """What a worker is answered that asked for this, and for which that was decided."""
+def reply_to(request: Any, actions: Sequence[Action], incarnation: int, time: float = 0.0) -> Any:
+    """What a worker is answered that asked for this, and for which that was decided; `time` is when."""
     refusal = encode_failure(next((action.failure for action in actions if isinstance(action, Refuse)), None))
     is_recalled = any(isinstance(action, Recall) for action in actions)
     match request:
         case pb.RegisterRequest():
             lease = next((action.lease for action in actions if isinstance(action, Welcome)), 0.0)
-            return pb.RegisterReply(worker=request.slot, incarnation=incarnation, lease=lease, refusal=refusal)
+            return pb.RegisterReply(
+                worker=request.slot, incarnation=incarnation, lease=lease, refusal=refusal, time=time
+            )
         case pb.HeartbeatRequest():
             granted = next((action.seconds for action in actions if isinstance(action, GrantLease)), 0.0)
-            return pb.HeartbeatReply(lease=granted, unknown=is_recalled, incarnation=incarnation)
+            return pb.HeartbeatReply(lease=granted, unknown=is_recalled, incarnation=incarnation, time=time)
         case pb.StateReport():
             return pb.StateReply(refusal=refusal, unknown=is_recalled, incarnation=incarnation)
     return pb.Ack()

@@ -14,6 +14,7 @@ from quorate.history.difference import Pair, RunPair
 from quorate.history.run_detail import Advice, RunDetail, job_values
 from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
+from quorate.history.traces import Trace, WorkerTime
 from quorate.observe.event import plain
 from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 from quorate.spec.override import Absent
@@ -86,6 +87,39 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
             "lease": timing.lease,
             "connect": timing.connect,
         },
+    }
+
+
+def trace_document(run: str, traces: list[Trace], chrome: str | None) -> dict[str, Any]:
+    """Where the time of traced steps went, oldest first; `chrome` is the file that was written of them."""
+    return {
+        "run": run,
+        "chrome": chrome,
+        "traces": [
+            {
+                "trace_id": trace.id,
+                "step": trace.step,
+                "generation": trace.generation,
+                "spans": len(trace.spans),
+                "workers": [_worker_time(worker) for worker in trace.workers],
+                "recovery": [
+                    {"name": span.name, "start": span.start, "seconds": span.seconds, **span.attributes}
+                    for span in trace.recovery
+                ],
+            }
+            for trace in traces
+        ],
+    }
+
+
+def _worker_time(worker: WorkerTime) -> dict[str, Any]:
+    return {
+        "worker": worker.worker,
+        "seconds": worker.seconds,
+        "phases": worker.phases,
+        "covered": round(worker.covered, 4),
+        "clock_offset": worker.clock_offset,
+        "clock_uncertainty": worker.clock_uncertainty,
     }
 
 

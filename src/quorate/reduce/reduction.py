@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from quorate.core.spans import SpanRecorder
 from quorate.lanes.chunks import cut, summation_order
 
 M = TypeVar("M")
@@ -16,7 +17,12 @@ PROBES = 5
 
 
 class Reduction(Protocol):
-    """Sums and gathers among the workers of a generation. Any failure closes it for all. One thread at a time."""
+    """Sums and gathers among the workers of a generation. Any failure closes it for all. One thread at a time.
+
+    `spans` is set in a step that is traced, by whoever sums in it.
+    """
+
+    spans: SpanRecorder | None
 
     @property
     def overlaps(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from quorate.core.digests import Buffer
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation
+from quorate.core.spans import BUCKET, GATHER, RECEIVE, SEND, Hop, SpanRecorder
 from quorate.lanes.chunks import Visit, cut, plan_exchange
 from quorate.reduce.reduction import PROBES, probe_neighbours
 from quorate.wire.link import CLOSED_HERE, Deadline, Link, Tag
@@ -65,12 +66,16 @@ class Ring:
         self._error_lock = threading.Lock()
         following = generation.members[(self._position + 1) % len(hosting)]
         self._next_name = f"worker {following.worker} ({following.address})"
-        self._sender = _Sender(next, deadline, self._fail) if next is not None else None
+        self._previous_worker = generation.members[self._position - 1].worker
+        self._sender = _Sender(next, following.worker, deadline, self._fail) if next is not None else None
+        self.spans: SpanRecorder | None = None
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         self._check(lane_values, total)
         content = total.detach().view(torch.uint8).numpy().data  # as bytes first: bfloat16 has no NumPy type
         chunks = cut(total.numel(), self._generation.lanes)
+        spans = self.spans
+        bucket = 0 if spans is None else spans.open(BUCKET, spans.exchange, bucket=index, bytes=len(content))
         with self._exchange():
             for visit in self._visits:
                 chunk = chunks[visit.chunk]
@@ -81,7 +86,10 @@ class Ring:
                         [lane_values[lane - self._lanes.start][chunk] for lane in visit.adds],
                         total[chunk],
                         content[chunk.start * total.itemsize : chunk.stop * total.itemsize],
+                        bucket,
                     )
+        if spans is not None:
+            spans.close(bucket)
 
     @property
     def overlaps(self) -> bool:
@@ -91,12 +99,20 @@ class Ring:
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         workers = len(self._generation.members)
         payloads = [payload] * workers
+        spans = self.spans
+        span = 0 if spans is None else spans.open(GATHER, spans.phase, gather=index)
         with self._exchange():
             # Each round passes on what the round before brought, until it has come to the last that lacks it.
             passing = [(self._position - distance) % workers for distance in range(workers)]
             for ours, theirs in pairwise(passing):
-                self._send(self._gather_tag(step, index, ours), payloads[ours])
-                payloads[theirs] = self._receive(self._gather_tag(step, index, theirs))
+                sent = received = None
+                if spans is not None:
+                    origins = (self._generation.members[position].worker for position in (ours, theirs))
+                    sent, received = (Hop(spans, span, {"gather": index, "of": worker}) for worker in origins)
+                self._send(self._gather_tag(step, index, ours), payloads[ours], sent)
+                payloads[theirs] = self._receive(self._gather_tag(step, index, theirs), received)
+        if spans is not None:
+            spans.close(span)
         return tuple(payloads)
 
     def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
@@ -144,18 +160,26 @@ class Ring:
         terms: list[torch.Tensor],
         total: torch.Tensor,
         content: memoryview,
+        bucket: int,
     ) -> None:
         # The sum is formed in its final place. A chunk that comes by again finds that place free: it could only come
         # back after the next worker had taken all of what was sent from there.
         if visit.receives:
-            self._receive_into(self._chunk_tag(*exchange, visit.round, visit.chunk), content)
+            hop = None if self.spans is None else self._hop(bucket, exchange, visit.round, visit.chunk)
+            self._receive_into(self._chunk_tag(*exchange, visit.round, visit.chunk), content, hop)
         else:
             # From a copy, not from zeros: 0.0 + -0.0 is 0.0, and the sign is part of the bits.
             total.copy_(terms.pop(0))
         for term in terms:
             total.add_(term)
         if visit.sends:
-            self._send(self._chunk_tag(*exchange, visit.round + 1, visit.chunk), content)
+            hop = None if self.spans is None else self._hop(bucket, exchange, visit.round + 1, visit.chunk)
+            self._send(self._chunk_tag(*exchange, visit.round + 1, visit.chunk), content, hop)
+
+    def _hop(self, bucket: int, exchange: tuple[int, int], hop: int, chunk: int) -> Hop:
+        """What both ends of a link call one frame."""
+        assert self.spans is not None, "nothing is recorded of other steps"
+        return Hop(self.spans, bucket, {"bucket": exchange[1], "chunk": chunk, "hop": hop})
 
     def _chunk_tag(self, step: int, index: int, hop: int, chunk: int) -> Tag:
         """Unlike for every chunk and hop: a frame that is early or late is refused, not added."""
@@ -200,17 +224,24 @@ class Ring:
         for link in self._links:
             link.close()
 
-    def _send(self, tag: Tag, payload: Buffer) -> None:
+    def _send(self, tag: Tag, payload: Buffer, hop: Hop | None = None) -> None:
         assert self._sender is not None, "a worker that is alone sends nothing"
-        self._sender.send(tag, payload)
+        self._sender.send(tag, payload, hop)
 
-    def _receive(self, tag: Tag) -> bytes:
+    def _receive(self, tag: Tag, hop: Hop | None) -> bytes:
         assert self._previous is not None, "a worker that is alone receives nothing"
-        return bytes(self._previous.receive(tag, self._deadline))
+        began = 0.0 if hop is None else hop.spans.clock()
+        payload = bytes(self._previous.receive(tag, self._deadline))
+        if hop is not None:
+            hop.add(RECEIVE, began, peer=self._previous_worker)
+        return payload
 
-    def _receive_into(self, tag: Tag, content: memoryview) -> None:
+    def _receive_into(self, tag: Tag, content: memoryview, hop: Hop | None = None) -> None:
         assert self._previous is not None, "a worker that is alone receives nothing"
+        began = 0.0 if hop is None else hop.spans.clock()
         self._previous.receive_into(tag, content, self._deadline)
+        if hop is not None:
+            hop.add(RECEIVE, began, peer=self._previous_worker)
 
     def _check(self, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         if len(lane_values) != len(self._lanes):
@@ -241,20 +272,23 @@ class _Sender:
     When a send fails, `on_failure` is told from this thread, at once, and nothing more is sent.
     """
 
-    def __init__(self, link: Link, deadline: Deadline, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, link: Link, worker: int, deadline: Deadline, on_failure: Callable[[BaseException], None]
+    ) -> None:
         self._link = link
+        self._worker = worker
         self._deadline = deadline
         self._on_failure = on_failure
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Tag, Buffer]] = deque()
+        self._queue: deque[tuple[Tag, Buffer, Hop | None]] = deque()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="quorate-ring-sender", daemon=True)
         self._thread.start()
 
-    def send(self, tag: Tag, payload: Buffer) -> None:
+    def send(self, tag: Tag, payload: Buffer, hop: Hop | None = None) -> None:
         """Queue a frame and return; the payload must not change until `flush` has returned."""
         with self._changed:
-            self._queue.append((tag, payload))
+            self._queue.append((tag, payload, hop))
             self._changed.notify_all()
 
     def flush(self) -> bool:
@@ -271,16 +305,20 @@ class _Sender:
 
     def _run(self) -> None:
         while (frame := self._next()) is not None:
+            tag, payload, hop = frame
+            began = 0.0 if hop is None else hop.spans.clock()
             try:
-                self._link.send(*frame, self._deadline)
+                self._link.send(tag, payload, self._deadline)
             except BaseException as error:
                 # Told before the flush is released, so that whoever flushed finds the reason.
                 self._on_failure(error)
                 self._mark_stopped()
                 return
+            if hop is not None:
+                hop.add(SEND, began, peer=self._worker)
             self._mark_sent()
 
-    def _next(self) -> tuple[Tag, Buffer] | None:
+    def _next(self) -> tuple[Tag, Buffer, Hop | None] | None:
         """The oldest frame; it stays in the queue until it is sent, so that `flush` waits for it."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._stopped)

@@ -12,6 +12,7 @@ import torch
 
 from quorate.core.errors import FrameError
 from quorate.core.generation import Generation
+from quorate.core.spans import BUCKET, GATHER, SpanRecorder
 from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import SharedMemory
 from quorate.reduce.reduction import PROBES, add_up, probe_neighbours
@@ -49,6 +50,7 @@ class SharedMemoryReduction:
         self._doorbells = dict(doorbells)
         self._deadline = deadline
         self.memory = memory
+        self.spans: SpanRecorder | None = None
         self._trusts_versions = trusts_versions
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:  # noqa: ARG002
@@ -58,8 +60,12 @@ class SharedMemoryReduction:
         """
         if total is not self.memory.total[index]:
             raise ValueError(f"sum {index} is of bucket {index} of the shared memory: give it that total")
+        spans = self.spans
+        began = 0.0 if spans is None else spans.clock()
         with self._exchange():
             self._sum_bucket(step, index)
+        if spans is not None:
+            spans.add(BUCKET, began, spans.exchange, bucket=index)
 
     @property
     def overlaps(self) -> bool:
@@ -67,8 +73,13 @@ class SharedMemoryReduction:
         return False
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        spans = self.spans
+        began = 0.0 if spans is None else spans.clock()
         with self._exchange():
-            return self._gather(_PLACE.pack(b"g", step, index), payload)
+            payloads = self._gather(_PLACE.pack(b"g", step, index), payload)
+        if spans is not None:
+            spans.add(GATHER, began, spans.phase, gather=index)
+        return payloads
 
     def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
         """Fill the receivers' buffers with the root's, which writes it, piece by piece, where they read it."""

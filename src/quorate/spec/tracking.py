@@ -72,6 +72,11 @@ class TrackSpec(Section):
     system: Positive = 10.0
 
     @property
+    def has_trackers(self) -> bool:
+        """Whether somebody is told of the job who must be told everything, by a process of its own."""
+        return bool(self.mlflow or self.tensorboard or self.wandb or (self.trace is not None and self.trace.otlp))
+
+    @property
     def is_on(self) -> bool:
         """Whether anybody but the run folder is told of the job."""
         return bool(self.mlflow or self.tensorboard or self.wandb) or self.prometheus is not None

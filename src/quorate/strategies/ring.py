@@ -131,6 +131,7 @@ class RingStrategy:
             self._reducer = OverlappedReducer(links, self._flat)
 
     def begin(self, step: int) -> None:
+        self._links.spans = self._activity.spans
         if self._reducer is not None:
             self._reducer.begin(step)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import EventTail, end_of_events
-from quorate.observe.sinks import Durable
+from quorate.observe.sinks import Batching, Durable
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.curves import Curves, Point, Series
 from quorate.tracking.provenance import FOLDER
@@ -46,6 +46,18 @@ class Tracker(Protocol):
         ...
 
 
+class TrackerSink(Batching, Protocol):
+    """What makes of events whatever a tracker keeps, and sends that: the usual one makes points of curves."""
+
+    sent: int
+    last_step: int
+    series: Series
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """Know what was told before: the tracker has it."""
+        ...
+
+
 class Follower:
     """Brings a tracker every point of a run, once, whoever dies or is away meanwhile.
 
@@ -53,7 +65,12 @@ class Follower:
     """
 
     def __init__(
-        self, run: RunFolder, tracker: Tracker, every: int, clock: Callable[[], float] = time.monotonic
+        self,
+        run: RunFolder,
+        tracker: Tracker,
+        every: int,
+        clock: Callable[[], float] = time.monotonic,
+        sink: TrackerSink | None = None,
     ) -> None:
         self.tracker = tracker
         self.has_begun = False
@@ -63,7 +80,7 @@ class Follower:
         self._every = every
         self._pause = _FIRST_PAUSE
         self._not_before = clock()
-        self._sink = _CurveSink(tracker, Curves(every))
+        self._sink: TrackerSink = _CurveSink(tracker, Curves(every)) if sink is None else sink
         self._durable = Durable(run.events_file, self._sink, _offset_file(run, tracker))
 
     @property

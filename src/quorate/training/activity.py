@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
+from quorate.core.spans import SpanRecorder
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 
 
@@ -12,7 +13,7 @@ class Activity:
 
     `moves` changes whenever the worker comes further inside a phase, which tells a slow one from one that is stuck.
     `write_samples` tells which samples of an epoch the lane reads that the worker is in; `add_step` counts the times of
-    a complete step, with so many lanes, for the worker's pace.
+    a complete step, with so many lanes, for the worker's pace. `spans` is there in a step that is traced.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Activity:
         self.moves = 0
         self.waits_for = ""
         self.seconds: dict[str, float] = {}
+        self.spans: SpanRecorder | None = None
         self._entered = 0.0
 
     def begin_step(self, step: int) -> None:
@@ -42,6 +44,8 @@ class Activity:
         """The worker is in this phase until it leaves it; no phase is inside another."""
         self.phase, self.lane = phase, lane
         self._write_status(self.step, phase, lane)
+        if self.spans is not None:
+            self.spans.enter(phase, lane)
         self._entered = perf_counter()
 
     def leave(self) -> None:
@@ -51,6 +55,8 @@ class Activity:
             seconds += self._stretch(self.phase, seconds)
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + seconds
         self.lane = None
+        if self.spans is not None:
+            self.spans.leave()
 
     @contextmanager
     def during(self, phase: str, lane: int | None = None) -> Iterator[None]:

@@ -33,6 +33,7 @@ from quorate.training.save import VOID, OngoingSave, SaveContext, SavePlan
 from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
 from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
+from quorate.training.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Checkpointer:
         *,
         check_lease: Callable[[], None],
         activity: Activity | None = None,
+        tracer: Tracer | None = None,
         restored: Cursor | None = None,
     ) -> None:
         self._context = context
@@ -74,6 +76,7 @@ class Checkpointer:
         self._environment = environment
         self._check_lease = check_lease
         self._activity = activity or Activity(lambda *_: None)
+        self._tracer = tracer
         self._clock = context.clock
         # Numbers of workers are given again to those who replace them.
         self._identity = secrets.token_hex(8)
@@ -270,7 +273,10 @@ class Checkpointer:
         plan = SavePlan(progress, manifest, held, file, attempt, writers, len(parts), position, worker)
         self._owes = False
         self._last_begun = self._clock()
-        self._latest = OngoingSave(plan, self._context)
+        # It is traced with the step that it follows.
+        tracer = None if self._activity.spans is None else self._tracer
+        spans = None if tracer is None else tracer.begin_save(cursor.step)
+        self._latest = OngoingSave(plan, self._context, spans)
         self._context.start(self._latest.run)
         return self._latest
 

@@ -10,6 +10,7 @@ import torch
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import LossError
+from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
 from quorate.core.user_code import blame_user_code, given, likely_slip
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
@@ -89,7 +90,14 @@ class LaneRunner:
         self._seed = seed
         self._seeds: dict[tuple[int, int], int] = {}
 
-    def run(self, step: int, lane: int, batches: Sequence[tuple[int, Any]], batch_samples: int) -> LaneResult:
+    def run(
+        self,
+        step: int,
+        lane: int,
+        batches: Sequence[tuple[int, Any]],
+        batch_samples: int,
+        spans: SpanRecorder | None = None,
+    ) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
@@ -105,6 +113,7 @@ class LaneRunner:
         losses: list[_Loss] = []
         logged: dict[str, LossSum] = {}
         for number, (samples, content) in enumerate(batches, 1):
+            began = 0.0 if spans is None else spans.clock()
             batch = device.move(content)
             try:
                 with device.autocast():
@@ -112,7 +121,7 @@ class LaneRunner:
             except (Exception, SystemExit) as error:
                 blame_user_code(error, "loss()", Share(samples, batch_samples, replica.spec).hint)
                 raise
-            losses += self._backward(loss, samples, batch_samples, number == len(batches))
+            losses += self._backward(loss, samples, batch_samples, number == len(batches), spans, began)
             if task.__dict__.get(LOG):
                 for name, value in take_log(task, device).items():
                     logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
@@ -138,7 +147,11 @@ class LaneRunner:
             seed = self._seeds[step, lane]
         return seed
 
-    def _backward(self, loss: Any, samples: int, batch_samples: int, is_last: bool) -> list[_Loss]:
+    def _backward(
+        self, loss: Any, samples: int, batch_samples: int, is_last: bool, spans: SpanRecorder | None, began: float
+    ) -> list[_Loss]:
+        if spans is not None:
+            began = spans.pass_on(FORWARD, began)
         by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
         expected = self._replica.optimizers.by_name
         if by_name.keys() != expected.keys() and loss is not None:
@@ -160,6 +173,8 @@ class LaneRunner:
             # A copy if more user code runs in the lane, which may write to its own tensors.
             value = tensor.detach() if is_last else tensor.detach().clone()
             losses.append(_Loss(name, samples, value, count, per_item))
+        if spans is not None:
+            spans.pass_on(BACKWARD, began)
         return losses
 
     def _read(self, losses: Sequence[_Loss]) -> dict[str, LossSum]:

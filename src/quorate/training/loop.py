@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import cast
 
 from quorate.core.generation import Phase
+from quorate.core.spans import PUBLISH
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
@@ -25,6 +26,7 @@ from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
+from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Loop:
     settle_save: Callable[[], None]
     save_begun: Callable[[], None]
     workers: int = 1
+    tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
     _step_ended: float = field(default_factory=perf_counter)
     _is_warm: bool = False
@@ -105,6 +108,8 @@ class Loop:
     def _step(self) -> StepRequest:
         strategy, activity = self.strategy, self.activity
         step = self.progress.cursor.step + 1
+        if self.tracer is not None:
+            activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
@@ -114,6 +119,8 @@ class Loop:
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
         outcome = strategy.advance(step, results, request)
+        spans = activity.spans
+        began = 0.0 if spans is None else spans.clock()
         agreed = outcome.agreed
         if self._is_warm:
             activity.add_step(activity.seconds, len(strategy.hosted))
@@ -133,6 +140,8 @@ class Loop:
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
             raise nothing_to_train_on(barren, agreed.why)
+        if spans is not None:
+            spans.add(PUBLISH, began, spans.root)
         return agreed.request
 
     def _warnings(self, source: Source, found: Agreement | Evaluated) -> tuple[str, ...]:
@@ -169,7 +178,7 @@ class Loop:
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        result = self.lanes.run(step, lane, batches, batch_samples)
+        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans)
         result.read = joined(read)
         result.tally, result.data_s = Tally.of(epoch, result.read), waited
         activity.leave()

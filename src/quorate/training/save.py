@@ -20,6 +20,7 @@ from quorate.checkpoint.tree import decode
 from quorate.core.digests import weights_digest
 from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
+from quorate.core.spans import COMMIT, COPY, DIGEST, WRITE, SpanRecorder
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointFailed, CheckpointSaved
@@ -103,8 +104,9 @@ class OngoingSave:
     Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
     """
 
-    def __init__(self, plan: SavePlan, context: SaveContext) -> None:
+    def __init__(self, plan: SavePlan, context: SaveContext, spans: SpanRecorder | None = None) -> None:
         self.plan = plan
+        self._spans = spans
         self.commits = plan.position == 0
         self.copied = threading.Event()
         self.done = threading.Event()
@@ -124,6 +126,11 @@ class OngoingSave:
         self._is_written = False
         self._began = context.clock()
         self._copied_s = self._written_s = 0.0
+        self._acts: dict[Action, tuple[str, Callable[[], None]]] = {
+            Action.COPY: (COPY, self._copy),
+            Action.WRITE: (WRITE, self._write),
+            Action.COMMIT: (COMMIT, self._commit),
+        }
 
     @property
     def is_sound(self) -> bool:
@@ -146,15 +153,10 @@ class OngoingSave:
         try:
             decision = decide(self._progress())
             self.waits_for = decision.reason or self.waits_for
-            match decision.action:
-                case Action.COPY:
-                    self._copy()
-                case Action.WRITE:
-                    self._write()
-                case Action.COMMIT:
-                    self._commit()
-                case Action.GIVE_UP:
-                    raise _GivenUp(decision.reason)
+            if decision.action is Action.GIVE_UP:
+                raise _GivenUp(decision.reason)
+            if (act := self._acts.get(decision.action)) is not None:
+                self._carry_out(*act)
             if decision.action is not Action.FINISH:
                 return decision.action
         except (_GivenUp, AttemptGone) as reason:
@@ -166,9 +168,18 @@ class OngoingSave:
         # An optimizer may have let go of them meanwhile.
         for tensors in (self.plan.held.compared, self.plan.held.encoded.tensors, self.plan.file.tensors):
             tensors.clear()
+        if self._spans is not None:
+            self._spans.end()
         self.copied.set()
         self.done.set()
         return Action.FINISH
+
+    def _carry_out(self, name: str, act: Callable[[], None]) -> None:
+        if self._spans is not None:
+            self._spans.enter(name, None)
+        act()
+        if self._spans is not None:
+            self._spans.leave()
 
     def _progress(self) -> SaveProgress:
         plan = self.plan
@@ -214,7 +225,10 @@ class OngoingSave:
         held, file = self.plan.held, self.plan.file
         # All of it by everybody, not only what we write: it tells whether the replicas are equal.
         if self._is_shared:
+            began = 0.0 if self._spans is None else self._spans.clock()
             self.digests = digests(held.compared.items(), held.device)
+            if self._spans is not None:
+                self._spans.add(DIGEST, began, self._spans.phase)
         staged = self._context.arena.stage(file)
         if staged is None:
             log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")

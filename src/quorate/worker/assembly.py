@@ -37,6 +37,7 @@ from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
+from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -86,6 +87,7 @@ class Hooks:
     requested: Callable[[], StepRequest] = StepRequest
     save_begun: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
+    tracer: Tracer | None = None
 
 
 def build_samples(task: Task, spec: JobSpec) -> Samples:
@@ -204,6 +206,7 @@ def assemble(
         settle_save=settle_save,
         save_begun=hooks.save_begun,
         workers=len(generation.members),
+        tracer=hooks.tracer,
         mode=mode,
     )
 
@@ -217,6 +220,7 @@ def checkpointer_of(
     check_commit: Callable[[], None],
     flush_events: Callable[[], None] = lambda: None,
     activity: Activity | None = None,
+    tracer: Tracer | None = None,
     generation: Callable[[], GenerationId | None] = lambda: None,
     restored: Cursor | None = None,
 ) -> Checkpointer:
@@ -231,5 +235,6 @@ def checkpointer_of(
         parts.environment,
         check_lease=check_lease,
         activity=activity,
+        tracer=tracer,
         restored=restored,
     )

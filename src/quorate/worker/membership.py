@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quorate.core.clocks import ClockOffset, RemoteClock
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation
@@ -59,6 +60,7 @@ class Membership:
         self._closing = Latch(runtime)
         self._lease = Lease(timing, runtime.now)
         self._outbox = Outbox()
+        self._coordinator_clock = RemoteClock()
         # Of the thread that sends heartbeats, and of whoever has something to tell at once: one is sent at a time.
         self._turn = runtime.condition()
         self._is_sending = False
@@ -91,6 +93,7 @@ class Membership:
             own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
             raise own_kinds[refusal.kind](refusal.message) if refusal.kind in own_kinds else JobEnded(refusal)
         self._lease.renew(sent, reply.lease)
+        self._hear_time(sent, reply)
         return int(reply.incarnation)
 
     def _present_again(self, incarnation: int) -> None:
@@ -151,6 +154,10 @@ class Membership:
     def lease_remaining(self) -> float:
         """Seconds for which this worker may act; not positive when its lease, or the job, is over."""
         return self._lease.remaining()
+
+    def clock_offset(self) -> ClockOffset | None:
+        """How far the coordinator's clock is ahead of this worker's monotonic one; None if it has told no time."""
+        return self._coordinator_clock.offset(self._runtime.now())
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
@@ -323,6 +330,7 @@ class Membership:
                 return False
             self._outbox.answered()
             self._lease.renew(sent, reply.lease)
+            self._hear_time(sent, reply)
             return True
         except LinkError as error:
             log.debug("a heartbeat was not taken: %r", error)
@@ -331,6 +339,10 @@ class Membership:
             with self._turn:
                 self._is_sending = False
                 self._turn.notify_all()
+
+    def _hear_time(self, sent: float, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        if reply.time:
+            self._coordinator_clock.add(sent, reply.time, self._runtime.now(), reply.incarnation)
 
     def _next_heartbeat(self) -> pb.HeartbeatRequest:
         registration, status, batch = self._registered(), self._status(), self._outbox.next_batch()

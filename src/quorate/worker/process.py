@@ -45,6 +45,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
 from quorate.training.task import Task, configure
+from quorate.training.tracer import Tracer
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, checkpointer_of, evaluation_plan
@@ -94,6 +95,12 @@ class Worker:
         self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
         self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, stretch)
+        trace = None if self._spec.track is None else self._spec.track.trace
+        self._tracer = (
+            None
+            if trace is None
+            else Tracer(trace.every, assignment.slot, self._membership.publish, self._membership.clock_offset)
+        )
 
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
@@ -219,6 +226,7 @@ class Worker:
                 check_commit=membership.check_commit,
                 flush_events=membership.flush,
                 activity=self._activity,
+                tracer=self._tracer,
                 generation=lambda: membership.view.generation_id,
                 restored=None if assignment.checkpoint is None else progress.cursor,
             )
@@ -234,6 +242,7 @@ class Worker:
                 assignment,
                 self._timing,
                 self._checkpointer,
+                self._tracer,
             )
             WorkerSession(assignment.slot, trainer, membership, self._backlog, self._write_status).complete()
 

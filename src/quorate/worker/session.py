@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation
+from quorate.core.spans import BUILD
 from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
@@ -20,6 +21,7 @@ from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
+from quorate.training.tracer import Tracer
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Hooks, SessionParts, assemble
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
@@ -168,6 +170,7 @@ class LoopTrainer:
     assignment: Assignment
     timing: Timing
     checkpointer: Checkpointer
+    tracer: Tracer | None = None
     is_saved: bool = False
     # When it began to train, and the samples of what it held then: what it has copied is not its own work.
     _began: tuple[float, int] | None = None
@@ -181,6 +184,8 @@ class LoopTrainer:
         if self.hook is not None:
             self.hook.on_generation({member.worker for member in generation.members}, self._is_called)
         self.write_status(generation.cursor.step, JOIN, None)
+        if self.tracer is not None:
+            self.tracer.join(generation)
         over = time.monotonic() + self.timing.connect
 
         def remaining() -> float:
@@ -197,6 +202,8 @@ class LoopTrainer:
     def align(self, generation: Generation, links: StrategyLinks) -> None:
         if not generation.behind:
             return
+        if self.tracer is not None:
+            self.tracer.enter(COPY)
         self.write_status(generation.cursor.step, COPY, None)
         began, worker = time.perf_counter(), self.assignment.slot
         self.progress, size = align(
@@ -210,6 +217,8 @@ class LoopTrainer:
     def train(self, generation: Generation, links: StrategyLinks) -> str | None:
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.
         self.activity.begin_step(self.progress.cursor.step)
+        if self.tracer is not None:
+            self.tracer.enter(BUILD)
         track = self.parts.spec.track
         if track is not None and track.is_on and self.assignment.mode.is_training:
             self.membership.publish(links.connection.measure())
@@ -220,6 +229,7 @@ class LoopTrainer:
             requested=self._requested,
             save_begun=self.membership.view.save_begun,
             keep=self.backlog.keep,
+            tracer=self.tracer,
         )
         loop = assemble(
             self.parts,
@@ -237,6 +247,9 @@ class LoopTrainer:
             return loop.run()
         finally:
             self.progress, self.is_saved = loop.progress, loop.is_saved
+            if self.tracer is not None:
+                self.activity.spans = None
+                self.tracer.end(self.progress.cursor.step)
 
     def result(self, ending: str) -> tuple[str, dict[str, Any]]:
         assert self._began is not None, "whoever is done has trained"

@@ -102,16 +102,18 @@ class Position(_message.Message):
     def __init__(self, generation: _Optional[_Union[Generation, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., has_left: _Optional[bool] = ..., has_trained: _Optional[bool] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("worker", "lease", "refusal", "incarnation")
+    __slots__ = ("worker", "lease", "refusal", "incarnation", "time")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     worker: int
     lease: float
     refusal: str
     incarnation: int
-    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    time: float
+    def __init__(self, worker: _Optional[int] = ..., lease: _Optional[float] = ..., refusal: _Optional[str] = ..., incarnation: _Optional[int] = ..., time: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "generation", "sequence", "step", "phase", "events", "pid", "leaving", "pace", "moves", "waits_for")
@@ -154,14 +156,16 @@ class Pace(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., lanes: _Optional[int] = ..., data_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("lease", "unknown", "incarnation")
+    __slots__ = ("lease", "unknown", "incarnation", "time")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     lease: float
     unknown: bool
     incarnation: int
-    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    time: float
+    def __init__(self, lease: _Optional[float] = ..., unknown: _Optional[bool] = ..., incarnation: _Optional[int] = ..., time: _Optional[float] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("worker",)

@@ -1,0 +1,114 @@
+"""Traces for a collector that speaks OTLP, such as Jaeger's or Grafana's: each span once, with our ids and times."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, TraceFlags
+
+from quorate.observe.event import Event
+from quorate.observe.events import StepTraced
+from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.curves import Point, Series
+
+TIMEOUT = 5.0
+"""Seconds that the collector has for a batch, until it counts as away."""
+BATCH = 2000
+"""Spans in one call, some hundred bytes each: a collector takes 4 MiB."""
+
+
+class OtlpTracker:
+    """A collector, as a tracker of the run. It is brought spans by its sink, and no points."""
+
+    key = "otlp"
+
+    def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
+        self.name = f"OTLP at {url}"
+        self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
+        self.sink = SpanSink(run, self.export)
+
+    def begin(self) -> bool:
+        """Raises where nobody answers. What was exported before is not exported again."""
+        self.export([])
+        return True
+
+    def log(self, points: Sequence[Point]) -> None:
+        """It keeps no curves."""
+
+    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """It is told of no end; what was exported is there."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> None:
+        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise ConnectionError("the collector does not take spans")
+
+
+class SpanSink:
+    """Makes spans of what events tell of traces, and exports them in batches."""
+
+    def __init__(self, run: RunFolder, export: Callable[[Sequence[ReadableSpan]], None]) -> None:
+        self.sent = 0
+        self.last_step = 0
+        self.series = Series()
+        self._run = run.name
+        self._identity = run_identity(run)
+        self._export = export
+        self._recoveries = RecoveryTracer(self._identity)
+        self._scope = InstrumentationScope("quorate")
+        self._resources: dict[int, Resource] = {}
+        self._spans: list[TracedSpan] = []
+        self._newest = 0
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """A recovery may have begun before the place from which it goes on."""
+        for event in events:
+            self._made(event)
+        self.last_step = self._newest
+
+    def handle(self, event: Event) -> None:
+        self._spans += self._made(event)
+
+    def flush(self) -> None:
+        while self._spans:
+            batch = self._spans[:BATCH]
+            self._export([self._readable(span) for span in batch])
+            del self._spans[:BATCH]
+            self.sent += len(batch)
+        self.last_step = self._newest
+
+    def close(self) -> None: ...
+
+    def _made(self, event: Event) -> list[TracedSpan]:
+        spans = self._recoveries.handle(event)
+        if isinstance(event, StepTraced) and event.spans:
+            self._newest = max(self._newest, event.step or 0)
+            spans += spans_of(self._identity, event)
+        return spans
+
+    def _readable(self, span: TracedSpan) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name,
+            context=_context(span.trace_id, span.span_id),
+            parent=None if span.parent_id is None else _context(span.trace_id, span.parent_id),
+            resource=self._resource(span.worker),
+            attributes=dict(span.attributes),
+            links=() if span.cause is None else (Link(_context(span.trace_id, span.cause)),),
+            start_time=int(span.start * 1e9),
+            end_time=int(span.end * 1e9),
+            instrumentation_scope=self._scope,
+        )
+
+    def _resource(self, worker: int) -> Resource:
+        if worker not in self._resources:
+            process = "coordinator" if worker == COORDINATOR else f"worker {worker}"
+            about = {"service.name": "quorate", "service.instance.id": process, "quorate.run": self._run}
+            self._resources[worker] = Resource(about)
+        return self._resources[worker]
+
+
+def _context(trace: str, span: str) -> SpanContext:
+    return SpanContext(int(trace, 16), int(span, 16), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
