@@ -23,6 +23,9 @@ class Observers:
             sink.close()
 
 
-def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:  # noqa: ARG001
+def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
-    yield from ()
+    if spec.notify is not None:
+        from quorate.tracking.notify import Notifier
+
+        yield Notifier(run, spec.name, spec.notify)

@@ -11,7 +11,8 @@ import typer
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
 from quorate.cli.history import diff, runs, show
-from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
+from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
+from quorate.cli.logs import logs
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
@@ -82,7 +83,21 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-VERBS: list[Callable[..., None]] = [init, train, resume, evaluate, runs, show, diff, resize, checkpoint, chaos, doctor]
+VERBS: list[Callable[..., None]] = [
+    init,
+    train,
+    resume,
+    evaluate,
+    runs,
+    show,
+    diff,
+    logs,
+    resize,
+    checkpoint,
+    stop,
+    chaos,
+    doctor,
+]
 for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")

@@ -124,8 +124,7 @@ def advise(
     """What to type next; `reference` names the run on a command line. None where nothing is known to help."""
     resume = f"quorate resume {reference}"
     if record.status is Status.RUNNING:
-        pid = None if record.launcher is None else record.launcher.pid
-        return None if pid is None else Advice(f"kill -INT {pid}", "stops it cleanly and leaves a checkpoint")
+        return Advice(f"quorate stop {reference}", "stops it cleanly and leaves a checkpoint")
     if record.status is Status.DAMAGED:
         return None
     if record.status is Status.COMPLETE:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
+from quorate.core.masking import mask_all
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
@@ -152,12 +153,13 @@ class RunFolder:
         with _explaining(f"cannot remove {self.address_file}"):
             self.address_file.unlink(missing_ok=True)
 
-    def write_job(self, text: str) -> None:
+    def write_job(self, text: str, *, is_private: bool = False) -> None:
+        """Write down the job; for its owner only, if there is something secret in it."""
         with _explaining(f"cannot write {self.job_file}"):
-            write_atomically(self.job_file, text)
+            write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        self._write(self.result_file, result)
+        self._write(self.result_file, mask_all(result))
 
     def read_result(self) -> dict[str, Any] | None:
         """How the run ended, if it did. What was not finite is None."""
