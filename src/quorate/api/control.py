@@ -104,8 +104,8 @@ def _signal(run: RunFolder, now: bool) -> bool:
 def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) -> JobError:
     number = f" {launcher.pid}" if launcher.pid is not None else ""
     more = (
-        f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it go on, `kill -KILL{number}` "
-        "ends it with every process of the job; the checkpoints so far are kept."
+        f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it go on, "
+        f"`kill -KILL{number}` ends it with every process of the job; the checkpoints so far are kept."
         if now
         else "It still completes a step, or saves: `quorate show` tells which. Wait longer with --timeout, "
         f"or end it without a save: quorate stop {run.name} --now"

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -73,12 +72,6 @@ class RecordHandler(logging.Handler):
 def encoded(fields: Mapping[str, Any]) -> str:
     """A record as a line of JSON, without the line's end. What is no text is written as one."""
     return json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
-
-
-def printed(line: str, source: str, fields: Mapping[str, Any], now: float | None = None) -> dict[str, Any]:
-    """The record of a line that a process has printed, which is masked already."""
-    moment = round(time.time() if now is None else now, 6)
-    return {"time": moment, "level": "info", "message": line, **fields, "source": source}
 
 
 def log_by_stderr(place: Place, level: str) -> None:

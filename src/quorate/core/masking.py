@@ -27,19 +27,22 @@ _NO_SECRET = frozenset({"file", "path", "dir", "folder", "name", "sock", "socket
 
 @dataclass(frozen=True)
 class _Look:
-    """Secrets that are known by how they look: one of the hints, in small letters, is in every text that has one."""
+    """Secrets that are known by how they look. Every text that has one has what it `needs` and one of the hints, in small
+    letters."""
 
     hints: tuple[str, ...]
     pattern: re.Pattern[str]
     masked: str = MASK
+    needs: str = ""
 
 
 # Every repetition has a limit: no text, however long and strange, takes more than a multiple of its length.
 _LOOKS = (
     _Look(
         ("://",),
-        re.compile(r"(://)[^\s/@:\"'<>]{0,256}:(?!\d{1,5}(?:[/?#\s]|$))[^\s\"'<>]{1,1024}@"),
+        re.compile(r"(://)[^\s/@:\"'<>\[]{0,256}:(?!\d{1,5}(?:[/?#\s]|$))[^\s\"'<>]{1,256}@"),
         rf"\1{MASK}@",
+        needs="@",
     ),
     _Look(
         ("token", "secret", "passw", "sig", "key", "credential"),
@@ -106,7 +109,7 @@ class Secrets:
                 text = text.replace(secret, MASK)
         small = text.lower()
         for look in _LOOKS:
-            if any(hint in small for hint in look.hints):
+            if look.needs in small and any(hint in small for hint in look.hints):
                 text = look.pattern.sub(look.masked, text)
         return text
 
@@ -207,7 +210,8 @@ class LineMasker:
         """The lines that are complete now."""
         whole, self._rest = _last_line_end(self._rest + data)
         lines = _lines(self._mask(whole.decode(errors="backslashreplace"))) if whole else []
-        lines = [piece for line in lines for piece in self._pieces(line)]
+        if len(whole) > self._limit:
+            lines = [piece for line in lines for piece in self._pieces(line)]
         while len(self._rest) > self._limit:
             lines.append(self._cut())
         return lines
@@ -226,17 +230,17 @@ class LineMasker:
 
     def _cut(self) -> str:
         """The beginning of a line that is too long, up to where no secret is cut in two."""
-        rest, at = self._rest, len(self._rest) - self._reserve
+        rest, at = self._rest[: self._limit], self._limit - self._reserve
         masked = self._mask(_decoded(rest))
         while at > 0:
             while at > 0 and rest[at] & 0xC0 == 0x80:  # in the middle of a character
                 at -= 1
             before = self._mask(_decoded(rest[:at]))
             if at and before + self._mask(_decoded(rest[at:])) == masked:
-                self._rest = rest[at:]
+                self._rest = self._rest[at:]
                 return before
             at -= max(1, self._reserve // 8)
-        self._rest = rest[-self._reserve :]
+        self._rest = self._rest[self._limit - self._reserve :]
         return MASK
 
 
@@ -272,5 +276,7 @@ def _last_line_end(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _lines(text: str) -> list[str]:
-    lines = re.split(r"\r\n|\n|\r", text)
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.split("\n")
     return lines[:-1] if not lines[-1] else lines

@@ -24,16 +24,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quorate.core.log_records import RECORD, STDERR, STDOUT, encoded, printed
+import orjson
+
+from quorate.core.log_records import RECORD, STDERR, STDOUT, encoded
 from quorate.core.masking import LineMasker, known_secrets, register_secrets
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.status import read_status, status_file
 
 PIPE_SIZE = 2**20
-BUDGET = 32 * 2**20
-"""Bytes of one stream that are kept in a second. Of one that prints more only the last are: rotation would throw the
-rest away anyway, and whoever prints without end does not have to wait for the pump."""
+RATE, BURST = 8 * 2**20, 32 * 2**20
+"""Bytes of one stream that are kept: in a second, and at once. Of one that prints more only the last are: rotation would
+throw the rest away anyway, and whoever prints without end does not have to wait for the pump."""
 TAIL = 2**16
 LONGEST_LINE = 2**20
 GRACE = 1.0
@@ -88,7 +90,7 @@ class OutputPipes:
 
 
 class OutputPump:
-    """The pump's process, as the launcher holds it. `control` is for whoever starts processes, to `send` their pipes."""
+    """The pump's process, as the launcher holds it. By `control` whoever starts a process sends its pipes."""
 
     def __init__(self, run: RunFolder) -> None:
         self._appointment = {"run": str(run.path), "secrets": known_secrets()}
@@ -129,21 +131,21 @@ class OutputPump:
 
 @dataclass
 class _Stream:
-    """One pipe: what has come of a line, and how much in this second."""
+    """One pipe: what has come of a line, and how many bytes may come before some are left out."""
 
     descriptor: int
     source: str
     speaker: "_Speaking"
     masker: LineMasker = field(default_factory=lambda: LineMasker(limit=LONGEST_LINE))
     second: float = 0.0
-    taken: int = 0
+    allowed: int = BURST
     skipped: int = 0
     tail: bytes = b""
 
     def take(self, data: bytes, now: float) -> None:
         self.catch_up(now)
-        self.taken += len(data)
-        if self.taken <= BUDGET:
+        if not self.skipped and len(data) <= self.allowed:
+            self.allowed -= len(data)
             self.speaker.write(self.masker.feed(data), self.source)
             return
         # The rest of a line, or half a secret, is of no use to anybody.
@@ -155,13 +157,13 @@ class _Stream:
         """Once the second is over, say what was left out, and write the last of it."""
         if not at_end and now - self.second < 1.0:
             return
-        self.second, self.taken = now, 0
+        self.allowed = min(BURST, self.allowed + int(RATE * min(now - self.second, BURST / RATE)))
+        self.second = now
         if self.skipped:
             last = self.tail.partition(b"\n")[2]
             left_out = self.skipped - len(last)
             self.skipped, self.tail = 0, b""
-            note = f"{left_out:,} bytes were left out here: more than {BUDGET:,} were printed in a second"
-            self.speaker.write([note], self.source, level="warning")
+            self.speaker.note(f"{left_out:,} bytes were left out here: more than {RATE:,} a second were printed")
             self.speaker.write(self.masker.feed(last), self.source)
 
     def finish(self, now: float) -> None:
@@ -181,20 +183,28 @@ class _Speaking:
         self._status_file = None if slot is None else status_file(run, slot)
         self._generation: str | None = None
 
-    def write(self, lines: Sequence[str], source: str, level: str = "info") -> None:
+    def write(self, lines: Sequence[str], source: str) -> None:
         if not lines:
             return
-        now, fields = time.time(), self._fields | self._moving()
-        self._log.append(*(self._record(line, source, fields, now, level) for line in lines))
+        # There may be hundreds of thousands a second, which differ in their message alone.
+        head = f'{{"time": {time.time():.6f}, "level": "info", "message": '
+        tail = encoded(self._fields | self._moving() | {"source": source})[1:]
+        self._log.append(*(self._logged(line) or f"{head}{orjson.dumps(line).decode()}, {tail}" for line in lines))
 
-    def _record(self, line: str, source: str, fields: dict[str, Any], now: float, level: str) -> str:
+    def note(self, message: str) -> None:
+        """Log something about what it prints."""
+        moment = round(time.time(), 6)
+        self._log.append(encoded({"time": moment, "level": "warning", "message": message, **self._fields}))
+
+    def _logged(self, line: str) -> str | None:
+        """The record that a line is, if it was logged and not printed."""
         if line.startswith(RECORD):
             with contextlib.suppress(ValueError):
                 record = json.loads(line.removeprefix(RECORD))
                 if isinstance(record, dict):
                     self._generation = record.get("generation", self._generation)
                     return line.removeprefix(RECORD)
-        return encoded(printed(line, source, fields, now) | {"level": level})
+        return None
 
     def _moving(self) -> dict[str, Any]:
         moving: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """A log of a run's folder: lines of JSON, in a file that is followed by another when it is full."""
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -83,7 +84,7 @@ def rotate(path: Path, kept: int) -> None:
     """Make room for a new file: each becomes one older, and the oldest is removed."""
     older = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, kept))]
     older[-1].unlink(missing_ok=True)
-    for newer, name in reversed(list(zip(older, older[1:], strict=False))):
+    for newer, name in reversed(list(itertools.pairwise(older))):
         with contextlib.suppress(FileNotFoundError):
             newer.replace(name)
 

@@ -249,14 +249,13 @@ class Supervisor:
                 coordinator.note_step()
                 workers.note_step()
             self._end_if_ordered()
-            if self._stop_told is not None and not self._has_formed:
-                return self._ended_early(client)
-            if self._signals.reason and not asked:
+            stop = self._stop_told or self._signals.reason
+            if stop and not asked:
                 with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
-                    client.stop(self._signals.reason)
+                    client.stop(stop)
                     asked = True
-                if not self._has_formed:  # nothing is trained yet that would have to be saved
-                    return Outcome(None, {"ending": self._signals.reason})
+            if stop and not self._has_formed:  # nothing is trained yet that would have to be saved
+                return Outcome(None, {"ending": stop})
         # They have been told of the end; whoever does not leave in time is killed with the engine.
         is_complete = watch.outcome.failure is None and watch.outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)

@@ -135,7 +135,7 @@ def pauses() -> Iterator[float]:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-class GiveUp(Exception):
+class GiveUp(Exception):  # noqa: N818 (a verdict, not a mistake)
     """To try again is of no use."""
 
 
