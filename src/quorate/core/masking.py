@@ -27,8 +27,8 @@ _NO_SECRET = frozenset({"file", "path", "dir", "folder", "name", "sock", "socket
 
 @dataclass(frozen=True)
 class _Look:
-    """Secrets that are known by how they look. Every text that has one has what it `needs` and one of the hints, in small
-    letters."""
+    """Secrets that are known by how they look. Every text with such a secret has in it what this `needs` and one of the
+    hints, in small letters."""
 
     hints: tuple[str, ...]
     pattern: re.Pattern[str]

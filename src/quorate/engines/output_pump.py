@@ -34,8 +34,8 @@ from quorate.worker.status import read_status, status_file
 
 PIPE_SIZE = 2**20
 RATE, BURST = 8 * 2**20, 32 * 2**20
-"""Bytes of one stream that are kept: in a second, and at once. Of one that prints more only the last are: rotation would
-throw the rest away anyway, and whoever prints without end does not have to wait for the pump."""
+"""Bytes of one stream that are kept: in a second, and at once. Of one that prints more only the last are: rotation
+would throw the rest away anyway, and whoever prints without end does not have to wait for the pump."""
 TAIL = 2**16
 LONGEST_LINE = 2**20
 GRACE = 1.0

@@ -85,9 +85,11 @@ class RunLogs:
         self._logs: dict[Path, _Log] = {}
 
     def new(self) -> Iterator[LogRecord]:
-        for pattern in ("*.jsonl", "*.log"):
-            for path in self._run.logs.glob(pattern):
-                self._logs.setdefault(path, _Log(path))
+        for path in self._run.logs.glob("*"):
+            # The one that is written may not be there: it was full, and the next begins with the next line.
+            if (name := re.fullmatch(r"(.+\.(?:jsonl|log))(?:\.\d+)?", path.name)) is not None:
+                log = path.with_name(name[1])
+                self._logs.setdefault(log, _Log(log))
         # What was asked for later cannot go before what was shown already: each call is merged by itself.
         yield from heapq.merge(*(log.new() for log in self._logs.values()), key=lambda record: record.order)
 
@@ -109,6 +111,7 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode: int | None = None
+        self._beginning = b""
         self._offset = 0
         self._order = 0.0
         self._is_text = path.suffix == ".log"
@@ -120,12 +123,16 @@ class _Log:
     def new(self) -> Iterator[LogRecord]:
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(file) for file in self._open_all()]
-            inodes = [os.fstat(file.fileno()).st_ino for file in files]
-            first = inodes.index(self._inode) if self._inode in inodes else 0
-            for file, inode in list(zip(files, inodes, strict=True))[first:]:
-                if inode != self._inode:
-                    self._inode, self._offset = inode, 0
-                yield from self._read(file, is_last=inode == inodes[-1])
+            known = next((at for at, file in enumerate(files) if self._is_known(file)), None)
+            for at, file in list(enumerate(files))[known or 0 :]:
+                if at != known:
+                    self._inode, self._beginning, self._offset = os.fstat(file.fileno()).st_ino, b"", 0
+                yield from self._read(file, is_last=at == len(files) - 1)
+                self._beginning = _beginning(file)[: self._offset]
+
+    def _is_known(self, file: io.BufferedReader) -> bool:
+        """Whether this is the file that was read last: a new one may have the number of one that was removed."""
+        return os.fstat(file.fileno()).st_ino == self._inode and _beginning(file).startswith(self._beginning)
 
     def _open_all(self) -> list[io.BufferedReader]:
         """All its files, the oldest first. Again if they were renamed meanwhile: one might have been missed."""
@@ -179,6 +186,10 @@ def _of_json(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
+
+
+def _beginning(file: io.BufferedReader) -> bytes:
+    return os.pread(file.fileno(), 64, 0)
 
 
 def _is_at(file: io.BufferedReader, path: Path) -> bool:
