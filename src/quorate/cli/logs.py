@@ -65,15 +65,15 @@ def logs(
     if as_json:
         _print_records(folder.name, fitting)
     else:
-        _print_lines(fitting)
+        _print_lines(fitting, at_once=follow)
 
 
-def _print_lines(records: Iterable[LogRecord]) -> None:
+def _print_lines(records: Iterable[LogRecord], *, at_once: bool) -> None:
     colour = os.environ.get("FORCE_COLOR", "") not in ("", "0") or (
         sys.stdout.isatty() and "NO_COLOR" not in os.environ
     )
     for record in records:
-        print(line_of(record, colour=colour), flush=sys.stdout.isatty())
+        print(line_of(record, colour=colour), flush=at_once)
 
 
 def line_of(record: LogRecord, *, colour: bool) -> str:

@@ -179,6 +179,8 @@ def is_secret(name: str, value: str) -> bool:
 def shown_value(key: str, value: Any) -> Any:
     """A value of a job as it is shown: masked as a whole where its key is named like a secret's."""
     last = key.rpartition(".")[2]
+    if last == "webhook" and isinstance(value, str):
+        return shown_webhook(value)
     if isinstance(value, str | int) and not isinstance(value, bool) and is_secret(last, str(value)):
         return MASK
     return mask_all(value)
@@ -190,6 +192,12 @@ def url_secrets(url: str) -> Iterator[str]:
     host, _, path = address.partition("/")
     credentials = host.rpartition("@")[0]
     yield from (part for part in (credentials, credentials.partition(":")[2], path) if len(part) >= LEAST)
+
+
+def shown_webhook(url: str) -> str:
+    """Where a message goes, without what gives the right to send one there."""
+    protocol, _, address = url.partition("://")
+    return f"{protocol}://{address.partition('/')[0].rpartition('@')[2].partition('?')[0]}/{MASK}"
 
 
 class LineMasker:

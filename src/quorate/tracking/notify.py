@@ -21,7 +21,7 @@ from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.log_records import Place, RecordHandler
-from quorate.core.masking import mask_all, register_secrets, url_secrets
+from quorate.core.masking import mask_all, register_secrets, shown_webhook, url_secrets
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunFailed, RunFinished, StepCompleted, WorkerLost
 from quorate.observe.notices import EARLY_STOP
@@ -189,12 +189,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took longer than {error.timeout:g} s"
     return str(getattr(error, "reason", "") or error) or type(error).__name__
-
-
-def shown_webhook(url: str) -> str:
-    """Where a message goes, without what gives the right to send one there."""
-    protocol, _, address = url.partition("://")
-    return f"{protocol}://{address.partition('/')[0].rpartition('@')[2].partition('?')[0]}/…"
 
 
 def main() -> None:
