@@ -85,9 +85,9 @@ def test_half_a_line_is_read_when_it_is_whole(run: RunFolder) -> None:
 def test_following_ends_with_the_job_and_has_what_came_last(run: RunFolder) -> None:
     log, logs = LogFile(run.logs / "worker-0.jsonl"), RunLogs(run)
     log.append(record(0, "before"))
-    script = iter([lambda: log.append(record(1, "while")), lambda: log.append(record(2, "last words")), lambda: None])
+    written = iter([[record(1, "while")], [record(2, "last words")], []])
     running = iter([True, True, False, False, False])
-    followed = logs.follow(lambda: next(running), wait=lambda _: next(script)())
+    followed = logs.follow(lambda: next(running), wait=lambda _: log.append(*next(written)))
     assert [found.message for found in followed] == ["before", "while", "last words"]
 
 

@@ -70,7 +70,8 @@ def test_it_is_tried_less_and_less_often_and_not_for_ever() -> None:
 
 
 def test_delivery_goes_on_until_it_succeeds() -> None:
-    attempts, waited = [OSError("no"), subprocess.TimeoutExpired("x", 1), None], []
+    attempts: list[Exception | None] = [OSError("no"), subprocess.TimeoutExpired("x", 1), None]
+    waited: list[float] = []
 
     def attempt() -> None:
         if (error := attempts.pop(0)) is not None:

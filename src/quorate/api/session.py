@@ -44,7 +44,7 @@ from quorate.core.errors import CheckpointError, JobError, QuorateError, Request
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.log_records import Place, RecordHandler, also_logging
 from quorate.core.machine import usable_cores
-from quorate.core.masking import register_secrets, secrets_in
+from quorate.core.masking import mask_all, register_secrets, secrets_in
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
@@ -197,7 +197,8 @@ def _train_in_new_run(
 
 def _is_private(spec: JobSpec) -> bool:
     """Whether the job itself has a secret in it, which a resume needs: so it is kept, for its owner only."""
-    return any(secrets_in(spec.params)) or bool(spec.notify is not None and spec.notify.webhook)
+    values = spec.model_dump(mode="json")
+    return any(job_secrets(spec)) or any(secrets_in(values)) or mask_all(values) != values
 
 
 def _refuse_without_key(spec: JobSpec) -> None:

@@ -89,6 +89,9 @@ _LOOKS = (
 )
 
 
+_HINTS = tuple((hint, number) for number, look in enumerate(_LOOKS) for hint in look.hints)
+
+
 class Secrets:
     """Secrets that are known, and the masking of texts."""
 
@@ -108,8 +111,9 @@ class Secrets:
             if secret in text:
                 text = text.replace(secret, MASK)
         small = text.lower()
-        for look in _LOOKS:
-            if look.needs in small and any(hint in small for hint in look.hints):
+        for number in sorted({number for hint, number in _HINTS if hint in small}):
+            look = _LOOKS[number]
+            if look.needs in small:
                 text = look.pattern.sub(look.masked, text)
         return text
 
