@@ -27,7 +27,7 @@ from quorate.coordinator.service import CoordinatorService, open_server
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
-from quorate.core.log_records import Place, RecordHandler
+from quorate.core.log_records import Place, RecordHandler, current_place
 from quorate.core.masking import register_secrets
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
@@ -118,6 +118,8 @@ async def _serve(appointment: Appointment) -> None:
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
+        if (place := current_place()) is not None:
+            place.moving = lambda: {"generation": service.generation}
         server, address = open_server(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(address, appointment.token)
