@@ -10,9 +10,8 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.history import diff, runs, show
+from quorate.cli.history import diff, logs, runs, show
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
-from quorate.cli.logs import logs
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError

@@ -112,7 +112,7 @@ class RunFolder:
                     stack.enter_context(hold(self.lock_file))
             except FolderInUse as in_use:
                 raise RunError(
-                    f"run {self.name} is in use by {in_use}; wait for it to end, or stop it with Ctrl-C or SIGTERM"
+                    f"run {self.name} is in use by {in_use}; wait for it to end, or: quorate stop {self.name}"
                 ) from None
             yield
 
