@@ -91,6 +91,21 @@ def test_however_it_is_cut_into_writes_no_secret_comes_through(
     assert "".join(lines) == Secrets([secret]).mask(data.decode()).replace("\r", "").replace("\n", "")
 
 
+@given(st.lists(st.integers(1, 30), min_size=1))
+def test_a_private_key_that_comes_line_by_line_is_masked(sizes: list[int]) -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\ndefghi\n-----END RSA PRIVATE KEY-----"
+    masker = LineMasker(Secrets().mask)
+    data = f"before\n{key}\nafter\n".encode()
+    lines = [line for piece in cut(data, sizes) for line in masker.feed(piece)] + masker.finish()
+    assert lines == ["before", MASK, "after"]
+
+
+def test_a_private_key_without_an_end_does_not_hold_back_what_follows() -> None:
+    masker = LineMasker(Secrets().mask)
+    masker.feed(b"-----BEGIN PRIVATE KEY-----\n")
+    assert len([line for _ in range(1000) for line in masker.feed(b"a line that has nothing to do with it\n")]) > 900
+
+
 @given(
     st.lists(st.sampled_from(["secret-number-one", "x", "€", "https://u:", "@h", " "]), max_size=300),
     st.lists(st.integers(1, 60), min_size=1),

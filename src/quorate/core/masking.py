@@ -89,6 +89,9 @@ _LOOKS = (
 )
 
 
+_LONGEST_KEY = 2**14
+_OPEN_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?![\s\S]*-----END )[\s\S]*")
+
 _HINTS = tuple((hint, number) for number, look in enumerate(_LOOKS) for hint in look.hints)
 
 
@@ -220,7 +223,7 @@ class LineMasker:
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that are complete now."""
-        whole, self._rest = _last_line_end(self._rest + data)
+        whole, self._rest = _complete(self._rest + data)
         lines = _lines(self._mask(whole.decode(errors="backslashreplace"))) if whole else []
         if len(whole) > self._limit:
             lines = [piece for line in lines for piece in self._pieces(line)]
@@ -281,10 +284,14 @@ def _decoded(data: bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-def _last_line_end(data: bytes) -> tuple[bytes, bytes]:
-    """What is complete, and the rest. A carriage return at the very end may be half of a line's end."""
-    at = max(data.rfind(b"\n"), data.rfind(b"\r", 0, max(0, len(data) - 1)))
-    return data[: at + 1], data[at + 1 :]
+def _complete(data: bytes) -> tuple[bytes, bytes]:
+    """The lines that are complete, and the rest. A carriage return at the very end may be half of a line's end, and a
+    private key is complete with its last line."""
+    at = max(data.rfind(b"\n"), data.rfind(b"\r", 0, max(0, len(data) - 1))) + 1
+    key = data.rfind(b"-----BEGIN ", 0, at)
+    if key >= 0 and len(data) - key < _LONGEST_KEY and _OPEN_KEY.fullmatch(data, key, at):
+        at = key
+    return data[:at], data[at:]
 
 
 def _lines(text: str) -> list[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
-from quorate.core.masking import mask_all
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
@@ -159,6 +158,9 @@ class RunFolder:
             write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
 
     def write_result(self, result: dict[str, Any]) -> None:
+        # Only now: every command imports this module, and few write a result.
+        from quorate.core.masking import mask_all
+
         self._write(self.result_file, mask_all(result))
 
     def read_result(self) -> dict[str, Any] | None:
